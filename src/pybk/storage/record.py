@@ -1,0 +1,208 @@
+"""Records and runs: the frame that entries wear in every tier.
+
+This file knows the bytes of a record and of a run, and nothing of files. See ``docs/format.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from pybk.errors import CorruptError, UnsupportedFormatError
+
+RECORD_HEADER_BYTES: Final = 64
+RECORD_FORMAT: Final = 1
+RECORD_BODY_BYTES_MAX: Final = (1 << 32) - 1
+
+_MAGIC: Final = 0x4B52
+_HEADER: Final = struct.Struct("<HBBB3xqqQIIIIQ")
+_CHECKSUM: Final = struct.Struct("<Q")
+
+RUN_DTYPE: Final = np.dtype(
+    [
+        ("first", "<i8"),
+        ("count", "<u4"),
+        ("stride", "<u4"),
+        ("offset", "<u4"),
+        ("file", "<u4"),
+        ("body", "<u4"),
+        ("flags", "<u4"),
+    ]
+)
+"""A run as it lies in index pages and cold-segment footers: one record of entries and where it is."""
+
+RUN_COMPRESSED: Final = 1
+RUN_BYTES: Final = RUN_DTYPE.itemsize
+
+Runs = npt.NDArray[np.void]
+
+
+class RecordKind(IntEnum):
+    """What a record says."""
+
+    ENTRIES = 1
+    LEDGER = 2
+    DELETE = 3
+    FORCE = 4
+    MARK = 5
+
+
+class Codec(IntEnum):
+    """How a record's body is stored."""
+
+    PLAIN = 0
+    ZSTD = 1
+
+
+class RecordHeader(NamedTuple):
+    """The decoded first 64 bytes of a record; sizes in bytes."""
+
+    kind: int
+    codec: int
+    ledger_id: int
+    first_entry_id: int
+    lsn: int
+    entry_count: int
+    stride: int
+    body_bytes: int
+    raw_bytes: int
+    body_checksum: int
+
+
+def encode_header(
+    kind: int,
+    ledger_id: int,
+    first_entry_id: int,
+    body_bytes: int,
+    body_checksum: int,
+    *,
+    lsn: int = 0,
+    entry_count: int = 0,
+    stride: int = 1,
+    codec: int = Codec.PLAIN,
+    raw_bytes: int | None = None,
+) -> bytes:
+    """Return the 64 header bytes of a record whose stored body has this size and checksum."""
+    head = _HEADER.pack(
+        _MAGIC,
+        RECORD_FORMAT,
+        kind,
+        codec,
+        ledger_id,
+        first_entry_id,
+        lsn,
+        entry_count,
+        stride,
+        body_bytes,
+        body_bytes if raw_bytes is None else raw_bytes,
+        body_checksum,
+    )
+    return head + _CHECKSUM.pack(xxh3_64_intdigest(head))
+
+
+def encode_control(kind: int, ledger_id: int, number: int, body: bytes = b"", *, lsn: int = 0) -> bytes:
+    """Return a whole control record; ``number`` is the field that its kind gives a meaning to."""
+    return encode_header(kind, ledger_id, number, len(body), xxh3_64_intdigest(body), lsn=lsn) + body
+
+
+def decode_header(buffer: memoryview, offset: int, *, where: str) -> RecordHeader:
+    """Decode and check a record header.
+
+    Raises:
+        CorruptError: The 64 bytes are not a record header, or the body would end beyond ``buffer``.
+        UnsupportedFormatError: The header is sound but of a newer format.
+    """
+    end = offset + RECORD_HEADER_BYTES
+    if end > len(buffer):
+        raise CorruptError(f"{where}: a record header of {RECORD_HEADER_BYTES} bytes at offset {offset} ends "
+                           f"beyond the {len(buffer)} bytes that are there")
+    magic, version, kind, codec, ledger, first, lsn, count, stride, body, raw, checksum = _HEADER.unpack_from(
+        buffer, offset
+    )
+    (expected,) = _CHECKSUM.unpack_from(buffer, end - 8)
+    found = xxh3_64_intdigest(buffer[offset : end - 8])
+    if magic != _MAGIC or found != expected:
+        raise CorruptError(f"{where}: no record header at offset {offset}: magic {magic:#06x}, checksum {found:#x}, "
+                           f"expected {_MAGIC:#06x} and {expected:#x}")
+    if version != RECORD_FORMAT:
+        raise UnsupportedFormatError(f"{where}: record format {version} at offset {offset}; this pybk reads "
+                                     f"{RECORD_FORMAT}; open the store with the pybk that wrote it, or newer")
+    if end + body > len(buffer):
+        raise CorruptError(f"{where}: the record at offset {offset} has a body of {body} bytes and ends beyond the "
+                           f"{len(buffer)} bytes that are there")
+    return RecordHeader(kind, codec, ledger, first, lsn, count, stride, body, raw, checksum)
+
+
+def check_body(header: RecordHeader, body: memoryview, *, where: str) -> None:
+    """Raise CorruptError unless ``body``, as stored, has the checksum that its header promises."""
+    found = xxh3_64_intdigest(body)
+    if found != header.body_checksum:
+        raise CorruptError(f"{where}: body of ledger {header.ledger_id} entries from {header.first_entry_id}: checksum "
+                           f"{found:#x}, expected {header.body_checksum:#x}")
+
+
+def entry_ends(body: memoryview, entry_count: int, *, where: str) -> tuple[int, npt.NDArray[np.int64]]:
+    """Locate the entries of a plain body.
+
+    Returns:
+        Where the first entry starts in ``body``, and the end of each entry in ``body``, ``(n,)`` int64, bytes.
+
+    Raises:
+        CorruptError: The table does not fit the body.
+    """
+    if entry_count == 1:
+        return 0, np.array([len(body)], np.int64)
+    start = 4 * entry_count
+    if start > len(body):
+        raise CorruptError(f"{where}: a table of {entry_count} entries does not fit a body of {len(body)} bytes")
+    ends = np.frombuffer(body, "<u4", entry_count).astype(np.int64) + start
+    if ends[-1] != len(body) or bool((np.diff(ends) < 0).any()):
+        raise CorruptError(f"{where}: the table of {entry_count} entries ends at {int(ends[-1])} of {len(body)} bytes")
+    return start, ends
+
+
+def encode_entries(
+    ledger_id: int,
+    first_entry_id: int,
+    sizes: Sequence[int],
+    parts: Sequence[bytes | memoryview],
+    *,
+    lsn: int = 0,
+    stride: int = 1,
+) -> tuple[bytes, bytes]:
+    """Make a record of encoded entries.
+
+    Args:
+        ledger_id: Ledger of all the entries.
+        first_entry_id: Id of the first; the others follow by ``stride``.
+        sizes: Encoded bytes of each entry.
+        parts: The entries' bytes, in order, in as many pieces as they come in.
+        lsn: The commit it is made in, 0 for none.
+        stride: Distance of consecutive entry ids.
+
+    Returns:
+        Header and body, to be written one after the other.
+    """
+    count = len(sizes)
+    if count == 1:
+        body = b"".join(parts)
+    else:
+        table = np.cumsum(np.array(sizes, np.int64)).astype("<u4").tobytes()
+        body = b"".join((table, *parts))
+    header = encode_header(
+        RecordKind.ENTRIES,
+        ledger_id,
+        first_entry_id,
+        len(body),
+        xxh3_64_intdigest(body),
+        lsn=lsn,
+        entry_count=count,
+        stride=stride,
+    )
+    return header, body
