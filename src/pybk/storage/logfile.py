@@ -1,0 +1,146 @@
+"""Log files: the bytes of a file header and of a commit header.
+
+This file knows layouts and nothing of files or of the order of commits; ``replay.py`` knows what a log says. See
+``docs/format.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from pybk.errors import CorruptError, UnsupportedFormatError
+
+BLOCK_BYTES: Final = 4096
+"""Commits begin at multiples of this; so does the first one, behind the file header."""
+
+COMMIT_HEADER_BYTES: Final = 64
+LOG_FORMAT: Final = 1
+
+COMMIT_MAGIC: Final = b"PBKC"
+
+_FILE_MAGIC: Final = b"PYBKLOG1"
+_FILE_HEADER: Final = struct.Struct("<8sI4x16sQQQ")
+_COMMIT_HEADER: Final = struct.Struct("<4sIQQQII16x")
+_CHECKSUM: Final = struct.Struct("<Q")
+_CHECKED_BYTES: Final = 56
+_ZEROS: Final = bytes(BLOCK_BYTES)
+
+
+class LogFileHeader(NamedTuple):
+    """The decoded header of a log file that was begun."""
+
+    store_id: bytes
+    file_id: int
+    first_lsn: int
+    durable_lsn: int
+
+
+class CommitHeader(NamedTuple):
+    """The decoded first 64 bytes of a commit; ``body_bytes`` is its records without the padding."""
+
+    lsn: int
+    durable_lsn: int
+    file_id: int
+    record_count: int
+    body_bytes: int
+
+
+def padding(size: int) -> int:
+    """Return how many bytes are missing from ``size`` to the next multiple of ``BLOCK_BYTES``."""
+    return -size % BLOCK_BYTES
+
+
+def encode_file_header(store_id: bytes, file_id: int, first_lsn: int, durable_lsn: int) -> bytes:
+    """Return the 4096-byte header block of a log file.
+
+    Args:
+        store_id: The 16 bytes of the store.
+        file_id: The file's id.
+        first_lsn: LSN of the commit that follows the header.
+        durable_lsn: Last commit known to be durable now.
+    """
+    head = _FILE_HEADER.pack(_FILE_MAGIC, LOG_FORMAT, store_id, file_id, first_lsn, durable_lsn)
+    return (head + _CHECKSUM.pack(xxh3_64_intdigest(head))).ljust(BLOCK_BYTES, b"\0")
+
+
+def file_header_is_whole(buffer: memoryview) -> bool:
+    """Tell whether ``buffer`` begins with a log file header as somebody wrote it, of whatever store, file or format."""
+    if len(buffer) < BLOCK_BYTES or buffer[:8] != _FILE_MAGIC:
+        return False
+    (expected,) = _CHECKSUM.unpack_from(buffer, _CHECKED_BYTES)
+    return xxh3_64_intdigest(buffer[:_CHECKED_BYTES]) == int(expected)
+
+
+def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, where: str) -> LogFileHeader | None:
+    """Decode and check the header block of a log file.
+
+    Args:
+        buffer: The file from its start; at least its first 4096 bytes.
+        store_id: The store that the file must belong to.
+        file_id: The id that it must carry.
+        where: Path, for error messages.
+
+    Returns:
+        The header, or None when the block is zeros: the file was made ahead and never begun.
+
+    Raises:
+        CorruptError: The header is damaged or too short, or of another store or file.
+        UnsupportedFormatError: The header is sound but of another format.
+    """
+    if len(buffer) < BLOCK_BYTES:
+        raise CorruptError(f"{where}: the file ends after {len(buffer)} bytes, inside its header block of {BLOCK_BYTES}; "
+                           "restore it from a backup")
+    if bytes(buffer[:BLOCK_BYTES]) == _ZEROS:
+        return None
+    if not file_header_is_whole(buffer):
+        raise CorruptError(f"{where}: no log file header at offset 0: magic {bytes(buffer[:8])!r}, expected "
+                           f"{_FILE_MAGIC!r} and a matching checksum; restore the file from a backup")
+    _, version, found_store, found_file, first_lsn, durable_lsn = _FILE_HEADER.unpack_from(buffer)
+    if version != LOG_FORMAT:
+        raise UnsupportedFormatError(f"{where}: log file format {version}; this pybk reads {LOG_FORMAT}; open the store "
+                                     "with the pybk that wrote it, or newer")
+    if found_store != store_id or found_file != file_id:
+        raise CorruptError(f"{where}: a log file of store {found_store.hex()} with file id {found_file}, expected store "
+                           f"{store_id.hex()} and file id {file_id}; put the right file in its place")
+    return LogFileHeader(found_store, found_file, first_lsn, durable_lsn)
+
+
+def encode_commit_header(lsn: int, durable_lsn: int, file_id: int, record_count: int, body_bytes: int) -> bytes:
+    """Return the 64 header bytes of a commit.
+
+    Args:
+        lsn: Its LSN.
+        durable_lsn: LSN of the last commit whose sync had returned.
+        file_id: The file that it is written to.
+        record_count: Records in it.
+        body_bytes: Bytes of the records, without the padding behind them.
+    """
+    head = _COMMIT_HEADER.pack(COMMIT_MAGIC, LOG_FORMAT, lsn, durable_lsn, file_id, record_count, body_bytes)
+    return head + _CHECKSUM.pack(xxh3_64_intdigest(head))
+
+
+def decode_commit_header(buffer: memoryview, offset: int, file_id: int) -> CommitHeader | None:
+    """Decode the commit header at ``offset``, if one of this file is there.
+
+    Returns:
+        The header; None when the 64 bytes are anything else or are not all there. Garbage never raises.
+
+    Raises:
+        UnsupportedFormatError: The header is sound and of this file, but of another format.
+    """
+    end = offset + COMMIT_HEADER_BYTES
+    if end > len(buffer):
+        return None
+    magic, version, lsn, durable_lsn, found_file, record_count, body_bytes = _COMMIT_HEADER.unpack_from(buffer, offset)
+    if magic != COMMIT_MAGIC or found_file != file_id:
+        return None
+    (expected,) = _CHECKSUM.unpack_from(buffer, end - 8)
+    if xxh3_64_intdigest(buffer[offset : end - 8]) != expected:
+        return None
+    if version != LOG_FORMAT:
+        raise UnsupportedFormatError(f"log file {file_id:016x}: commit format {version} at offset {offset}; this pybk "
+                                     f"reads {LOG_FORMAT}; open the store with the pybk that wrote it, or newer")
+    return CommitHeader(lsn, durable_lsn, found_file, record_count, body_bytes)
