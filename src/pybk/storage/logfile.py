@@ -68,7 +68,7 @@ def encode_file_header(store_id: bytes, file_id: int, first_lsn: int, durable_ls
 
 def file_header_is_whole(buffer: memoryview) -> bool:
     """Tell whether ``buffer`` begins with a log file header as somebody wrote it, of whatever store, file or format."""
-    if len(buffer) < BLOCK_BYTES or buffer[:8] != _FILE_MAGIC:
+    if len(buffer) < BLOCK_BYTES or bytes(buffer[:8]) != _FILE_MAGIC:
         return False
     (expected,) = _CHECKSUM.unpack_from(buffer, _CHECKED_BYTES)
     return xxh3_64_intdigest(buffer[:_CHECKED_BYTES]) == int(expected)
@@ -91,20 +91,28 @@ def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, whe
         UnsupportedFormatError: The header is sound but of another format.
     """
     if len(buffer) < BLOCK_BYTES:
-        raise CorruptError(f"{where}: the file ends after {len(buffer)} bytes, inside its header block of {BLOCK_BYTES}; "
-                           "restore it from a backup")
+        raise CorruptError(
+            f"{where}: the file ends after {len(buffer)} bytes, inside its header block of {BLOCK_BYTES}; "
+            "restore it from a backup"
+        )
     if bytes(buffer[:BLOCK_BYTES]) == _ZEROS:
         return None
     if not file_header_is_whole(buffer):
-        raise CorruptError(f"{where}: no log file header at offset 0: magic {bytes(buffer[:8])!r}, expected "
-                           f"{_FILE_MAGIC!r} and a matching checksum; restore the file from a backup")
+        raise CorruptError(
+            f"{where}: no log file header at offset 0: magic {bytes(buffer[:8])!r}, expected "
+            f"{_FILE_MAGIC!r} and a matching checksum; restore the file from a backup"
+        )
     _, version, found_store, found_file, first_lsn, durable_lsn = _FILE_HEADER.unpack_from(buffer)
     if version != LOG_FORMAT:
-        raise UnsupportedFormatError(f"{where}: log file format {version}; this pybk reads {LOG_FORMAT}; open the store "
-                                     "with the pybk that wrote it, or newer")
+        raise UnsupportedFormatError(
+            f"{where}: log file format {version}; this pybk reads {LOG_FORMAT}; open the store "
+            "with the pybk that wrote it, or newer"
+        )
     if found_store != store_id or found_file != file_id:
-        raise CorruptError(f"{where}: a log file of store {found_store.hex()} with file id {found_file}, expected store "
-                           f"{store_id.hex()} and file id {file_id}; put the right file in its place")
+        raise CorruptError(
+            f"{where}: a log file of store {found_store.hex()} with file id {found_file}, expected store "
+            f"{store_id.hex()} and file id {file_id}; put the right file in its place"
+        )
     return LogFileHeader(found_store, found_file, first_lsn, durable_lsn)
 
 
@@ -141,6 +149,8 @@ def decode_commit_header(buffer: memoryview, offset: int, file_id: int) -> Commi
     if xxh3_64_intdigest(buffer[offset : end - 8]) != expected:
         return None
     if version != LOG_FORMAT:
-        raise UnsupportedFormatError(f"log file {file_id:016x}: commit format {version} at offset {offset}; this pybk "
-                                     f"reads {LOG_FORMAT}; open the store with the pybk that wrote it, or newer")
+        raise UnsupportedFormatError(
+            f"log file {file_id:016x}: commit format {version} at offset {offset}; this pybk "
+            f"reads {LOG_FORMAT}; open the store with the pybk that wrote it, or newer"
+        )
     return CommitHeader(lsn, durable_lsn, found_file, record_count, body_bytes)
