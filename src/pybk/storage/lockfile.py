@@ -1,0 +1,72 @@
+"""The lock of a file, held by one process and by none of its forked children.
+
+``flock`` belongs to the open file, which a forked child shares: a child that outlived its parent would go on holding
+the parent's lock. So the child closes what it inherited.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from typing import Final
+
+from pybk.errors import StoreLockedError
+
+# Descriptors of held locks. Reentrant, because a signal handler may fork.
+_lock_guard: Final = threading.RLock()
+_lock_fds: Final[set[int]] = set()
+
+
+def _drop_inherited_locks() -> None:
+    # Closed, not unlocked: the lock belongs to the open file, which the parent shares and keeps.
+    for fd in _lock_fds:
+        os.close(fd)
+    _lock_fds.clear()
+    _lock_guard.release()
+
+
+os.register_at_fork(
+    before=_lock_guard.acquire, after_in_parent=_lock_guard.release, after_in_child=_drop_inherited_locks
+)
+
+
+class FileLock:
+    """The exclusive lock of a file. Threads: any."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: str) -> None:
+        """Take the lock, making the file if it is missing, and write this process's id into it.
+
+        Raises:
+            StoreLockedError: It is held, perhaps by this very process; names the holder.
+            OSError: The file cannot be opened or written.
+        """
+        with _lock_guard:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+            except BlockingIOError:
+                text = os.pread(fd, 20, 0)
+                os.close(fd)
+                pid = int(text) if text.isdigit() else None
+                holder = "another process" if pid is None else f"process {pid}"
+                raise StoreLockedError(f"{path}: locked by {holder}; close the store there first, or open it read-only",
+                                       pid=pid) from None
+            except BaseException:
+                os.close(fd)
+                raise
+            _lock_fds.add(fd)
+            self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock up; again, or in a forked child, does nothing."""
+        with _lock_guard:
+            # Not there: released already, or dropped by a fork; the number may belong to another file by now.
+            if self._fd in _lock_fds:
+                _lock_fds.remove(self._fd)
+                os.close(self._fd)
+            self._fd = -1
