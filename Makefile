@@ -1,0 +1,71 @@
+# Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+INPUT ?=
+ARGS ?=
+
+# A name on the PATH proves nothing (it may be a shim without a Python behind it), so each candidate is run.
+CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3
+PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),$(shell $(name) -c "$(PROBE)" >/dev/null 2>&1 && echo $(name))))
+
+PROJECT := setup.cfg pyproject.toml
+
+help:
+	@echo "make demo [INPUT=path]   write, kill, recover and read back; prints a table"
+	@echo "make test                run the tests"
+	@echo "make check               ruff, mypy, import contracts, spelling"
+	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
+	@echo "make clean               remove what the targets made"
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m pybk.admin.demo $(if $(INPUT),"$(INPUT)")
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
+	$(BIN)/codespell
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	find src tests bench examples -name __pycache__ -type d -exec rm -rf {} +
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then \
+	    echo "pybk needs Python 3.11 or newer with its venv module; none of these has it: $(CANDIDATES)." >&2; \
+	    echo "Install one (Debian, Ubuntu: apt install python3 python3-venv), or name one: make PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	fi
+	@"$(PYTHON)" -c "$(PROBE)" || { \
+	    echo "$(PYTHON) is older than Python 3.11 or has no venv module (Debian, Ubuntu: apt install python3-venv)" >&2; \
+	    exit 1; \
+	}
+	"$(PYTHON)" -m venv --clear $(VENV)
+
+$(VENV)/.demo: $(BIN)/python $(PROJECT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python $(PROJECT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd]"
+	@touch $@
+
+$(VENV)/.check: $(BIN)/python $(PROJECT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench,dev]"
+	@touch $@
+
+$(VENV)/.bench: $(BIN)/python $(PROJECT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	@touch $@

@@ -1,0 +1,81 @@
+"""The project's own house rules, where no linter has them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+BANNED_MODULES = {"base", "common", "helper", "helpers", "misc", "shared", "tools", "util", "utils"}
+SOURCES = sorted(path for folder in ("src", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))
+LIBRARY = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
+
+
+def long_functions(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
+    """Yield name, line and length of functions that are too long."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                yield node.name, node.lineno, lines
+
+
+def bad_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of imports that are relative, of the package as a whole, or of pickle."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            if node.level or node.module == "pickle":
+                yield node.lineno, "." * node.level + (node.module or "")
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names if name.name.split(".")[0] in ("pybk", "pickle"))
+
+
+def unfinished(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of notes that something is still to be done."""
+    words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
+    for number, line in enumerate(text.splitlines(), 1):
+        found = words.search(line)
+        if found:
+            yield number, found.group()
+
+
+def test_there_are_sources() -> None:
+    assert len(LIBRARY) > 10
+    assert len(SOURCES) > len(LIBRARY)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_source_is_tidy(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    lines = len(text.splitlines())
+    assert lines <= FILE_LINES_MAX, f"{lines} lines; a file has at most {FILE_LINES_MAX}: split it by meaning"
+    assert not list(long_functions(tree)), f"functions have at most {FUNCTION_LINES_MAX} lines"
+    assert not list(bad_imports(tree)), "import as `from pybk.x import y`, and no pickle"
+    assert not list(unfinished(text)), "finish it or leave it out"
+    assert not BANNED_MODULES & {path.stem, path.parent.name}, "name a module by what it knows"
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
+def test_library_has_docstrings_and_future_annotations(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "say in a sentence what the module knows"
+    if any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in ast.walk(tree)):
+        assert "from __future__ import annotations" in text
+
+
+def test_rules_see_what_breaks_them() -> None:
+    long = "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX
+    assert list(long_functions(ast.parse(long))) == [("f", 1, FUNCTION_LINES_MAX + 1)]
+    assert not list(long_functions(ast.parse(long[: -len("    pass\n")])))
+    bad = "from . import x\nimport pybk\nimport pickle\nfrom pickle import loads\nimport pybk.flags as f\n"
+    assert [line for line, _ in bad_imports(ast.parse(bad))] == [1, 2, 3, 4, 5]
+    assert not list(bad_imports(ast.parse("from pybk.flags import LedgerType\n")))
+    assert list(unfinished("x = 1  # TO" + "DO: y\n")) == [(1, "TO" + "DO")]
