@@ -1,0 +1,7 @@
+"""What an application asks of a ledger: its type, where it should live, how it is written and read."""
+
+from pybk.flags.behaviour import ReadFlag, WriteFlag
+from pybk.flags.hints import StorageHint
+from pybk.flags.ledger_type import LEDGER_TYPE_BYTES_MAX, LedgerType
+
+__all__ = ["LedgerType", "LEDGER_TYPE_BYTES_MAX", "StorageHint", "WriteFlag", "ReadFlag"]

@@ -1,0 +1,43 @@
+"""Write flags and read flags: how a handle behaves."""
+
+from __future__ import annotations
+
+from enum import STRICT, IntFlag
+
+
+class _Flag(IntFlag, boundary=STRICT):
+    """A set of flags that is a number: ``int(flags)`` and back, where unknown bits are refused."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> _Flag:
+        if isinstance(value, int):
+            known = 0
+            for flag in cls:
+                known |= flag.value
+            # The enum itself would take a negative number for the complement of a set.
+            if value < 0 or value & ~known:
+                what = f"has the unknown bits {value & ~known:#x}" if value > 0 else "is negative"
+                raise ValueError(f"{cls.__name__} {value:#x} {what}; the known bits are {known:#x}")
+        found: _Flag = super()._missing_(value)
+        return found
+
+
+class WriteFlag(_Flag):
+    """How entries are written; recorded in the ledger's metadata.
+
+    ``NONE`` acknowledges an append when it is durable. ``DEFERRED_FORCE`` acknowledges it before, and moves last add
+    confirmed only when ``force()`` or close made everything up to there durable.
+    """
+
+    NONE = 0
+    DEFERRED_FORCE = 1
+
+
+class ReadFlag(_Flag):
+    """How entries are read; belongs to the handle.
+
+    ``DONT_CACHE`` leaves no trace in the page cache or in the reader's cache.
+    """
+
+    NONE = 0
+    DONT_CACHE = 1

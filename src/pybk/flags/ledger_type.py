@@ -1,0 +1,57 @@
+"""Ledger types: a name by which metrics are told apart."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from pybk.errors import UsageError
+
+LEDGER_TYPE_BYTES_MAX: Final = 255
+
+_SYSTEM_TYPES: Final = frozenset({".metadata"})
+
+
+class LedgerType(str):
+    """What a ledger is for; any string of at most 255 UTF-8 bytes, the empty one being the default.
+
+    Names beginning with "." belong to the system, and only the types that it has can be made.
+
+    Args:
+        name: The type's name.
+
+    Raises:
+        UsageError: The name is too long, is not encodable as UTF-8, or is a reserved name that is no system type.
+    """
+
+    __slots__ = ()
+
+    METADATA: ClassVar[LedgerType]
+    """Ledgers in which the system keeps its own metadata."""
+
+    def __new__(cls, name: str = "") -> LedgerType:
+        """Check the name."""
+        if type(name) is cls:
+            return name
+        if not isinstance(name, str):
+            raise UsageError(f"ledger type {name!r} is a {type(name).__name__}; it takes a string")
+        try:
+            size = len(name.encode())
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"ledger type {name!r} cannot be encoded as UTF-8: {error.reason}; choose another"
+            ) from error
+        if size > LEDGER_TYPE_BYTES_MAX:
+            raise UsageError(
+                f"ledger type {name[:20]!r}... has {size} bytes; the limit is {LEDGER_TYPE_BYTES_MAX}: shorten it"
+            )
+        if name.startswith(".") and name not in _SYSTEM_TYPES:
+            raise UsageError(f'ledger type {name!r} begins with ".", which is reserved for the system; choose another')
+        return super().__new__(cls, name)
+
+    @property
+    def is_system(self) -> bool:
+        """Tell whether the type is one of the system's own."""
+        return self.startswith(".")
+
+
+LedgerType.METADATA = LedgerType(".metadata")
