@@ -1,0 +1,425 @@
+"""Digests that entries carry, and the keys they are made with. See ``docs/format.md``."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from hmac import compare_digest
+from struct import Struct
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from xxhash import xxh3_64_intdigest
+
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.errors import DigestMismatchError, UsageError
+
+KEY_BYTES: Final = 32
+"""Size of an entry key and of a verifier."""
+
+SALT_BYTES_MIN: Final = 16
+SCRYPT_COST: Final = 1 << 14
+SCRYPT_COST_MAX: Final = 1 << 20
+"""The highest cost that is taken, as it comes from a file and means 1 KiB of memory each."""
+
+_CACHED_ROOTS_MAX: Final = 64
+_HASH_BLOCK_BYTES: Final = 64
+_VECTOR_MIN: Final = 8
+"""From this many entries on, building the headers of a batch with numpy is quicker than one by one."""
+
+_pack_header = Struct(">qqqq").pack
+_unpack_ids = Struct(">qq").unpack_from
+_pack_crc = Struct(">I").pack
+_pack_xxh3 = Struct(">Q").pack
+
+
+class DigestType(IntEnum):
+    """What proves that an entry is what its writer made; codes below 100 are BookKeeper's.
+
+    ``CRC32C`` and ``XXH3`` find damage, ``HMAC_SHA256`` also what somebody changed on purpose, ``NONE`` nothing.
+    """
+
+    CRC32C = 3
+    NONE = 4
+    HMAC_SHA256 = 100
+    XXH3 = 101
+
+
+class EntryDigest(ABC):
+    """Makes and checks the bytes that stand before the payloads of one ledger's entries; made by ``entry_digest``.
+
+    Attributes:
+        digest_type: Which digest.
+        size: Bytes of a digest.
+        ledger_id: Whose entries.
+
+    Threads: any; nothing changes after construction.
+    """
+
+    __slots__ = ("ledger_id",)
+
+    digest_type: ClassVar[DigestType]
+    size: ClassVar[int]
+
+    def __init__(self, ledger_id: int) -> None:
+        self.ledger_id: Final = ledger_id
+
+    def __repr__(self) -> str:
+        """Name the digest and the ledger; never the key."""
+        return f"<EntryDigest {self.digest_type.name}, ledger {self.ledger_id}>"
+
+    def seal(self, entry_id: int, lac: int, length: int, payload: bytes) -> bytes:
+        """Make what stands before the payload of an entry.
+
+        Args:
+            entry_id: The entry's id.
+            lac: The writer's last add confirmed, -1 for none.
+            length: Payload bytes of the ledger including this entry.
+            payload: The payload.
+
+        Returns:
+            Header and digest, ``ENTRY_HEADER_BYTES + size`` bytes.
+        """
+        header = _pack_header(self.ledger_id, entry_id, lac, length)
+        return header + self._digest(header, payload)
+
+    def seal_many(self, first_entry_id: int, lac: int, length_before: int, payloads: Sequence[bytes]) -> list[bytes]:
+        """Make what stands before the payloads of consecutive entries.
+
+        Args:
+            first_entry_id: Id of the first.
+            lac: The writer's last add confirmed, the same for all.
+            length_before: Payload bytes of the ledger before the first of these.
+            payloads: The payloads, ``(n,)``.
+
+        Returns:
+            Header and digest of each, ``(n,)`` of ``ENTRY_HEADER_BYTES + size`` bytes.
+        """
+        count = len(payloads)
+        if count < _VECTOR_MIN:
+            sealed = []
+            length = length_before
+            for entry_id, payload in enumerate(payloads, first_entry_id):
+                length += len(payload)
+                sealed.append(self.seal(entry_id, lac, length, payload))
+            return sealed
+        headers = np.empty((count, 4), ">i8")
+        headers[:, 0] = self.ledger_id
+        headers[:, 1] = np.arange(first_entry_id, first_entry_id + count)
+        headers[:, 2] = lac
+        lengths = np.fromiter(map(len, payloads), np.int64, count)
+        lengths[0] += length_before
+        headers[:, 3] = lengths.cumsum()
+        return self._seal_headers(headers.view(f"V{ENTRY_HEADER_BYTES}").ravel(), payloads)
+
+    def check(self, buffer: memoryview, start: int, end: int, entry_id: int) -> None:
+        """Check that ``buffer[start:end]`` is this ledger's entry of this id, as its writer made it.
+
+        Args:
+            buffer: Bytes, contiguous.
+            start: Where the encoded entry starts, bytes.
+            end: Where it ends, bytes.
+            entry_id: The id it should have.
+
+        Raises:
+            DigestMismatchError: It is not.
+        """
+        middle = start + ENTRY_HEADER_BYTES
+        body = middle + self.size
+        if not 0 <= start < body <= end <= len(buffer):
+            raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are no entry")
+        ids = _unpack_ids(buffer, start)
+        if ids != (self.ledger_id, entry_id):
+            raise self._mismatch(entry_id, f"the bytes say ledger {ids[0]} entry {ids[1]}")
+        if not compare_digest(self._digest(buffer[start:middle], buffer[body:end]), buffer[middle:body]):
+            raise self._mismatch(entry_id, f"the {self.digest_type.name} digest is not that of the bytes")
+
+    def check_many(self, batch: EntryBatch) -> None:
+        """Check every entry of a batch as ``check`` does.
+
+        Raises:
+            DigestMismatchError: Names the first entry that is wrong.
+        """
+        if not len(batch):
+            return
+        sealed_bytes = ENTRY_HEADER_BYTES + self.size
+        starts = batch.offsets
+        if (
+            batch.ledger_id != self.ledger_id
+            or batch.digest_bytes != self.size
+            or int(batch.sizes.min()) < sealed_bytes
+            or int(starts.min()) < 0
+            or bool((starts > len(batch.buffer) - batch.sizes).any())
+        ):
+            raise self._first_mismatch(batch)
+        sealed = gather(batch.buffer, starts, sealed_bytes)
+        parts = np.frombuffer(sealed, np.uint8).reshape(len(batch), sealed_bytes)
+        headers = np.ascontiguousarray(parts[:, :ENTRY_HEADER_BYTES])
+        ids = headers.view(">i8")
+        if bool((ids[:, 0] != self.ledger_id).any()) or bool((ids[:, 1] != batch.entry_ids).any()):
+            raise self._first_mismatch(batch)
+        if self.size:
+            buffer = batch.buffer
+            slices = map(slice, (starts + sealed_bytes).tolist(), (starts + batch.sizes).tolist())
+            made = self._digest_many(
+                headers.view(f"V{ENTRY_HEADER_BYTES}").ravel().tolist(), list(map(buffer.__getitem__, slices))
+            )
+            if not compare_digest(made, parts[:, ENTRY_HEADER_BYTES:].tobytes()):
+                raise self._first_mismatch(batch)
+
+    def _mismatch(self, entry_id: int, why: str) -> DigestMismatchError:
+        return DigestMismatchError(
+            f"ledger {self.ledger_id} entry {entry_id} is not what its writer made: {why}; when all entries fail, look "
+            "at the password and the digest type, otherwise restore the file it lies in"
+        )
+
+    def _first_mismatch(self, batch: EntryBatch) -> DigestMismatchError:
+        """Look entry by entry for the one that made the batch fail."""
+        if batch.ledger_id != self.ledger_id or batch.digest_bytes != self.size:
+            return self._mismatch(
+                int(batch.entry_ids[0]),
+                f"the batch is of ledger {batch.ledger_id} with digests of {batch.digest_bytes} bytes",
+            )
+        ends = batch.offsets + batch.sizes
+        for entry_id, start, end in zip(batch.entry_ids.tolist(), batch.offsets.tolist(), ends.tolist(), strict=True):
+            try:
+                self.check(batch.buffer, start, end, entry_id)
+            except DigestMismatchError as error:
+                return error
+        return self._mismatch(int(batch.entry_ids[0]), "it or a later entry of its batch changed while it was checked")
+
+    @abstractmethod
+    def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+        """Return the digest of one entry."""
+
+    @abstractmethod
+    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+        """Return the digests of some entries, one after the other."""
+
+    def _seal_headers(self, headers: npt.NDArray[np.void], payloads: Sequence[bytes]) -> list[bytes]:
+        """Return each header with the digest of its entry."""
+        sealed = np.empty((len(payloads), ENTRY_HEADER_BYTES + self.size), np.uint8)
+        sealed[:, :ENTRY_HEADER_BYTES] = headers.view(np.uint8).reshape(-1, ENTRY_HEADER_BYTES)
+        digests = self._digest_many(headers.tolist(), payloads)
+        sealed[:, ENTRY_HEADER_BYTES:] = np.frombuffer(digests, np.uint8).reshape(-1, self.size)
+        joined: list[bytes] = sealed.view(f"V{sealed.shape[1]}").ravel().tolist()
+        return joined
+
+
+class _NoneDigest(EntryDigest):
+    """No digest: only the ids and the size of an entry are checked."""
+
+    __slots__ = ()
+    digest_type = DigestType.NONE
+    size = 0
+
+    def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+        return b""
+
+    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+        return b""
+
+
+class _Crc32cDigest(EntryDigest):
+    """BookKeeper's CRC32C."""
+
+    __slots__ = ()
+    digest_type = DigestType.CRC32C
+    size = 4
+
+    def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+        return _pack_crc(crc32c(payload, crc32c(header)))
+
+    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+        values = map(crc32c, payloads, map(crc32c, headers))
+        return np.fromiter(values, np.uint32, len(headers)).astype(">u4").tobytes()
+
+
+class _Xxh3Digest(EntryDigest):
+    """XXH3-64 of the payload, seeded with that of the header."""
+
+    __slots__ = ()
+    digest_type = DigestType.XXH3
+    size = 8
+
+    def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+        return _pack_xxh3(xxh3_64_intdigest(payload, xxh3_64_intdigest(header)))
+
+    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+        values = map(xxh3_64_intdigest, payloads, map(xxh3_64_intdigest, headers))
+        return np.fromiter(values, np.uint64, len(headers)).astype(">u8").tobytes()
+
+
+class _HmacDigest(EntryDigest):
+    """HMAC-SHA256 with the two states that depend on nothing but the key made once."""
+
+    __slots__ = ("_inner", "_outer")
+    digest_type = DigestType.HMAC_SHA256
+    size = 32
+
+    def __init__(self, ledger_id: int, key: bytes) -> None:
+        super().__init__(ledger_id)
+        block = key.ljust(_HASH_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+
+    def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+        inner = self._inner.copy()
+        inner.update(header)
+        inner.update(payload)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()
+
+    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+        copy_inner, copy_outer = self._inner.copy, self._outer.copy
+        digests = []
+        for header, payload in zip(headers, payloads, strict=True):
+            inner = copy_inner()
+            inner.update(header)
+            inner.update(payload)
+            outer = copy_outer()
+            outer.update(inner.digest())
+            digests.append(outer.digest())
+        return b"".join(digests)
+
+
+def entry_digest(digest_type: DigestType, ledger_id: int, key: bytes = b"") -> EntryDigest:
+    """Make the digest of a ledger's entries.
+
+    Args:
+        digest_type: Which one.
+        ledger_id: Whose entries.
+        key: For HMAC_SHA256 the ledger's entry key, ``KEY_BYTES`` bytes; the others have no use for it.
+
+    Raises:
+        UsageError: The key has another size, or the digest type is unknown.
+    """
+    if digest_type == DigestType.HMAC_SHA256:
+        if len(key) != KEY_BYTES:
+            raise UsageError(f"the entry key of ledger {ledger_id} has {len(key)} bytes; HMAC_SHA256 takes {KEY_BYTES}")
+        return _HmacDigest(ledger_id, key)
+    for kind in (_Crc32cDigest, _Xxh3Digest, _NoneDigest):
+        if digest_type == kind.digest_type:
+            return kind(ledger_id)
+    raise UsageError(f"digest type {digest_type!r} of ledger {ledger_id} is unknown; known are {list(DigestType)}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LedgerKeys:
+    """The keys of one ledger in one key epoch.
+
+    Attributes:
+        entry_key: Key of the entries' HMAC, ``KEY_BYTES`` bytes; never stored.
+        verifier: Shows that a password is the right one, ``KEY_BYTES`` bytes; stored in the ledger's metadata.
+    """
+
+    entry_key: bytes = field(repr=False)
+    verifier: bytes = field(repr=False)
+
+    def matches(self, verifier: bytes) -> bool:
+        """Tell, in constant time, whether ``verifier`` was made with the same password."""
+        return compare_digest(self.verifier, verifier)
+
+
+class KeyRing:
+    """Derives the keys of a store's ledgers from passwords.
+
+    Keeps what scrypt made of a password, never the password itself.
+
+    Args:
+        store_id: Identity of the store, so that the same password means other keys in another store.
+        salt: The store's scrypt salt, at least ``SALT_BYTES_MIN`` bytes.
+        cost: scrypt's n, a power of two up to ``SCRYPT_COST_MAX``; KiB of memory.
+
+    Raises:
+        UsageError: The salt is too short or the cost is not such a number.
+
+    Threads: any.
+    """
+
+    __slots__ = ("_cache_key", "_cost", "_lock", "_roots", "_salt", "_store_id")
+
+    def __init__(self, store_id: bytes, salt: bytes, *, cost: int = SCRYPT_COST) -> None:
+        if len(salt) < SALT_BYTES_MIN:
+            raise UsageError(f"the store's salt has {len(salt)} bytes; it takes at least {SALT_BYTES_MIN} random ones")
+        if not 2 <= cost <= SCRYPT_COST_MAX or cost & (cost - 1):
+            raise UsageError(f"scrypt cost {cost} is no power of two from 2 to {SCRYPT_COST_MAX}; use {SCRYPT_COST}")
+        self._store_id = store_id
+        self._salt = salt
+        self._cost = cost
+        self._lock = threading.Lock()
+        self._cache_key = secrets.token_bytes(KEY_BYTES)
+        self._roots: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def __repr__(self) -> str:
+        """Name the store; never a key."""
+        return f"<KeyRing of store {self._store_id.hex()}>"
+
+    def root(self, password: bytes) -> bytes:
+        """Return the key that all keys of this password are derived from; keep it in memory only.
+
+        Args:
+            password: Any bytes, also none.
+
+        Returns:
+            ``KEY_BYTES`` bytes.
+
+        Raises:
+            UsageError: The password is no bytes.
+
+        Cost: Some 50 ms and 16 MiB for a password seen first, a microsecond afterwards; the last 64 passwords are
+            known. Who asks meanwhile waits, so that many threads with one password cost one scrypt.
+        """
+        if not isinstance(password, bytes):
+            raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
+        # The key is random and in memory only, so what the cache is searched by helps nobody to guess a password.
+        name = hashlib.blake2b(password, key=self._cache_key, digest_size=32).digest()
+        with self._lock:
+            root = self._roots.get(name)
+            if root is None:
+                root = Scrypt(salt=self._salt, length=KEY_BYTES, n=self._cost, r=8, p=1).derive(password)
+                self._roots[name] = root
+                if len(self._roots) > _CACHED_ROOTS_MAX:
+                    self._roots.popitem(last=False)
+            else:
+                self._roots.move_to_end(name)
+        return root
+
+    def ledger_keys(self, password: bytes, ledger_id: int, ledger_salt: bytes, key_epoch: int) -> LedgerKeys:
+        """Derive the keys of a ledger.
+
+        Args:
+            password: The ledger's password.
+            ledger_id: The ledger.
+            ledger_salt: The random salt in its metadata.
+            key_epoch: The key epoch in its metadata, from 0 up.
+
+        Raises:
+            UsageError: The password is no bytes.
+
+        Cost: That of ``root``, and 20 microseconds.
+        """
+        root = self.root(password)
+        scope = (ledger_id.to_bytes(8, "big", signed=True), key_epoch.to_bytes(8, "big"), self._store_id)
+        return LedgerKeys(
+            _derive(root, ledger_salt, b"entry-mac", scope),
+            _derive(root, ledger_salt, b"verifier", scope),
+        )
+
+
+def _derive(root: bytes, salt: bytes, purpose: bytes, scope: tuple[bytes, ...]) -> bytes:
+    """Derive the key of a purpose with HKDF; parts are prefixed with their size so that no two scopes read the same."""
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in (b"pybk/1", purpose, *scope))
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=salt, info=info).derive(root)

@@ -1,0 +1,238 @@
+"""What is known about a ledger as a whole: its metadata, and how that is encoded."""
+
+from __future__ import annotations
+
+import json
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+from pybk.digest import DigestType
+from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+
+METADATA_FORMAT: Final = 1
+CUSTOM_METADATA_BYTES_MAX: Final = 64 << 10
+"""Bound on the keys, as UTF-8, and values of a ledger's custom metadata together."""
+
+_INT_MAX: Final = (1 << 63) - 1
+_INTS: Final = (
+    ("ledger_id", 0),
+    ("ensemble_size", 1),
+    ("write_quorum", 1),
+    ("ack_quorum", 1),
+    ("last_entry_id", -1),
+    ("length", 0),
+    ("creation_time_ns", 0),
+    ("creation_sequence", 0),
+    ("key_epoch", 0),
+    ("version", 0),
+)
+_KEYS: Final = frozenset(
+    {
+        *(name for name, _ in _INTS),
+        *("advanced", "custom_metadata", "digest_type", "format", "key_salt", "ledger_type", "state"),
+        *("storage_hints", "tier", "verifier", "write_flags"),
+    }
+)
+
+
+class LedgerState(StrEnum):
+    """``OPEN``: takes entries. ``IN_RECOVERY``: its end is being established. ``CLOSED``: its end is final."""
+
+    OPEN = "open"
+    IN_RECOVERY = "in_recovery"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerMetadata:
+    """What is known about a ledger as a whole.
+
+    Attributes:
+        ledger_id: The ledger, from 0 up.
+        state: Whether it takes entries.
+        ledger_type: What it is for.
+        storage_hints: Where the application wants its entries to live.
+        write_flags: How its entries are written.
+        digest_type: What its entries carry.
+        ensemble_size: Bookies of an entry's ensemble.
+        write_quorum: Bookies that an entry is written to.
+        ack_quorum: Bookies that acknowledge an entry.
+        last_entry_id: Last entry, -1 for none; has a meaning when the state is CLOSED.
+        length: Payload bytes; has a meaning when the state is CLOSED.
+        creation_time_ns: When it was created, nanoseconds since 1970.
+        creation_sequence: How many ledgers the store had created before it.
+        custom_metadata: The application's own, at most ``CUSTOM_METADATA_BYTES_MAX`` bytes; cannot be changed.
+        tier: Where its entries live.
+        advanced: Whether the application gives the entry ids.
+        key_salt: Random bytes that its keys are derived with.
+        key_epoch: Which generation of its keys.
+        verifier: Shows that a password is the right one.
+        version: One more with each change.
+
+    Raises:
+        UsageError: A value is of another type or out of its range.
+
+    Threads: any.
+    """
+
+    ledger_id: int
+    state: LedgerState = LedgerState.OPEN
+    ledger_type: LedgerType = field(default_factory=LedgerType)
+    storage_hints: frozenset[StorageHint] = frozenset()
+    write_flags: WriteFlag = WriteFlag.NONE
+    digest_type: DigestType
+    ensemble_size: int = 1
+    write_quorum: int = 1
+    ack_quorum: int = 1
+    last_entry_id: int = -1
+    length: int = 0
+    creation_time_ns: int
+    creation_sequence: int
+    custom_metadata: Mapping[str, bytes] = field(default=MappingProxyType({}), hash=False)
+    tier: StorageHint
+    advanced: bool = False
+    key_salt: bytes = field(repr=False)
+    key_epoch: int = 0
+    verifier: bytes = field(repr=False)
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name, minimum in _INTS:
+            value = getattr(self, name)
+            if type(value) is not int or not minimum <= value <= _INT_MAX:
+                raise UsageError(f"{name} is {value!r}; it takes a whole number from {minimum} to {_INT_MAX}")
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
+            raise UsageError(
+                f"ensemble {self.ensemble_size}, write quorum {self.write_quorum}, ack quorum {self.ack_quorum}: none "
+                "may be larger than the one before it"
+            )
+        if type(self.advanced) is not bool:
+            raise UsageError(f"advanced is {self.advanced!r}; it takes True or False")
+        for name in ("key_salt", "verifier"):
+            if type(getattr(self, name)) is not bytes:
+                raise UsageError(f"{name} is a {type(getattr(self, name)).__name__}; it takes bytes")
+        put = object.__setattr__
+        put(self, "ledger_type", LedgerType(self.ledger_type))
+        put(self, "custom_metadata", _checked_custom(self.custom_metadata))
+        try:
+            put(self, "state", LedgerState(self.state))
+            put(self, "tier", StorageHint(self.tier))
+            put(self, "storage_hints", frozenset(map(StorageHint, self.storage_hints)))
+            put(self, "write_flags", WriteFlag(self.write_flags))
+            put(self, "digest_type", DigestType(self.digest_type))
+        except ValueError as error:
+            raise UsageError(f"ledger {self.ledger_id}: {error}") from error
+
+    def encode(self) -> bytes:
+        """Return the metadata as JSON in UTF-8 with sorted keys, bytes as base64.
+
+        Cost: 15 microseconds, and what the custom metadata costs.
+        """
+        values: dict[str, Any] = {name: getattr(self, name) for name, _ in _INTS}
+        values["format"] = METADATA_FORMAT
+        values["state"] = self.state.value
+        values["ledger_type"] = str(self.ledger_type)
+        values["storage_hints"] = sorted(hint.value for hint in self.storage_hints)
+        values["write_flags"] = self.write_flags.value
+        values["digest_type"] = self.digest_type.value
+        values["custom_metadata"] = {key: _to_base64(value) for key, value in self.custom_metadata.items()}
+        values["tier"] = self.tier.value
+        values["advanced"] = self.advanced
+        values["key_salt"] = _to_base64(self.key_salt)
+        values["verifier"] = _to_base64(self.verifier)
+        return _encode_json(values).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> Self:
+        """Decode what ``encode`` made.
+
+        Args:
+            data: The bytes.
+            where: Names the place in errors.
+
+        Raises:
+            UnsupportedFormatError: The metadata is of another format.
+            CorruptError: The bytes are no metadata.
+
+        Cost: 20 microseconds, and what the custom metadata costs.
+        """
+        try:
+            values = json.loads(data.decode(), object_pairs_hook=_unique)
+            if not isinstance(values, dict) or type(values.get("format")) is not int:
+                raise ValueError("no object with a format")
+            if values["format"] != METADATA_FORMAT:
+                raise UnsupportedFormatError(
+                    f"{where}: ledger metadata of format {values['format']}; this pybk reads {METADATA_FORMAT}: open "
+                    "the store with the pybk that wrote it, or newer"
+                )
+            return cls._from_values(values)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CorruptError(
+                f"{where}: {len(data)} bytes are no ledger metadata: {error}; restore the file or the "
+                "index it came from"
+            ) from error
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any]) -> Self:
+        """Make metadata of decoded JSON; raises ValueError or TypeError if it is something else."""
+        if values.keys() != _KEYS:
+            raise ValueError(f"missing or unknown are {sorted(values.keys() ^ _KEYS)}")
+        del values["format"]
+        for name in ("state", "ledger_type", "tier"):
+            if type(values[name]) is not str:
+                raise ValueError(f"{name} is no string")
+        for name in ("write_flags", "digest_type"):
+            if type(values[name]) is not int:
+                raise ValueError(f"{name} is no whole number")
+        if not isinstance(values["storage_hints"], list) or not isinstance(values["custom_metadata"], dict):
+            raise ValueError("storage_hints is no list, or custom_metadata no object")
+        values["custom_metadata"] = {key: _from_base64(value) for key, value in values["custom_metadata"].items()}
+        values["key_salt"] = _from_base64(values["key_salt"])
+        values["verifier"] = _from_base64(values["verifier"])
+        return cls(**values)
+
+
+_encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+
+def _checked_custom(custom: object) -> Mapping[str, bytes]:
+    """Return a copy of custom metadata that cannot be changed."""
+    if not isinstance(custom, Mapping):
+        raise UsageError(f"custom metadata is a {type(custom).__name__}; it takes a mapping of strings to bytes")
+    size = 0
+    for key, value in custom.items():
+        if not isinstance(key, str) or not isinstance(value, bytes):
+            raise UsageError(f"custom metadata {key!r}: {type(value).__name__}; keys are strings and values bytes")
+        try:
+            size += len(key.encode()) + len(value)
+        except UnicodeEncodeError as error:
+            raise UsageError(f"custom metadata key {key!r} cannot be encoded as UTF-8: {error.reason}") from error
+    if size > CUSTOM_METADATA_BYTES_MAX:
+        raise UsageError(
+            f"custom metadata has {size} bytes; the limit is {CUSTOM_METADATA_BYTES_MAX}: put the rest into entries"
+        )
+    return MappingProxyType(dict(custom))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of a JSON object's pairs, none of which may stand twice."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key stands twice")
+    return values
+
+
+def _to_base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode()
+
+
+def _from_base64(text: object) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no base64")
+    return a2b_base64(text, strict_mode=True)

@@ -1,0 +1,233 @@
+"""Counters and latency histograms, told apart by ledger type and by tier."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from pybk.errors import UsageError
+
+APPENDED_ENTRIES: Final = "appended_entries"
+APPENDED_BYTES: Final = "appended_bytes"
+APPEND_LATENCY: Final = "append_latency_ns"
+"""From staging to durable, per entry."""
+
+SCOPES_MAX: Final = 1024
+"""Pairs of ledger type and tier that are told apart; further types are counted under ``OTHER_TYPES``."""
+
+OTHER_TYPES: Final = ".other"
+
+_SUB_BITS: Final = 3
+_SUB_BUCKETS: Final = 1 << _SUB_BITS
+
+
+class MetricKey(NamedTuple):
+    """Which counter or histogram; equal to the plain tuple, empty where a part has no meaning."""
+
+    name: str
+    ledger_type: str
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """A histogram at one moment.
+
+    Attributes:
+        count: Values recorded.
+        sum: Their sum, nanoseconds.
+        maximum: The largest of them, nanoseconds, 0 for none.
+        buckets: For each bucket that is not empty, in order: the highest value that falls into it, nanoseconds, and how
+            many did.
+    """
+
+    count: int
+    sum: int
+    maximum: int
+    buckets: tuple[tuple[int, int], ...]
+
+    def quantile(self, q: float) -> int:
+        """Return what this share of the values does not exceed.
+
+        Args:
+            q: The share, 0 to 1.
+
+        Returns:
+            Nanoseconds, at most 12.5 % too high; 0 if there are no values.
+
+        Raises:
+            UsageError: ``q`` is no share.
+        """
+        if not 0 <= q <= 1:
+            raise UsageError(f"quantile {q!r} is not within 0 and 1")
+        wanted = q * self.count
+        seen = 0
+        for highest, count in self.buckets:
+            seen += count
+            if seen >= wanted:
+                return min(highest, self.maximum)
+        return self.maximum
+
+
+class Histogram:
+    """Latencies in buckets that are at most an eighth of their value wide.
+
+    Threads: one at a time; ``Metrics`` holds its lock around it.
+    """
+
+    __slots__ = ("_buckets", "_maximum", "count", "sum")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int] = {}
+        self._maximum = 0
+        self.count = 0
+        self.sum = 0
+
+    def record(self, ns: int, count: int = 1) -> None:
+        """Record a latency.
+
+        Args:
+            ns: Nanoseconds; less than 0 counts as 0.
+            count: How many times.
+        """
+        if ns < 0:
+            ns = 0
+        elif ns > self._maximum:
+            self._maximum = ns
+        shift = max(ns.bit_length() - _SUB_BITS - 1, 0)
+        bucket = (shift << _SUB_BITS) + (ns >> shift)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + count
+        self.count += count
+        self.sum += ns * count
+
+    def quantile(self, q: float) -> int:
+        """Return what this share of the values does not exceed; see ``HistogramSnapshot.quantile``."""
+        return self.snapshot().quantile(q)
+
+    def snapshot(self) -> HistogramSnapshot:
+        """Return the histogram as it is now."""
+        buckets = tuple((_highest(bucket), count) for bucket, count in sorted(self._buckets.items()))
+        return HistogramSnapshot(self.count, self.sum, self._maximum, buckets)
+
+
+def _highest(bucket: int) -> int:
+    """Return the highest value that falls into a bucket."""
+    shift = max((bucket >> _SUB_BITS) - 1, 0)
+    return (((bucket - (shift << _SUB_BITS)) + 1) << shift) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """All metrics at one moment, e.g. ``snapshot.counters["appended_entries", "orders", "nvme"]``."""
+
+    counters: Mapping[MetricKey, int]
+    histograms: Mapping[MetricKey, HistogramSnapshot]
+
+
+class _Series:
+    """The counters and histograms of one ledger type in one tier; used under the lock of the ``Metrics``."""
+
+    __slots__ = ("counters", "histograms")
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+        self.histograms: dict[str, Histogram] = {}
+
+    def add(self, name: str, amount: int) -> None:
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def observe(self, name: str, ns: int, count: int) -> None:
+        histogram = self.histograms.get(name)
+        if histogram is None:
+            histogram = self.histograms[name] = Histogram()
+        histogram.record(ns, count)
+
+    def appended(self, entries: int, size_bytes: int, latency_ns: int) -> None:
+        self.add(APPENDED_ENTRIES, entries)
+        self.add(APPENDED_BYTES, size_bytes)
+        self.observe(APPEND_LATENCY, latency_ns, entries)
+
+
+class MetricsScope:
+    """Records for one ledger type in one tier; made by ``Metrics.scope``, kept by whoever records often.
+
+    Threads: any.
+    """
+
+    __slots__ = ("_lock", "_series")
+
+    def __init__(self, lock: threading.Lock, series: _Series) -> None:
+        self._lock = lock
+        self._series = series
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to a counter, which begins at 0."""
+        with self._lock:
+            self._series.add(name, amount)
+
+    def observe(self, name: str, ns: int, count: int = 1) -> None:
+        """Record a latency in a histogram, ``count`` times, nanoseconds."""
+        with self._lock:
+            self._series.observe(name, ns, count)
+
+    def appended(self, entries: int, size_bytes: int, latency_ns: int) -> None:
+        """Count entries that became durable, their bytes, and how long each took."""
+        with self._lock:
+            self._series.appended(entries, size_bytes, latency_ns)
+
+
+class Metrics:
+    """Counters and histograms of a manager.
+
+    Threads: any. One lock, taken once per call, so callers record once per batch and not per entry.
+
+    Cost: Half a microsecond per call, a microsecond for ``appended``.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._series: dict[tuple[str, str], _Series] = {}
+
+    def scope(self, ledger_type: str = "", tier: str = "") -> MetricsScope:
+        """Return what records for one ledger type in one tier."""
+        with self._lock:
+            return MetricsScope(self._lock, self._of(ledger_type, tier))
+
+    def add(self, name: str, amount: int = 1, ledger_type: str = "", tier: str = "") -> None:
+        """Add to a counter, which begins at 0."""
+        with self._lock:
+            self._of(ledger_type, tier).add(name, amount)
+
+    def observe(self, name: str, ns: int, count: int = 1, ledger_type: str = "", tier: str = "") -> None:
+        """Record a latency in a histogram, ``count`` times, nanoseconds."""
+        with self._lock:
+            self._of(ledger_type, tier).observe(name, ns, count)
+
+    def appended(self, ledger_type: str, tier: str, entries: int, size_bytes: int, latency_ns: int) -> None:
+        """Count entries that became durable, their bytes, and how long each took."""
+        with self._lock:
+            self._of(ledger_type, tier).appended(entries, size_bytes, latency_ns)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """Return all metrics as they are now; what was recorded in one call is there as a whole or not at all."""
+        counters = {}
+        histograms = {}
+        with self._lock:
+            for (ledger_type, tier), series in self._series.items():
+                for name, value in series.counters.items():
+                    counters[MetricKey(name, ledger_type, tier)] = value
+                for name, histogram in series.histograms.items():
+                    histograms[MetricKey(name, ledger_type, tier)] = histogram.snapshot()
+        return MetricsSnapshot(MappingProxyType(counters), MappingProxyType(histograms))
+
+    def _of(self, ledger_type: str, tier: str) -> _Series:
+        """Return the counters and histograms to record in; the caller holds the lock."""
+        series = self._series.get((ledger_type, tier))
+        if series is None:
+            if len(self._series) >= SCOPES_MAX:
+                ledger_type = OTHER_TYPES
+            series = self._series.setdefault((ledger_type, tier), _Series())
+        return series
