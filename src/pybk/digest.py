@@ -328,10 +328,6 @@ class LedgerKeys:
     entry_key: bytes = field(repr=False)
     verifier: bytes = field(repr=False)
 
-    def matches(self, verifier: bytes) -> bool:
-        """Tell, in constant time, whether ``verifier`` was made with the same password."""
-        return compare_digest(self.verifier, verifier)
-
 
 class KeyRing:
     """Derives the keys of a store's ledgers from passwords.

@@ -93,7 +93,7 @@ class LedgerMetadata:
     length: int = 0
     creation_time_ns: int
     creation_sequence: int
-    custom_metadata: Mapping[str, bytes] = field(default=MappingProxyType({}), hash=False)
+    custom_metadata: Mapping[str, bytes] = field(default_factory=dict, hash=False)
     tier: StorageHint
     advanced: bool = False
     key_salt: bytes = field(repr=False)
