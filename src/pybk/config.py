@@ -1,0 +1,96 @@
+"""What a store may be told when it is opened; every number has its unit in its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from pybk.errors import UsageError
+from pybk.flags import StorageHint
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+_MINIMA: Final = {
+    "max_entry_bytes": 1,
+    "max_outstanding_bytes": 64 * KIB,
+    "log_file_bytes": MIB,
+    "unchecked_tail_bytes": 4 * MIB,
+    "cold_block_bytes": 4 * KIB,
+    "ssd_block_bytes": 4 * KIB,
+    "index_cache_bytes": MIB,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPolicy:
+    """Which closed ledgers move by themselves, and where to.
+
+    A ledger moves when it is closed, not there yet, at least ``min_age_seconds`` old, and at least ``min_bytes`` long.
+    """
+
+    target: StorageHint = StorageHint.HDD
+    min_age_seconds: float = 7 * 86_400.0
+    min_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Settings of one store; all have working defaults.
+
+    Behaviour:
+        max_entry_bytes: Longest payload accepted. Default 5 MiB.
+        default_tier: Where ledgers without hints live.
+        tier_policy: Moves closed ledgers by age and size; None moves nothing.
+        cold_compression: ``"zstd"`` compresses cold segments of the HDD tier; None stores them as they are.
+        free_bytes_low: The store turns read-only when a device has less free. Default 256 MiB.
+        free_bytes_ok: It takes appends again when every device has this much. Default 320 MiB.
+
+    Performance:
+        max_outstanding_bytes: Bytes appended and not yet durable; more must wait or fail. Default 32 MiB.
+        log_file_bytes: Size that log files grow to. Default 64 MiB.
+        unchecked_tail_bytes: Log that a reopen may have to read. A checkpoint starts at half of it, appends
+            wait at all of it. Default 256 MiB.
+        cold_block_bytes: Entries per cold-segment record. Default 256 KiB.
+        ssd_block_bytes: Entries per SSD record: one point read copies this much. Default 32 KiB.
+        index_cache_bytes: Index pages kept in memory for readers. Default 32 MiB.
+        fill_ratio: Files of which less than this share is live are packed anew. Default 0.85.
+        background: False leaves checkpoints, files made ahead and collection to explicit calls.
+    """
+
+    max_entry_bytes: int = 5 * MIB
+    default_tier: StorageHint = StorageHint.NVME
+    tier_policy: TierPolicy | None = None
+    cold_compression: str | None = None
+    free_bytes_low: int = 256 * MIB
+    free_bytes_ok: int = 320 * MIB
+
+    max_outstanding_bytes: int = 32 * MIB
+    log_file_bytes: int = 64 * MIB
+    unchecked_tail_bytes: int = 256 * MIB
+    cold_block_bytes: int = 256 * KIB
+    ssd_block_bytes: int = 32 * KIB
+    index_cache_bytes: int = 32 * MIB
+    fill_ratio: float = 0.85
+    background: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, naming them."""
+        for name, minimum in _MINIMA.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < minimum:
+                raise UsageError(f"{name} is {value!r}; it takes a whole number of bytes, at least {minimum}")
+        if self.max_entry_bytes > GIB:
+            raise UsageError(f"max_entry_bytes is {self.max_entry_bytes}; the limit is {GIB}: split larger objects")
+        if not 0.0 < self.fill_ratio <= 0.95:
+            raise UsageError(f"fill_ratio is {self.fill_ratio}; it lies above 0 and at most at 0.95")
+        if self.free_bytes_ok < self.free_bytes_low:
+            raise UsageError(f"free_bytes_ok {self.free_bytes_ok} is below free_bytes_low {self.free_bytes_low}")
+        if self.cold_compression not in (None, "zstd"):
+            raise UsageError(f"cold_compression is {self.cold_compression!r}; it takes None or 'zstd'")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names of all settings."""
+        return tuple(field.name for field in fields(cls))

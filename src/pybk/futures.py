@@ -1,0 +1,178 @@
+"""What ``append_async`` gives back: a future that is done when its commit is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from pybk.errors import AppendTimeoutError, PybkError
+from pybk.storage.log import Commit
+
+if TYPE_CHECKING:
+    from pybk.storage.log import Log
+
+T = TypeVar("T")
+
+ACKNOWLEDGED: Final = Commit.finished(None)
+"""The commit of appends that are acknowledged when they are made."""
+
+
+class AppendFuture(Generic[T]):
+    """The outcome of an append: an entry id, or a range of them.
+
+    Holds a reference to the commit it is part of, so that finishing a commit finishes all its futures at once.
+
+    Threads: any.
+    """
+
+    __slots__ = ("_commit", "_log", "_value")
+
+    def __init__(self, log: Log, commit: Commit, value: T) -> None:
+        self._log = log
+        self._commit = commit
+        self._value = value
+
+    def done(self) -> bool:
+        """Tell whether the append is durable or has failed."""
+        return self._commit.done
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the append; the waiting thread itself writes and syncs if no other does.
+
+        Args:
+            timeout: Seconds; None waits for as long as it takes.
+
+        Returns:
+            The entry id, or the range of ids.
+
+        Raises:
+            AppendTimeoutError: Not done in time; it goes on and may still succeed.
+            PybkError: It failed; ``outcome_unknown`` says whether the entry may be there all the same.
+        """
+        commit = self._commit
+        if not commit.done and not self._log.wait(commit, -1.0 if timeout is None else max(timeout, 0.0)):
+            raise AppendTimeoutError(f"the append was not durable after {timeout} s; it goes on: ask the future again")
+        if commit.error is not None:
+            raise commit.error
+        return self._value
+
+    def exception(self, timeout: float | None = None) -> PybkError | None:
+        """Wait like ``result``; return the error instead of raising it, None if there was none."""
+        try:
+            self.result(timeout)
+        except AppendTimeoutError:
+            raise
+        except PybkError as error:
+            return error
+        return None
+
+    def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:
+        """Have ``callback(self)`` called once when done; in the store's committer thread, so it must be short."""
+        self._log.when_done(self._commit, lambda: callback(self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in an event loop; all that one commit finishes is woken by one call into the loop."""
+        commit = self._commit
+        if not commit.done:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            _LoopWaker.of(self._log, commit, loop).add(waiter)
+            yield from waiter
+        return self.result()
+
+
+class _LoopWaker:
+    """Wakes the futures of one event loop that wait for one commit."""
+
+    __slots__ = ("_loop", "_waiters")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiters: list[asyncio.Future[None]] = []
+
+    @classmethod
+    def of(cls, log: Log, commit: Commit, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
+        """Return the waker of this commit and loop, registered with the commit."""
+        waker = commit.wakers.get(loop)
+        if waker is None:
+            waker = commit.wakers[loop] = cls(loop)
+            log.when_done(commit, waker)
+        return waker
+
+    def add(self, waiter: asyncio.Future[None]) -> None:
+        """Add a future of the loop; called in the loop's thread."""
+        self._waiters.append(waiter)
+
+    def __call__(self) -> None:
+        """Called by the committer thread when the commit is done."""
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:  # the loop was closed, so nobody waits in it
+            self._waiters = []
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class AdvancedFuture(AppendFuture[T]):
+    """An append to an advanced ledger: it joins a commit only when all entries before it were given.
+
+    Threads: any.
+    """
+
+    __slots__ = ("_callbacks", "_lock", "_staged")
+
+    def __init__(self, log: Log, value: T) -> None:
+        self._log = log
+        self._value = value
+        self._lock = threading.Lock()
+        self._staged = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def staged(self, commit: Commit | None, failed: PybkError | None = None) -> None:
+        """Take note of the commit it is part of now, or of why it will be part of none."""
+        with self._lock:
+            if commit is None:
+                commit = Commit.finished(failed)
+            self._commit = commit
+            self._staged.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._log.when_done(commit, callback)
+
+    def done(self) -> bool:
+        """Tell whether the append is durable, and all before it, or has failed."""
+        return self._staged.is_set() and self._commit.done
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait like any append, first for the entries before it; arguments and errors are the same."""
+        if not self._staged.wait(timeout):
+            raise AppendTimeoutError(f"entries before {self._value} were not appended within {timeout} s; append them: until "
+                                     "then it is not acknowledged")
+        return super().result(timeout)
+
+    def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:
+        """Have ``callback(self)`` called once when done; in the store's committer thread, so it must be short."""
+        with self._lock:
+            if not self._staged.is_set():
+                self._callbacks.append(lambda: callback(self))
+                return
+        super().add_done_callback(callback)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait in an event loop."""
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self.add_done_callback(lambda _: loop.call_soon_threadsafe(_finish, waiter))
+            yield from waiter
+        return self.result()
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,392 @@
+"""``LedgerManager``: what an application opens on a directory, and where its ledgers come from."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from pybk.config import StoreConfig
+from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
+from pybk.errors import IllegalOperationError, UnauthorizedError, UsageError
+from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
+from pybk.handles import LedgerReader, LedgerWriter
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.metrics import MetricsSnapshot
+from pybk.storage.readonly import ReadOnlyStore
+from pybk.storage.store import Store
+
+Tiers = Mapping[StorageHint, str | Sequence[str]]
+
+
+class _Closable(Protocol):
+    async def close_async(self) -> None:
+        """Close it."""
+
+
+H = TypeVar("H", bound=_Closable)
+
+
+class Opening(Generic[H], Awaitable[H]):
+    """A handle being opened in a thread: ``await`` it, or use it with ``async with`` to have it closed at the end."""
+
+    def __init__(self, call: Callable[[], H]) -> None:
+        self._call = call
+        self._handle: H | None = None
+
+    def __await__(self) -> Generator[Any, None, H]:
+        """Open it."""
+        return asyncio.to_thread(self._call).__await__()
+
+    async def __aenter__(self) -> H:
+        """Open it."""
+        self._handle = await asyncio.to_thread(self._call)
+        return self._handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it as its own ``async with`` would."""
+        handle: Any = self._handle
+        await handle.__aexit__(kind, error, traceback)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a manager is.
+
+    Attributes:
+        state: ``"ok"``, ``"read_only"`` (opened so, or short of space) or ``"failed"`` (close it and open it again).
+        reason: Why it is not ok; empty when it is.
+        outstanding_bytes: Appended and not durable yet.
+        tail_bytes: Log that the next open would read.
+        free_bytes: Free space by directory.
+    """
+
+    state: str
+    reason: str
+    outstanding_bytes: int
+    tail_bytes: int
+    free_bytes: Mapping[str, int]
+
+
+class LedgerManager:
+    """The ledgers of one directory.
+
+    Use it as a context manager, sync or async. Threads: any.
+    """
+
+    def __init__(self, store: Store | ReadOnlyStore) -> None:
+        """Use ``LedgerManager.open`` instead."""
+        self._store = store
+        self._keys = KeyRing(store.store_id, _salt(store), cost=store.cookie.scrypt_cost or 0)
+        self._closed = False
+
+    # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        tiers: Tiers | None = None,
+        read_only: bool = False,
+        config: StoreConfig | None = None,
+    ) -> LedgerManager:
+        """Open the ledgers in a directory, making it if it is not there.
+
+        Args:
+            path: The store's directory.
+            tiers: Directories of tiers that lie elsewhere, one or several each, as ``{StorageHint.HDD: "/mnt/hdd/pybk"}``.
+                Needed when the store is made or a device moved; remembered.
+            read_only: Read beside the process that writes; nothing is locked, recovered or written.
+            config: Settings; None for the defaults.
+
+        Returns:
+            The manager; everything that was ever acknowledged is there.
+
+        Raises:
+            StoreLockedError: Another process has it open; ``pid`` names it.
+            CookieError: A directory belongs to another store or another place, or is missing.
+            CorruptError: What was durable is damaged or missing.
+        """
+        config = config or StoreConfig()
+        root = os.fspath(path)
+        if read_only:
+            return cls(ReadOnlyStore.open(root, tiers=tiers, config=config))
+        return cls(Store.open(root, tiers=tiers, config=config))
+
+    @classmethod
+    def open_async(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        tiers: Tiers | None = None,
+        read_only: bool = False,
+        config: StoreConfig | None = None,
+    ) -> Opening[LedgerManager]:
+        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config))
+
+    def close(self) -> None:
+        """Wait for what is outstanding and close the store; ledgers that are open stay open. Closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            if not self._store.forked:
+                self._store.close()
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop goes on."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the manager itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the manager."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the manager itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the manager."""
+        await self.close_async()
+
+    def __repr__(self) -> str:
+        """Name the directory."""
+        return f"<LedgerManager {self._store.volumes.root}{', read-only' if self.read_only else ''}>"
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it was opened read-only."""
+        return isinstance(self._store, ReadOnlyStore)
+
+    def _view(self) -> Store | ReadOnlyStore:
+        """Return the store for reading."""
+        self._store.check_process()
+        if self._closed:
+            raise IllegalOperationError(f"the manager of {self._store.volumes.root} is closed; open it again")
+        return self._store
+
+    def _live(self) -> Store:
+        """Return the store for writing."""
+        store = self._view()
+        if isinstance(store, ReadOnlyStore):
+            raise IllegalOperationError(
+                f"{store.volumes.root} is open read-only; LedgerManager.open(path) without read_only=True can change it"
+            )
+        return store
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def create_ledger(
+        self,
+        *,
+        password: bytes = b"",
+        ledger_type: str = "",
+        storage_hints: Iterable[StorageHint] = (),
+        write_flags: WriteFlag = WriteFlag.NONE,
+        digest_type: DigestType = DigestType.HMAC_SHA256,
+        custom_metadata: Mapping[str, bytes] | None = None,
+        ledger_id: int | None = None,
+        insecure: bool = False,
+    ) -> LedgerWriter:
+        """Create a ledger and return its writer.
+
+        Args:
+            password: Needed to open the ledger; with HMAC_SHA256, also what its entries are authenticated by. It is stored
+                nowhere.
+            ledger_type: What the ledger is for; metrics are split by it. Names beginning with "." are the system's.
+            storage_hints: Where it should live; the first of NVME, SSD, HDD that is named is taken.
+            write_flags: How it is written.
+            digest_type: What guards its entries.
+            custom_metadata: Anything else, kept with it.
+            ledger_id: Makes an advanced ledger of this id, whose entry ids the caller gives.
+            insecure: Needed for ``DigestType.NONE``, which guards nothing.
+
+        Raises:
+            UsageError: An argument cannot be; nothing was done.
+            LedgerExistsError: ``ledger_id`` is taken.
+            StorageFullError: There is no room.
+
+        Durability: The ledger is on disk on return.
+        Cost: One synced write; the first use of a password costs one scrypt, about 50 ms.
+        """
+        store = self._live()
+        digest_type = DigestType(digest_type)
+        if digest_type is DigestType.NONE and not insecure:
+            raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
+        if ledger_id is not None and not 0 <= ledger_id < (1 << 63) - 1:
+            raise UsageError(f"ledger_id is {ledger_id}; it lies within 0 to {(1 << 63) - 2}")
+        hints = frozenset(StorageHint(hint) for hint in storage_hints)
+        salt = secrets.token_bytes(16)
+        new_id = store.new_ledger_id() if ledger_id is None else ledger_id
+        keys = self._keys.ledger_keys(_password(password), new_id, salt, 0)
+        metadata = LedgerMetadata(
+            ledger_id=new_id,
+            state=LedgerState.OPEN,
+            ledger_type=LedgerType(ledger_type),
+            storage_hints=hints,
+            write_flags=WriteFlag(write_flags),
+            digest_type=digest_type,
+            last_entry_id=-1,
+            length=0,
+            creation_time_ns=time.time_ns(),
+            creation_sequence=store.new_creation_sequence(),
+            custom_metadata=custom_metadata or {},
+            tier=next((tier for tier in StorageHint if tier in hints), store.config.default_tier),
+            advanced=ledger_id is not None,
+            key_salt=salt,
+            key_epoch=0,
+            verifier=keys.verifier,
+            version=0,
+        )
+        return LedgerWriter(store, store.create(metadata), entry_digest(digest_type, new_id, keys.entry_key))
+
+    def create_ledger_async(self, **arguments: Any) -> Opening[LedgerWriter]:
+        """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(lambda: self.create_ledger(**arguments))
+
+    def open_ledger(
+        self,
+        ledger_id: int,
+        *,
+        password: bytes = b"",
+        read_flags: ReadFlag = ReadFlag.NONE,
+        recover: bool | None = None,
+    ) -> LedgerReader:
+        """Open a ledger for reading.
+
+        Args:
+            ledger_id: The ledger.
+            password: The one it was created with.
+            read_flags: How it is read.
+            recover: True fences whoever is writing it and closes it, so that its last entry is final: every
+                acknowledged entry is in it. False leaves it alone. None: True, but False in a read-only manager.
+
+        Raises:
+            NoSuchLedgerError: It was never created, or deleted.
+            UnauthorizedError: The password is another; nothing was changed.
+        """
+        store = self._view()
+        if recover is None:
+            recover = not self.read_only
+        if recover:
+            self._live()
+        store.catch_up()
+        descriptor = store.descriptor(ledger_id)
+        digest = self._authorised(descriptor.metadata, password)
+        if recover and isinstance(store, Store):
+            store.close_ledger(descriptor, fence=True)
+        return LedgerReader(store, descriptor, digest, ReadFlag(read_flags))
+
+    def open_ledger_async(self, ledger_id: int, **arguments: Any) -> Opening[LedgerReader]:
+        """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(lambda: self.open_ledger(ledger_id, **arguments))
+
+    def _authorised(self, metadata: LedgerMetadata, password: bytes) -> EntryDigest:
+        keys = self._keys.ledger_keys(_password(password), metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
+        if not hmac.compare_digest(keys.verifier, metadata.verifier):
+            raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}; nothing was changed")
+        return entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key)
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
+
+        Durable on return; disk space comes back in the background while writes go on.
+        """
+        store = self._live()
+        store.delete(store.descriptor(ledger_id))
+
+    async def delete_ledger_async(self, ledger_id: int) -> None:
+        """Delete in a thread, so that the event loop goes on."""
+        await asyncio.to_thread(self.delete_ledger, ledger_id)
+
+    def list_ledgers(self, ledger_type: str | None = None) -> Iterator[int]:
+        """Yield the ids of all ledgers, ascending; only those of a type if one is given."""
+        store = self._view()
+        store.catch_up()
+        wanted = None if ledger_type is None else LedgerType(ledger_type)
+        return (m.ledger_id for m in store.ledgers() if wanted is None or m.ledger_type == wanted)
+
+    async def list_ledgers_async(self, ledger_type: str | None = None) -> list[int]:
+        """Return the ids of all ledgers as a list, made in a thread."""
+        return await asyncio.to_thread(lambda: list(self.list_ledgers(ledger_type)))
+
+    def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Return what is recorded of a ledger.
+
+        Raises:
+            NoSuchLedgerError: It was never created, or deleted.
+        """
+        store = self._view()
+        store.catch_up()
+        return store.metadata(ledger_id)
+
+    async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
+        """Look up in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.ledger_metadata, ledger_id)
+
+    def move_ledger(self, ledger_id: int, target: StorageHint) -> None:
+        """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends go on.
+
+        Raises:
+            NoSuchLedgerError: It was never created, or deleted.
+            StorageFullError: The target has no room; the ledger stays readable where it is.
+        """
+        store = self._live()
+        store.move(store.descriptor(ledger_id), StorageHint(target))
+
+    async def move_ledger_async(self, ledger_id: int, target: StorageHint) -> None:
+        """Move in a thread, so that the event loop goes on."""
+        await asyncio.to_thread(self.move_ledger, ledger_id, target)
+
+    # ---- the store -----------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Bring everything durable to its tier and into the index now, and free what is dead; reads and appends go on."""
+        store = self._live()
+        store.maintenance.checkpoint()
+        store.maintenance.collect()
+
+    async def checkpoint_async(self) -> None:
+        """Checkpoint in a thread, so that the event loop goes on."""
+        await asyncio.to_thread(self.checkpoint)
+
+    def health(self) -> Health:
+        """Return how the manager is."""
+        store = self._view()
+        free = {d.path: store.fs.free_bytes(d.path) for d in store.volumes.directories}
+        if isinstance(store, ReadOnlyStore):
+            return Health("read_only", "opened read-only", 0, 0, free)
+        state, reason = "ok", ""
+        if store.log.error is not None:
+            state, reason = "failed", str(store.log.error)
+        elif store.maintenance.full is not None:
+            state, reason = "read_only", store.maintenance.full
+        return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free)
+
+    def metrics(self) -> MetricsSnapshot:
+        """Return counters and latency histograms since opening, split by ledger type and tier."""
+        return self._view().metrics.snapshot()
+
+
+def _salt(store: Store | ReadOnlyStore) -> bytes:
+    salt = store.cookie.salt
+    assert salt is not None, "a store's own cookie carries its salt"
+    return salt
+
+
+def _password(password: object) -> bytes:
+    if not isinstance(password, bytes):
+        raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
+    return password

@@ -1,0 +1,169 @@
+"""Log files made ahead: allocated, zeroed and synced before the log needs them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from pybk.config import MIB, StoreConfig
+from pybk.errors import StorageFullError
+from pybk.flags import StorageHint
+from pybk.storage.logfile import BLOCK_BYTES
+from pybk.storage.volumes import LOG
+
+if TYPE_CHECKING:
+    from pybk.storage.filesystem import File
+    from pybk.storage.index import FileRow
+    from pybk.storage.volumes import Volumes
+
+FIRST_FILE_BYTES: Final = MIB
+_STEP_BYTES: Final = 4 * MIB
+_AHEAD_BYTES: Final = 128 * MIB
+_FILES_AHEAD_MAX: Final = 3
+
+
+class LogFileSupply:
+    """Makes log files and keeps track of those in use; what the log asks for its files.
+
+    Sizes double from 1 MiB up to ``log_file_bytes``, so that a small store stays small. Zeros are written in steps with
+    pauses, so that syncs of the log pass between them.
+
+    Threads: the log's driver asks, the maintenance thread makes.
+    """
+
+    def __init__(self, volumes: Volumes, config: StoreConfig, on_use: Callable[[], None]) -> None:
+        self._volumes = volumes
+        self._config = config
+        self._on_use = on_use
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        self._ahead: list[tuple[FileRow, File]] = []
+        self._current: tuple[FileRow, File] | None = None
+        self._next_bytes = FIRST_FILE_BYTES
+        self._left: dict[int, int] = {}
+        self._closing: list[tuple[FileRow, File]] = []
+
+    # ---- what the log asks ---------------------------------------------------------------------------------------
+
+    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
+        """Return the first file of at least this size with an id above ``after``, making it now if none is ready.
+
+        Raises:
+            StorageFullError: There is no room for a file; nothing was written.
+            OSError: Making it failed otherwise.
+        """
+        with self._lock:
+            current = self._current
+            if current is not None and current[0].file_id > after:
+                return current[0].file_id, current[1]
+            passed = [pair for pair in self._ahead if pair[1].size < bytes_min]
+            ready = [pair for pair in self._ahead if pair[1].size >= bytes_min]
+        for pair in passed:  # too small for this commit: gone before the log passes it, for no file may be skipped
+            self._discard(pair)
+        if not ready:
+            with self._making:
+                with self._lock:
+                    ready = list(self._ahead)
+                if not ready:
+                    ready = [self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)]
+        if ready[0][1].size < bytes_min:
+            return self.next_log_file(bytes_min, after)
+        with self._lock:
+            self._ahead = [pair for pair in self._ahead if pair[0].file_id > ready[0][0].file_id]
+            if current is not None:
+                self._closing.append(current)
+            self._current = ready[0]
+        self._volumes.add(ready[0][0])
+        self._on_use()
+        return ready[0][0].file_id, ready[0][1]
+
+    def log_file_left(self, file_id: int, used_bytes: int) -> None:
+        """Take note that the log will write no more to a file of which it used this much."""
+        with self._lock:
+            self._left[file_id] = used_bytes
+        self._on_use()
+
+    # ---- what maintenance does -----------------------------------------------------------------------------------
+
+    def make_ahead(self, *, pause: bool) -> None:
+        """Make files until enough are ready.
+
+        Raises:
+            StorageFullError: There is no room.
+            OSError: Making one failed otherwise.
+        """
+        while True:
+            with self._making:
+                with self._lock:
+                    ready = sum(file.size for _, file in self._ahead)
+                    count = len(self._ahead)
+                    if ready >= min(_AHEAD_BYTES, 2 * self._next_bytes) or count >= _FILES_AHEAD_MAX:
+                        return
+                self._make(self._next_bytes, 0.5 if pause and count else 0.0)
+
+    def _make(self, size: int, pause_ratio: float) -> tuple[FileRow, File]:
+        """Make one durable file of zeros and put it in the queue; the caller holds ``_making``."""
+        size += -size % BLOCK_BYTES
+        volumes = self._volumes
+        row = volumes.new_file(LOG, StorageHint.NVME)._replace(bytes=size)
+        path = volumes.path_of(row)
+        if volumes.fs.free_bytes(volumes.directory_of(row)) < size + size // 8:
+            raise StorageFullError(f"{volumes.directory_of(row)} has no room for a log file of {size} bytes; free some space or "
+                                   "delete ledgers, then append again")
+        file = volumes.fs.create(path, size)
+        for offset in range(0, size, _STEP_BYTES):
+            began = time.monotonic()
+            file.write_zeros(offset, min(_STEP_BYTES, size - offset))
+            if pause_ratio:
+                time.sleep((time.monotonic() - began) * pause_ratio)
+        file.sync()
+        volumes.fs.sync_directory(volumes.directory_of(row))
+        with self._lock:
+            self._ahead.append((row, file))
+            self._next_bytes = min(max(size, self._next_bytes) * 2, self._config.log_file_bytes)
+        return row, file
+
+    def _discard(self, pair: tuple[FileRow, File]) -> None:
+        with self._lock:
+            self._ahead = [other for other in self._ahead if other[0].file_id != pair[0].file_id]
+        pair[1].close()
+        self._volumes.fs.unlink(self._volumes.path_of(pair[0]))
+        self._volumes.fs.sync_directory(self._volumes.directory_of(pair[0]))
+
+    def used_bytes(self, file_id: int) -> int | None:
+        """Return how much of a file the log used before it went on, None while it may write to it."""
+        with self._lock:
+            return self._left.get(file_id)
+
+    def adopt(self, row: FileRow, used_bytes: int) -> None:
+        """Take note of a log file of an earlier process, which the log will write no more to."""
+        file = self._volumes.fs.open(self._volumes.path_of(row), writable=True)
+        with self._lock:
+            self._left[row.file_id] = used_bytes
+            self._closing.append((row, file))
+
+    def tidy(self) -> None:
+        """Close files the log has left, and give the blocks back that it did not use; those stay zeros."""
+        with self._lock:
+            closing, self._closing = self._closing, []
+            if self._current is not None and self._current[0].file_id in self._left:
+                closing.append(self._current)
+                self._current = None
+        for row, file in closing:
+            used = self._left.get(row.file_id, file.size)
+            if used < file.size:
+                file.punch(used, file.size - used)
+            file.close()
+
+    def forget(self, file_id: int) -> None:
+        """Forget a file that was unlinked."""
+        with self._lock:
+            self._left.pop(file_id, None)
+
+    def close(self) -> None:
+        """Remove the files that were never begun and close the others."""
+        while self._ahead:
+            self._discard(self._ahead[0])
+        self.tidy()

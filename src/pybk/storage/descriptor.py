@@ -1,0 +1,207 @@
+"""One ledger in memory: the object whose lock orders its appends, its fence and its close.
+
+A process holds one descriptor per ledger. It knows what was pushed, what is durable, what is confirmed, and where the
+entries lie that the index does not know yet (the *tail*).
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pybk.errors import PybkError
+from pybk.flags import WriteFlag
+from pybk.ledger import LedgerMetadata
+from pybk.storage.record import RUN_DTYPE, Runs
+
+if TYPE_CHECKING:
+    from pybk.storage.log import StagedRun
+
+RUN_WORDS: Final = 4
+
+
+class Page(NamedTuple):
+    """Runs in the shape that point lookups want: ``firsts`` sorted, and four words per run (``docs/format.md``)."""
+
+    firsts: array[int]
+    words: array[int]
+    last_entry_id: int
+
+    @classmethod
+    def of(cls, runs: Runs) -> Page:
+        """Make a page of a non-empty, sorted run array."""
+        last = runs[-1]
+        firsts = array("q", np.ascontiguousarray(runs["first"]).tobytes())
+        return cls(firsts, array("q", runs.tobytes()), int(last["first"]) + int(last["stride"]) * (int(last["count"]) - 1))
+
+
+class LedgerDescriptor:
+    """State of one ledger.
+
+    Threads: ``lock`` guards what appends change; ``place_lock`` guards where entries lie. A thread that needs both takes
+    ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "advanced_callbacks",
+        "changed",
+        "deferred",
+        "deleted",
+        "error",
+        "generation",
+        "last_add_confirmed",
+        "last_checked",
+        "last_durable",
+        "last_pushed",
+        "ledger_id",
+        "length_durable",
+        "length_pushed",
+        "lock",
+        "metadata",
+        "metadata_pushed",
+        "page_firsts",
+        "pages",
+        "place_lock",
+        "staging",
+        "tail",
+        "tail_firsts",
+    )
+
+    def __init__(
+        self, metadata: LedgerMetadata, *, last_checked: int = -1, last_add_confirmed: int = -1, length: int = 0
+    ) -> None:
+        self.ledger_id: Final = metadata.ledger_id
+        self.metadata = metadata
+        self.metadata_pushed = metadata
+        self.lock = threading.Lock()
+        self.place_lock = threading.Lock()
+        self.deferred = WriteFlag.DEFERRED_FORCE in metadata.write_flags
+        self.last_pushed = last_checked
+        self.length_pushed = length
+        self.last_durable = last_checked
+        self.length_durable = length
+        self.last_add_confirmed = last_add_confirmed
+        self.last_checked = last_checked
+        self.error: PybkError | None = None
+        self.deleted = False
+        self.changed = False
+        self.generation = 0
+        self.staging: StagedRun | None = None
+        self.tail_firsts = array("q")
+        self.tail = array("q")
+        self.page_firsts: list[int] = []
+        self.pages: list[Page] = []
+        self.advanced_callbacks: list[Callable[[], None]] = []
+
+    def settle(self) -> None:
+        """Take what is durable as all that was pushed: nobody is writing."""
+        self.last_pushed = self.last_durable
+        self.length_pushed = self.length_durable
+
+    def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
+        """Record that a run is durable at its place; called in entry order, by whoever holds the log's baton."""
+        with self.place_lock:
+            firsts = self.tail_firsts
+            if first > self.last_durable and (not firsts or firsts[-1] < first):
+                del self.tail[len(firsts) * RUN_WORDS :]  # what an interrupted call left
+                self.tail.extend(words)
+                firsts.append(first)
+            self.last_durable = max(self.last_durable, first + count - 1)
+            self.length_durable = length
+        if not self.deferred:
+            self.confirm(self.last_durable)
+
+    def confirm(self, last_add_confirmed: int) -> None:
+        """Move the last add confirmed forward, never back, and wake who follows."""
+        if last_add_confirmed > self.last_add_confirmed:
+            self.last_add_confirmed = last_add_confirmed
+            self.wake_followers()
+
+    def wake_followers(self) -> None:
+        """Call and forget the callbacks of those who wait for the ledger to move."""
+        if self.advanced_callbacks:
+            with self.place_lock:
+                callbacks, self.advanced_callbacks = self.advanced_callbacks, []
+            for callback in callbacks:
+                callback()
+
+    def when_advanced(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once, from some thread, at the next change of LAC or state; it must not block."""
+        with self.place_lock:
+            self.advanced_callbacks.append(callback)
+
+    def tail_snapshot(self) -> Runs:
+        """Return a copy of the tail as runs."""
+        with self.place_lock:
+            return np.frombuffer(self.tail.tobytes(), RUN_DTYPE)
+
+    def tail_from(self, entry_id: int, runs_max: int) -> Runs | None:
+        """Return a copy of up to ``runs_max`` tail runs, the first holding ``entry_id``; None if the tail has it not."""
+        with self.place_lock:
+            firsts = self.tail_firsts
+            if not firsts or entry_id < firsts[0] or entry_id > self.last_durable:
+                return None
+            index = bisect_right(firsts, entry_id) - 1
+            words = self.tail[index * RUN_WORDS : (index + runs_max) * RUN_WORDS]
+        return np.frombuffer(words.tobytes(), RUN_DTYPE)
+
+    def find(self, entry_id: int) -> tuple[int, int, int, int] | None:
+        """Return the four words of the run that holds ``entry_id``, from the tail or a cached page; None: ask the index."""
+        with self.place_lock:
+            firsts = self.tail_firsts
+            if firsts and entry_id >= firsts[0]:
+                if entry_id > self.last_durable:
+                    return None
+                words = self.tail
+            else:
+                number = bisect_right(self.page_firsts, entry_id) - 1
+                if number < 0 or entry_id > self.pages[number].last_entry_id:
+                    return None
+                firsts, words = self.pages[number].firsts, self.pages[number].words
+            at = (bisect_right(firsts, entry_id) - 1) * RUN_WORDS
+            return words[at], words[at + 1], words[at + 2], words[at + 3]
+
+    def rebase(self, last_checked: int, length: int) -> None:
+        """Begin again from what the index knows, with an empty tail."""
+        with self.place_lock:
+            del self.tail_firsts[:], self.tail[:]
+            self.last_checked = self.last_durable = last_checked
+            self.length_durable = length
+            self.forget_places()
+
+    def checkpointed(self, last_checked: int) -> None:
+        """Forget the tail up to and including ``last_checked``, which the index now knows."""
+        with self.place_lock:
+            drop = bisect_right(self.tail_firsts, last_checked)
+            del self.tail_firsts[:drop]
+            del self.tail[: drop * RUN_WORDS]
+            self.last_checked = max(self.last_checked, last_checked)
+            self.forget_places()
+
+    def remember(self, page: Page, generation: int) -> None:
+        """Keep an index page for later lookups, unless entries were moved since ``generation`` was read."""
+        with self.place_lock:
+            if generation == self.generation:
+                number = bisect_right(self.page_firsts, page.firsts[0])
+                if number == 0 or self.page_firsts[number - 1] != page.firsts[0]:
+                    self.page_firsts.insert(number, page.firsts[0])
+                    self.pages.insert(number, page)
+
+    def forget(self, first_entry_id: int) -> None:
+        """Drop the cached page that begins with this entry, if it is still there."""
+        with self.place_lock:
+            number = bisect_right(self.page_firsts, first_entry_id) - 1
+            if number >= 0 and self.page_firsts[number] == first_entry_id:
+                del self.page_firsts[number], self.pages[number]
+
+    def forget_places(self) -> None:
+        """Drop all cached pages, because entries moved; the caller holds ``place_lock``."""
+        self.page_firsts = []
+        self.pages = []
+        self.generation += 1

@@ -1,0 +1,617 @@
+"""The log: group commit by whoever waits.
+
+Appends *stage* their entries in the commit that is forming. One thread at a time holds the **baton**: it takes the forming
+commit, writes it with one synced write, publishes where its entries lie, and wakes who waits. Waiting threads are drivers;
+the committer thread drives only for futures, and is the one that runs callbacks.
+
+Invariants:
+    A commit is written only after the one before it is durable, so a valid commit proves all before it.
+    Every step of a commit can be repeated: a driver that is interrupted at any line leaves the commit in ``_inflight``, and the
+    next driver does it again from the start, the same bytes at the same place.
+    A write or sync that failed is final: the log takes nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageFullError
+from pybk.storage.logfile import (
+    BLOCK_BYTES,
+    COMMIT_HEADER_BYTES,
+    encode_commit_header,
+    encode_file_header,
+    padding,
+)
+from pybk.storage.record import RECORD_HEADER_BYTES, encode_entries
+
+if TYPE_CHECKING:
+    from pybk.storage.descriptor import LedgerDescriptor
+    from pybk.storage.filesystem import File
+    from pybk.storage.watermark import Watermark
+
+logger = logging.getLogger(__name__)
+
+_ZEROS: Final = bytes(BLOCK_BYTES)
+_FULL: Final = "full"
+
+
+class LogFiles(Protocol):
+    """What hands the log its files. Both calls may be repeated with the same arguments, with the same result."""
+
+    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
+        """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
+
+    def log_file_left(self, file_id: int, used_bytes: int) -> None:
+        """Take note that the log will write no more to a file of which it used this much."""
+
+
+class CommitObserver(Protocol):
+    """Who is told of each durable commit, for metrics and for the size of the unchecked tail."""
+
+    def committed(self, commit: Commit, now_ns: int) -> None:
+        """Called once per commit by the driver, after publishing."""
+
+
+class StagedRun:
+    """Consecutive entries of one ledger in one commit."""
+
+    __slots__ = ("commit", "descriptor", "first", "length", "parts", "sizes", "staged_ns")
+
+    def __init__(self, commit: Commit, descriptor: LedgerDescriptor, first: int, staged_ns: int) -> None:
+        self.commit = commit
+        self.descriptor = descriptor
+        self.first = first
+        self.sizes: list[int] = []
+        self.parts: list[bytes | memoryview] = []
+        self.length = 0
+        self.staged_ns = staged_ns
+
+
+class Commit:
+    """What becomes durable together.
+
+    ``done`` is set once everything in it is durable and published, or ``error`` is set. ``wakers`` belongs to who waits in event
+    loops: one waker per loop.
+    """
+
+    __slots__ = ("base", "buffers", "callbacks", "controls", "done", "error", "file_id", "lsn", "payload_bytes", "places", "runs",
+                 "size", "waiters", "wakers", "wanted")
+
+    def __init__(self) -> None:
+        self.runs: list[StagedRun] = []
+        self.controls: list[tuple[Callable[[int], bytes], Callable[[], None]]] = []
+        self.payload_bytes = 0
+        self.waiters: list[threading.Lock] = []
+        self.callbacks: list[Callable[[], None]] = []
+        self.wakers: dict[Any, Any] = {}
+        self.wanted = False
+        self.done = False
+        self.error: PybkError | None = None
+        self.lsn = 0
+        self.file_id = 0
+        self.base = 0
+        self.size = 0
+        self.buffers: list[bytes | memoryview] = []
+        self.places: list[tuple[int, int]] = []
+
+    @classmethod
+    def finished(cls, error: PybkError | None) -> Commit:
+        """Return a commit of nothing that is done already."""
+        commit = cls()
+        commit.done = True
+        commit.error = error
+        return commit
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing was staged."""
+        return not self.runs and not self.controls
+
+
+class Log:
+    """The append side of the log.
+
+    Threads: any, except where a method says who calls it.
+    """
+
+    def __init__(
+        self,
+        *,
+        store_id: bytes,
+        files: LogFiles,
+        watermark: Watermark,
+        observer: CommitObserver,
+        next_lsn: int,
+        outstanding_bytes_max: int,
+    ) -> None:
+        self._store_id = store_id
+        self._files = files
+        self._watermark = watermark
+        self._observer = observer
+        self._next_lsn = next_lsn
+        self._outstanding_max = outstanding_bytes_max
+        self._outstanding = 0
+        self._held = False
+        self._mutex = threading.Lock()
+        self._forming = Commit()
+        self._inflight: Commit | None = None
+        self._driver: threading.Lock | None = None
+        self._error: PybkError | None = None
+        self._file: File | None = None
+        self._file_id = 0
+        self._file_offset = 0
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._kick = threading.Lock()
+        self._kick.acquire()
+        self._stopping = False
+        self._committer = threading.Thread(target=self._commit_for_futures, name="pybk-committer", daemon=True)
+        self._committer.start()
+
+    # ---- staging -------------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes staged and not yet durable."""
+        return self._outstanding
+
+    @property
+    def durable_lsn(self) -> int:
+        """LSN of the last durable commit."""
+        return self._next_lsn - 1
+
+    @property
+    def error(self) -> PybkError | None:
+        """Why the log takes nothing more, or None."""
+        return self._error
+
+    def hold(self, held: bool) -> None:
+        """Have ``stage`` refuse entries, because the tail is as long as it may be; or no more."""
+        self._held = held
+
+    def stage(
+        self,
+        descriptor: LedgerDescriptor,
+        first_entry_id: int,
+        sizes: Sequence[int],
+        parts: Sequence[bytes | memoryview],
+        length: int,
+        *,
+        wanted: bool,
+    ) -> Commit | None:
+        """Stage entries of one ledger; the caller holds ``descriptor.lock``.
+
+        Args:
+            descriptor: The ledger.
+            first_entry_id: Id of the first entry.
+            sizes: Encoded bytes of each entry.
+            parts: The encoded bytes, in order, in any pieces.
+            length: Cumulative payload bytes of the ledger with these entries.
+            wanted: Whether somebody will wait for it; unwanted entries stay buffered until a wanted commit takes them.
+
+        Returns:
+            The commit they are part of, or None when too many bytes are outstanding: nothing was staged then.
+
+        Raises:
+            PybkError: The log failed or is closed.
+        """
+        nbytes = sum(sizes)
+        with self._mutex:
+            if self._error is not None:
+                raise self._error
+            if descriptor.error is not None:
+                raise descriptor.error
+            if self._held or self._outstanding and self._outstanding + nbytes > self._outstanding_max:
+                return None
+            commit = self._forming
+            run = descriptor.staging
+            if run is None or run.commit is not commit:
+                run = StagedRun(commit, descriptor, first_entry_id, time.monotonic_ns())
+                commit.runs.append(run)
+                descriptor.staging = run
+            run.sizes.extend(sizes)
+            run.parts.extend(parts)
+            run.length = length
+            self._outstanding += nbytes
+            commit.payload_bytes += nbytes
+            if wanted:
+                commit.wanted = True
+        return commit
+
+    def stage_entry(
+        self,
+        descriptor: LedgerDescriptor,
+        entry_id: int,
+        size: int,
+        prefix: bytes,
+        payload: bytes,
+        length: int,
+        wanted: bool,
+    ) -> Commit | None:
+        """Stage one entry, given as what stands before its payload, and the payload; otherwise as ``stage``."""
+        with self._mutex:
+            if self._error is not None:
+                raise self._error
+            if descriptor.error is not None:
+                raise descriptor.error
+            if self._held or self._outstanding and self._outstanding + size > self._outstanding_max:
+                return None
+            commit = self._forming
+            run = descriptor.staging
+            if run is None or run.commit is not commit:
+                run = StagedRun(commit, descriptor, entry_id, time.monotonic_ns())
+                commit.runs.append(run)
+                descriptor.staging = run
+            run.sizes.append(size)
+            run.parts.append(prefix)
+            run.parts.append(payload)
+            run.length = length
+            self._outstanding += size
+            commit.payload_bytes += size
+            if wanted:
+                commit.wanted = True
+        return commit
+
+    def stage_control(self, encode: Callable[[int], bytes], apply: Callable[[], None]) -> Commit:
+        """Stage a control record behind everything staged so far.
+
+        Args:
+            encode: Given the LSN, returns the whole record.
+            apply: Called by the driver when the record is durable, before waiters wake; may be called twice.
+        """
+        with self._mutex:
+            if self._error is not None:
+                raise self._error
+            commit = self._forming
+            commit.controls.append((encode, apply))
+            commit.wanted = True
+        return commit
+
+    # ---- waiting -------------------------------------------------------------------------------------------------
+
+    def wait(self, commit: Commit, timeout: float = -1.0) -> bool:
+        """Return when ``commit`` is done, driving the log meanwhile if nobody does.
+
+        Args:
+            commit: What was staged.
+            timeout: Seconds to wait for another driver, negative for no limit; own driving is not cut short.
+
+        Returns:
+            False if the time ran out first.
+        """
+        token = threading.Lock()
+        try:
+            try:
+                return self._wait(commit, token, timeout)
+            finally:
+                self._release_baton(token)
+        except BaseException:
+            # An exception inside the line above must not keep the baton; releasing twice is harmless.
+            self._release_baton(token)
+            raise
+
+    def _wait(self, commit: Commit, token: threading.Lock, timeout: float) -> bool:
+        token.acquire()
+        with self._mutex:
+            if commit.done:
+                return True
+            commit.wanted = True
+            if self._driver is None:
+                self._driver = token
+            else:
+                commit.waiters.append(token)
+        if self._driver is not token and not token.acquire(timeout=timeout):
+            return commit.done
+        while not commit.done:
+            self._drive_once()
+        return True
+
+    def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called by the committer thread once ``commit`` is done."""
+        with self._mutex:
+            commit.wanted = True
+            if commit.done:
+                self._callbacks.append(callback)
+            else:
+                commit.callbacks.append(callback)
+            self._kick_committer()
+
+    def kick(self) -> None:
+        """See to it that what is staged and wanted gets committed although nobody waits."""
+        if self._driver is None and self._kick.locked():
+            with self._mutex:
+                self._kick_committer()
+
+    def wait_for_space(self) -> None:
+        """Return when the bytes outstanding now are fewer, driving the log if need be."""
+        with self._mutex:
+            commit = self._inflight if self._inflight is not None else self._forming
+        self.wait(commit)
+
+    def flush(self) -> None:
+        """Return when everything staged before the call is durable.
+
+        Raises:
+            PybkError: It could not be made durable.
+        """
+        with self._mutex:
+            commit = self._forming
+            if commit.is_empty():
+                inflight = self._inflight
+                if inflight is None:
+                    return
+                commit = inflight
+        self.wait(commit)
+        if commit.error is not None:
+            raise commit.error
+
+    # ---- the baton -----------------------------------------------------------------------------------------------
+
+    def _release_baton(self, token: threading.Lock) -> None:
+        """Pass the baton on, if ``token`` holds it: to a waiter, else to the committer if anything is wanted."""
+        with self._mutex:
+            if token.locked():  # whoever left waits no more, and must not be handed the baton later
+                token.release()
+            if self._driver is not token:
+                return
+            for commit in (self._inflight, self._forming):
+                if commit is not None:
+                    if commit.done:
+                        _wake(commit)
+                    for waiter in commit.waiters:
+                        if waiter is not token and waiter.locked():
+                            self._driver = waiter
+                            waiter.release()
+                            return
+            self._driver = None
+            if self._inflight is not None or self._forming.wanted or self._callbacks:
+                self._kick_committer()
+
+    def _kick_committer(self) -> None:
+        if self._kick.locked():
+            self._kick.release()
+
+    def _commit_for_futures(self) -> None:
+        """Body of the committer thread."""
+        while True:
+            self._kick.acquire()
+            if self._stopping:
+                return
+            while self._drive_for_futures():
+                pass
+
+    def _drive_for_futures(self) -> bool:
+        self._run_callbacks()
+        token = threading.Lock()
+        token.acquire()
+        with self._mutex:
+            if self._driver is not None or not (self._inflight is not None or self._forming.wanted):
+                return False
+            self._driver = token
+        try:
+            self._drive_once()
+        finally:
+            self._release_baton(token)
+        self._run_callbacks()
+        return True
+
+    def _run_callbacks(self) -> None:
+        while self._callbacks:
+            callback = self._callbacks.popleft()
+            try:
+                callback()
+            except Exception:
+                logger.exception("a callback of a finished append raised; the append itself is done")
+
+    # ---- one commit ----------------------------------------------------------------------------------------------
+
+    def _drive_once(self) -> None:
+        """Make one commit durable, or fail it; the caller holds the baton."""
+        commit = self._inflight
+        if commit is None:
+            with self._mutex:
+                commit = self._forming
+                self._forming = Commit()
+                self._inflight = commit
+        if not commit.done:
+            try:
+                if commit.is_empty():
+                    commit.done = True
+                elif (error := commit.error or self._error) is not None:
+                    self._fail(commit, error)
+                else:
+                    self._write(commit)
+                    self._publish(commit)
+            except StorageFullError as error:
+                self._fail(commit, error)
+            except (OSError, StorageFailedError) as error:
+                failed = StorageFailedError(
+                    f"writing the log failed ({error}); this store takes no more appends: close it, mend the device, "
+                    "open it again"
+                )
+                failed.__cause__ = error
+                self._error = failed
+                self._fail(commit, failed)
+        self._finish(commit)
+
+    def _write(self, commit: Commit) -> None:
+        if not commit.buffers:
+            records = self._encode(commit)
+            self._place(commit)
+            commit.buffers = self._frame(commit, records)
+        assert self._file is not None
+        header_bytes = BLOCK_BYTES if commit.base == BLOCK_BYTES else 0
+        self._file.write_durable(commit.buffers, commit.base - header_bytes)
+
+    def _encode(self, commit: Commit) -> list[bytes | memoryview]:
+        """Build the records of a commit and remember where in the commit each run's record begins."""
+        lsn = self._next_lsn
+        commit.lsn = lsn
+        records: list[bytes | memoryview] = []
+        places = []
+        at = COMMIT_HEADER_BYTES
+        for run in commit.runs:
+            header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
+            records.append(header)
+            records.append(body)
+            places.append((at, len(body)))
+            at += RECORD_HEADER_BYTES + len(body)
+        for encode, _ in commit.controls:
+            record = encode(lsn)
+            records.append(record)
+            at += len(record)
+        commit.places = places
+        commit.size = at
+        return records
+
+    def _place(self, commit: Commit) -> None:
+        """Choose file and offset, going on in the next file when this one is full."""
+        size = commit.size + padding(commit.size)
+        if self._file is None or self._file_offset + size > self._file.size:
+            file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
+            if self._file is not None:
+                self._files.log_file_left(self._file_id, self._file_offset)
+            self._file, self._file_id, self._file_offset = file, file_id, BLOCK_BYTES
+        commit.file_id = self._file_id
+        commit.base = self._file_offset
+
+    def _frame(self, commit: Commit, records: list[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Return what to write: a new file's header goes out with its first commit, under the same sync."""
+        buffers: list[bytes | memoryview] = []
+        if commit.base == BLOCK_BYTES:
+            buffers.append(encode_file_header(self._store_id, commit.file_id, commit.lsn, commit.lsn - 1))
+        record_count = len(commit.runs) + len(commit.controls)
+        body_bytes = commit.size - COMMIT_HEADER_BYTES
+        buffers.append(encode_commit_header(commit.lsn, commit.lsn - 1, commit.file_id, record_count, body_bytes))
+        buffers += records
+        pad = padding(commit.size)
+        if pad:
+            buffers.append(_ZEROS[:pad])
+        return buffers
+
+    def _publish(self, commit: Commit) -> None:
+        """Tell the ledgers where their entries lie; may be repeated."""
+        self._watermark.advance(commit.lsn)
+        place = commit.base | commit.file_id << 32
+        for run, (at, body_bytes) in zip(commit.runs, commit.places, strict=True):
+            count = len(run.sizes)
+            run.descriptor.publish(run.first, count, run.length, (run.first, count | 1 << 32, place + at, body_bytes))
+        for _, apply in commit.controls:
+            apply()
+        with self._mutex:
+            self._next_lsn = commit.lsn + 1
+            self._file_offset = commit.base + commit.size + padding(commit.size)
+            commit.done = True
+        self._observer.committed(commit, time.monotonic_ns())
+
+    def _fail(self, commit: Commit, error: PybkError) -> None:
+        """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap."""
+        with self._mutex:
+            for failed in (commit, self._forming):
+                for run in failed.runs:
+                    run.descriptor.error = error
+                failed.error = error
+            commit.done = True
+
+    def _finish(self, commit: Commit) -> None:
+        """Wake who waits for a done commit; may be repeated."""
+        with self._mutex:
+            if self._inflight is commit:
+                self._outstanding -= commit.payload_bytes
+                self._inflight = None
+            if commit.callbacks:
+                self._callbacks.extend(commit.callbacks)
+                commit.callbacks = []
+                self._kick_committer()
+            commit.buffers = []
+            _wake(commit)
+
+    # ---- cutting and closing -------------------------------------------------------------------------------------
+
+    def cut(self, snapshot: Callable[[], None]) -> int:
+        """Leave the current log file, so that the next commit begins another.
+
+        Args:
+            snapshot: Called while no commit can be published, to see exactly what the files so far hold.
+
+        Returns:
+            LSN of the last commit in the files so far.
+        """
+        return self._holding_baton(lambda: self._cut(snapshot))
+
+    def _cut(self, snapshot: Callable[[], None]) -> int:
+        while self._inflight is not None:
+            self._drive_once()
+        file = self._file
+        if file is not None:
+            self._files.log_file_left(self._file_id, self._file_offset)
+            self._file = None
+        snapshot()
+        return self._next_lsn - 1
+
+    def _holding_baton(self, work: Callable[[], int]) -> int:
+        token = threading.Lock()
+        try:
+            try:
+                token.acquire()
+                with self._mutex:
+                    if self._driver is None:
+                        self._driver = token
+                    else:
+                        self._forming.waiters.append(token)
+                if self._driver is not token:
+                    token.acquire()
+                    self._take_baton(token)
+                return work()
+            finally:
+                self._release_baton(token)
+        except BaseException:
+            self._release_baton(token)
+            raise
+
+    def _take_baton(self, token: threading.Lock) -> None:
+        """Become the driver after having been woken, whether the baton came with the wake-up or not."""
+        while True:
+            with self._mutex:
+                if self._driver is None:
+                    self._driver = token
+                if self._driver is token:
+                    return
+                if not token.locked():
+                    token.acquire()
+                self._forming.waiters.append(token)
+            token.acquire()
+
+    def fail(self, error: PybkError) -> None:
+        """Take nothing more, and fail what is staged, with ``error``."""
+        with self._mutex:
+            if self._error is None:
+                self._error = error
+
+    def close(self) -> None:
+        """Commit what is staged, stop the committer thread and leave the file; further appends are refused."""
+        try:
+            if self._error is None:
+                self.flush()
+        finally:
+            self.fail(ClosedError("the manager is closed; open it again to append"))
+            self._stopping = True
+            with self._mutex:
+                self._kick_committer()
+            if threading.current_thread() is not self._committer:
+                self._committer.join()
+            self._run_callbacks()
+            file, self._file = self._file, None
+            if file is not None:
+                self._files.log_file_left(self._file_id, self._file_offset)
+
+
+def _wake(commit: Commit) -> None:
+    """Release the waiters of a done commit; a waiter released twice has left its lock behind."""
+    for waiter in commit.waiters:
+        if waiter.locked():
+            waiter.release()

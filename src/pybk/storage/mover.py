@@ -1,0 +1,168 @@
+"""One way to move entries: read records, check them, write them packed at the target, sync.
+
+Checkpoint, compaction and tier moves differ in what they move and why; this file moves it. Nothing here changes the index: the
+caller commits the new runs, and only then drops the old ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pybk.errors import CorruptError
+from pybk.flags import StorageHint
+from pybk.storage.cold import ColdSegmentWriter
+from pybk.storage.index import FileRow, entries_key
+from pybk.storage.reading import locate_entries
+from pybk.storage.record import RECORD_HEADER_BYTES, RUN_COMPRESSED, RUN_DTYPE, Runs, encode_entries
+from pybk.storage.volumes import COLD, ENTRIES
+
+if TYPE_CHECKING:
+    from pybk.storage.view import Loaded, StoreView
+
+_TRANSACTION_BYTES: Final = 16 << 20
+
+Piece = tuple[int, list[int], list[bytes | memoryview]]
+"""First entry id, sizes, and parts of what becomes one record."""
+
+
+class Mover:
+    """Packs entries of many ledgers into one tier.
+
+    Call ``move`` in order of ledger and entry, then ``finish``; or ``abort``. Ledgers of one ``Mover`` share its files.
+
+    Threads: one.
+    """
+
+    def __init__(self, view: StoreView, store_id: bytes, tier: StorageHint) -> None:
+        self._view = view
+        self._store_id = store_id
+        self._tier = tier
+        self._writer: ColdSegmentWriter | None = None
+        self._row: FileRow | None = None
+        self._rows: list[FileRow] = []
+        self._puts: list[tuple[bytes, bytes]] = []
+        self._put_bytes = 0
+        self.moved_bytes = 0
+
+    def move(self, ledger_id: int, runs: Runs) -> Runs:
+        """Write the entries of some runs, all in one file, to the target.
+
+        Returns:
+            The runs that take their place, same entries in the same order. Damaged records are not moved: their runs come
+            back as they were, so that reading them goes on failing instead of finding nothing.
+
+        Raises:
+            StorageFullError, OSError: The target takes no more; call ``abort``.
+        """
+        view = self._view
+        try:
+            loaded = view.load(ledger_id, runs)
+        except CorruptError:
+            return runs
+        plain = view.volumes.rows[int(runs["file"][0])].kind != ENTRIES and not (runs["flags"] & RUN_COMPRESSED).any()
+        sound = view.sound_runs(ledger_id, loaded) if plain else np.ones(len(runs), np.bool_)
+        moved: list[tuple[int, ...]] = []
+        for low, high, good in _stretches(sound):
+            if good:
+                part = loaded._replace(runs=loaded.runs[low:high], body_starts=loaded.body_starts[low:high])
+                moved += [self._put(ledger_id, piece) for piece in self._pieces(part)]
+            else:
+                moved += [tuple(run) for run in runs[low:high].tolist()]
+        return np.array(moved, RUN_DTYPE)
+
+    def _pieces(self, loaded: Loaded) -> Iterator[Piece]:
+        """Cut the entries of some records into pieces of the target's block size."""
+        config = self._view.config
+        block_bytes = config.ssd_block_bytes if self._tier is StorageHint.SSD else config.cold_block_bytes
+        ids, offsets, sizes = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where="a record to move")
+        ends = np.cumsum(sizes)
+        low = 0
+        while low < len(ids):
+            before = int(ends[low - 1]) if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, before + block_bytes, side="right")))
+            starts = offsets[low:high].tolist()
+            lengths = sizes[low:high].tolist()
+            buffer = loaded.buffer
+            yield int(ids[low]), lengths, [buffer[a : a + n] for a, n in zip(starts, lengths, strict=True)]
+            low = high
+
+    def _put(self, ledger_id: int, piece: Piece) -> tuple[int, ...]:
+        first, sizes, parts = piece
+        self.moved_bytes += sum(sizes)
+        if self._tier is StorageHint.SSD:
+            return self._put_entries(ledger_id, first, sizes, parts)
+        return self._put_cold(ledger_id, first, sizes, parts)
+
+    def _put_cold(self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]) -> tuple[int, ...]:
+        need = sum(sizes) + 4 * len(sizes) + RECORD_HEADER_BYTES
+        if self._writer is not None and not self._writer.room_for(need):
+            self._finish_segment()
+        if self._writer is None:
+            volumes = self._view.volumes
+            self._row = volumes.new_file(COLD, self._tier)
+            compression = self._view.config.cold_compression if self._tier is StorageHint.HDD else None
+            self._writer = ColdSegmentWriter(
+                self._view.fs, volumes.path_of(self._row), self._store_id, self._row.file_id, compression=compression
+            )
+        return self._writer.add(ledger_id, first, sizes, parts)
+
+    def _put_entries(self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]) -> tuple[int, ...]:
+        environments = sorted(self._view.entries)
+        file_id = environments[ledger_id % len(environments)]
+        header, body = encode_entries(ledger_id, first, sizes, parts)
+        self._puts.append((entries_key(ledger_id, first), header + body))
+        self._put_bytes += len(body)
+        if self._put_bytes >= _TRANSACTION_BYTES:
+            self._flush_entries()
+        return first, len(sizes), 1, 0, file_id, len(body), 0
+
+    def _flush_entries(self) -> None:
+        environments = sorted(self._view.entries)
+        for number, file_id in enumerate(environments):
+            mine = [(key, value) for key, value in self._puts if _ledger_of(key) % len(environments) == number]
+            if mine:
+                with self._view.entries[file_id].write() as transaction:
+                    for key, value in mine:
+                        transaction.put(key, value)
+        self._puts = []
+        self._put_bytes = 0
+
+    def _finish_segment(self) -> None:
+        assert self._writer is not None and self._row is not None
+        self._writer.finish()
+        size = self._view.fs.file_bytes(self._view.volumes.path_of(self._row))
+        self._rows.append(self._row._replace(bytes=size))
+        self._writer = None
+
+    def finish(self) -> list[FileRow]:
+        """Sync what was written; return the files made. They become part of the store with the caller's index update."""
+        if self._puts:
+            self._flush_entries()
+        if self._writer is not None:
+            self._finish_segment()
+        for row in self._rows:
+            self._view.volumes.add(row)
+        return self._rows
+
+    def abort(self) -> None:
+        """Remove what was written; entries put in the SSD tier stay there unused until they are put again."""
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
+        for row in self._rows:
+            self._view.fs.unlink(self._view.volumes.path_of(row))
+        self._rows = []
+
+
+def _stretches(sound: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, int, bool]]:
+    """Yield (low, high, value) of stretches of equal values."""
+    edges = [0, *(np.flatnonzero(np.diff(sound)) + 1).tolist(), len(sound)]
+    for low, high in zip(edges, edges[1:], strict=False):
+        yield low, high, bool(sound[low])
+
+
+def _ledger_of(key: bytes) -> int:
+    return int.from_bytes(key[:8], "big") ^ (1 << 63)

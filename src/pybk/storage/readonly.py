@@ -1,0 +1,195 @@
+"""A store beside its live writer: reads what is durable, writes nothing, locks nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Final, Self
+
+from pybk.config import StoreConfig
+from pybk.errors import CookieError, CorruptError
+from pybk.flags import StorageHint
+from pybk.metrics import Metrics
+from pybk.storage.cookie import Cookie
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.environment import Environment, LmdbEnvironment
+from pybk.storage.filesystem import FileSystem, OsFileSystem
+from pybk.storage.index import Index, Mark
+from pybk.storage.logfile import BLOCK_BYTES, decode_file_header
+from pybk.storage.replay import LogFile, scan_commits
+from pybk.storage.store import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
+from pybk.storage.tail import apply_commit
+from pybk.storage.view import StoreView
+from pybk.storage.volumes import ENTRIES, LOG, Volumes
+from pybk.storage.watermark import Watermark
+
+_ATTEMPTS: Final = 16
+
+
+def open_environment_read_only(path: str) -> Environment:
+    """Open an LMDB environment that another process may be writing."""
+    return LmdbEnvironment(path, read_only=True)
+
+
+class ReadOnlyStore(StoreView):
+    """A store read by a process that does not own it; any number may do so.
+
+    It knows the index, and follows the log from the index's mark up to the durable watermark.
+
+    Threads: any.
+    """
+
+    poll_seconds = 0.02
+
+    @classmethod
+    def open(
+        cls,
+        root: str,
+        *,
+        config: StoreConfig,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+        fs: FileSystem | None = None,
+        environment: OpenEnvironment = open_environment_read_only,
+    ) -> Self:
+        """Open a store that exists.
+
+        Raises:
+            CookieError: There is no store, or a directory is not what it should be.
+            CorruptError: The index is damaged.
+        """
+        fs = fs or OsFileSystem()
+        root = os.path.abspath(root)
+        cookie = main_cookie(fs, root)
+        if cookie is None:
+            raise CookieError(f"there is no store at {root}; LedgerManager.open({root!r}) makes one")
+        volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers))
+        index_environment = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
+        entries: dict[int, Environment] = {}
+        try:
+            index = Index(index_environment)
+            mark = checked_mark(index, cookie, root)
+            for row in index.files().values():
+                volumes.add(row)
+                if row.kind == ENTRIES:
+                    entries[row.file_id] = environment(volumes.path_of(row))
+            watermark = Watermark.open(fs, os.path.join(root, "watermark"), cookie.store_id, writable=False)
+            return cls(cookie, config, volumes, index, index_environment, entries, watermark, mark)
+        except BaseException:
+            for opened in (index_environment, *entries.values()):
+                opened.close()
+            raise
+
+    def __init__(
+        self,
+        cookie: Cookie,
+        config: StoreConfig,
+        volumes: Volumes,
+        index: Index,
+        index_environment: Environment,
+        entries: Mapping[int, Environment],
+        watermark: Watermark,
+        mark: Mark,
+    ) -> None:
+        super().__init__(
+            fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=Metrics()
+        )
+        self.cookie = cookie
+        self.store_id = cookie.store_id
+        self._index_environment = index_environment
+        self._watermark = watermark
+        self._catching = threading.Lock()
+        self._start_at(mark)
+        self.catch_up()
+
+    def _start_at(self, mark: Mark) -> None:
+        self._mark = mark
+        self._file_id = mark.first_log_file_id - 1
+        self._offset = 0
+        self._lsn = mark.next_lsn
+
+    def catch_up(self) -> None:
+        """See what became durable since the last call.
+
+        Raises:
+            CorruptError: The log or the index is damaged.
+        """
+        with self._catching:
+            for _ in range(_ATTEMPTS):
+                try:
+                    mark = checked_mark(self.index, self.cookie, self.volumes.root)
+                    if mark != self._mark:
+                        self._restart(mark)
+                    if self._follow():
+                        return
+                except FileNotFoundError:
+                    continue
+            raise CorruptError(f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
+                               f"{self._watermark.durable_lsn()} were durable; run `pybk verify {self.volumes.root}`")
+
+    def _restart(self, mark: Mark) -> None:
+        """Begin again from a newer checkpoint: what was tail is in the index now, maybe elsewhere."""
+        for row in self.index.files().values():
+            self.volumes.add(row)
+        self._start_at(mark)
+        with self._lock:
+            self._dirty.clear()
+            descriptors = list(self._descriptors.values())
+        for descriptor in descriptors:
+            self._reset(descriptor)
+
+    def _reset(self, descriptor: LedgerDescriptor) -> None:
+        """Bring a descriptor to what the index knows."""
+        row = self.index.ledger(descriptor.ledger_id)
+        if row is None:
+            descriptor.deleted = True
+            descriptor.wake_followers()
+            return
+        descriptor.metadata = row.metadata
+        descriptor.rebase(row.last_entry_id, row.length)
+        descriptor.confirm(row.last_add_confirmed)
+
+    def _follow(self) -> bool:
+        """Apply commits up to the durable watermark; tell whether all were found."""
+        durable = self._watermark.durable_lsn()
+        while self._lsn <= durable:
+            before = self._lsn
+            if self._offset:
+                row = self.volumes.rows[self._file_id]
+                path = self.volumes.path_of(row)
+                file = LogFile(self._file_id, path, self.volumes.view(self._file_id))
+                for commit in scan_commits(file, self._offset, self._lsn, durable):
+                    apply_commit(self, file, commit)
+                    self._offset = commit.offset + commit.size
+                    self._lsn = commit.lsn + 1
+            if self._lsn <= durable and not self._next_file() and self._lsn == before:
+                return False
+        return True
+
+    def _next_file(self) -> bool:
+        """Go on in the file that begins with the next LSN, if it is there."""
+        for file_id, row in self.volumes.found(LOG).items():
+            if file_id <= self._file_id:
+                continue
+            self.volumes.add(row)
+            path = self.volumes.path_of(row)
+            header = decode_file_header(self.volumes.view(file_id), store_id=self.store_id, file_id=file_id, where=path)
+            if header is not None and header.first_lsn == self._lsn:
+                self._file_id = file_id
+                self._offset = BLOCK_BYTES
+                return True
+        return False
+
+    def refresh(self, descriptor: LedgerDescriptor) -> None:
+        """Look anew where a ledger's entries lie: the writer moved them."""
+        super().refresh(descriptor)
+        self.catch_up()
+        for row in self.index.files().values():
+            self.volumes.add(row)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        self._watermark.close()
+        for environment in self.entries.values():
+            environment.close()
+        self._index_environment.close()

@@ -1,0 +1,558 @@
+"""A live store: the log, the index and the tiers of one process, opened, recovered and closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from pybk.config import StoreConfig
+from pybk.errors import (
+    ClosedError,
+    CookieError,
+    CorruptError,
+    LedgerExistsError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+    StorageFullError,
+)
+from pybk.flags import StorageHint
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.metrics import Metrics
+from pybk.storage.ahead import LogFileSupply
+from pybk.storage.catalog import CatalogWriter
+from pybk.storage.cookie import Cookie, check_cookie, read_cookie, write_cookie
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.environment import Environment, LmdbEnvironment
+from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
+from pybk.storage.index import FileRow, Index, Mark
+from pybk.storage.log import Commit, Log
+from pybk.storage.maintenance import Maintenance
+from pybk.storage.record import RecordKind, encode_control
+from pybk.storage.tail import recover_log
+from pybk.storage.view import StoreView
+from pybk.storage.volumes import (
+    COLD,
+    ENTRIES,
+    LOG,
+    Directory,
+    Volumes,
+    load_directories,
+    plan_directories,
+    save_directories,
+)
+from pybk.storage.watermark import Watermark
+
+logger = logging.getLogger(__name__)
+
+MAIN: Final = "main"
+INDEX: Final = "index"
+SCRYPT_COST: Final = 1 << 14
+
+OpenEnvironment = Callable[[str], Environment]
+
+
+def open_environment(path: str) -> Environment:
+    """Open an LMDB environment for a live store."""
+    return LmdbEnvironment(path)
+
+
+def catalog_path(root: str, file_id: int) -> str:
+    """Return the path of a catalog file."""
+    return os.path.join(root, f"catalog-{file_id:016x}")
+
+
+def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
+    """Return the store's own cookie, None where there is no store."""
+    if not fs.exists(root):
+        return None
+    cookie = read_cookie(fs, root)
+    if cookie is not None and (cookie.tier != MAIN or cookie.salt is None or cookie.scrypt_cost is None):
+        raise CookieError(f"{root} is directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()}, not "
+                          "a store; open the store's own directory")
+    return cookie
+
+
+def store_directories(
+    fs: FileSystem, root: str, cookie: Cookie, tiers: Mapping[StorageHint, str | Sequence[str]] | None
+) -> list[Directory]:
+    """Return the tier directories of an existing store, each checked to be what it is taken for.
+
+    Raises:
+        CookieError: A directory is missing, or belongs to another store or another place.
+    """
+    directories = plan_directories(root, tiers) if tiers is not None else load_directories(fs, root)
+    for directory in directories:
+        found = read_cookie(fs, directory.path) if fs.exists(directory.path) else None
+        expected = replace(cookie, tier=directory.tier.value, directory=directory.number, salt=None, scrypt_cost=None)
+        if found is None:
+            raise CookieError(f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
+                              "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...})")
+        check_cookie(found, replace(expected, instance=found.instance), directory.path)
+    return directories
+
+
+class Store(StoreView):
+    """One directory's ledgers, open for appending.
+
+    Threads: any.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        root: str,
+        *,
+        config: StoreConfig,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+        metrics: Metrics | None = None,
+        fs: FileSystem | None = None,
+        environment: OpenEnvironment = open_environment,
+    ) -> Store:
+        """Open a store, making it if there is none, and bring it to the state of its last durable commit.
+
+        Raises:
+            StoreLockedError: Another process has it open.
+            CookieError: A directory is not what it should be.
+            CorruptError: Something that was durable is damaged or missing.
+        """
+        fs = fs or OsFileSystem()
+        root = os.path.abspath(root)
+        fs.make_directory(root)
+        lock = fs.lock(os.path.join(root, "LOCK"))
+        opened: list[Callable[[], None]] = [lock.release]
+        try:
+            cookie = main_cookie(fs, root)
+            if cookie is None:
+                cookie = _create(fs, root, tiers, environment)
+            directories = store_directories(fs, root, cookie, tiers)
+            if tiers is not None:
+                save_directories(fs, root, directories)
+            volumes = Volumes(fs, root, directories)
+            index_environment = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
+            opened.append(index_environment.close)
+            index = Index(index_environment)
+            mark = checked_mark(index, cookie, root)
+            watermark = Watermark.open(fs, os.path.join(root, "watermark"), cookie.store_id, writable=True)
+            opened.append(watermark.close)
+            volumes.reserve_ids(mark.next_file_id)
+            files = index.files()
+            entries = {}
+            for row in files.values():
+                volumes.add(row)
+                if row.kind == ENTRIES:
+                    entries[row.file_id] = environment(volumes.path_of(row))
+                    opened.append(entries[row.file_id].close)
+            return cls(lock, cookie, config, volumes, index, index_environment, entries, watermark, mark, metrics or Metrics())
+        except BaseException:
+            for undo in reversed(opened):
+                undo()
+            raise
+
+    def __init__(
+        self,
+        lock: Lock,
+        cookie: Cookie,
+        config: StoreConfig,
+        volumes: Volumes,
+        index: Index,
+        index_environment: Environment,
+        entries: Mapping[int, Environment],
+        watermark: Watermark,
+        mark: Mark,
+        metrics: Metrics,
+    ) -> None:
+        super().__init__(
+            fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics
+        )
+        self.cookie = cookie
+        self.store_id = cookie.store_id
+        self._lock_file = lock
+        self._index_environment = index_environment
+        self._watermark = watermark
+        self._ids = threading.Lock()
+        self._tail_bytes = 0
+        self.next_ledger_id = mark.next_ledger_id
+        self.next_creation_sequence = mark.next_creation_sequence
+        remove_leftovers(self.volumes, mark)
+        recovered = recover_log(
+            self,
+            volumes,
+            store_id=self.store_id,
+            first_file_id=mark.first_log_file_id,
+            first_lsn=mark.next_lsn,
+            durable_lsn=max(mark.durable_lsn, watermark.durable_lsn()),
+            rewrite_beyond=None if watermark.clean else watermark.durable_lsn(),
+        )
+        for descriptor in self._dirty.values():
+            descriptor.settle()
+            self.next_ledger_id = max(self.next_ledger_id, descriptor.ledger_id + 1)
+            self.next_creation_sequence = max(self.next_creation_sequence, descriptor.metadata.creation_sequence + 1)
+        watermark.clean = False
+        watermark.advance(recovered.next_lsn - 1)
+        self.supply = LogFileSupply(volumes, config, self._wake_maintenance)
+        for row, used in recovered.files:
+            volumes.add(row)
+            self.supply.adopt(row, used)
+            self._tail_bytes += used
+        self.log = Log(
+            store_id=self.store_id,
+            files=self.supply,
+            watermark=watermark,
+            observer=self,
+            next_lsn=recovered.next_lsn,
+            outstanding_bytes_max=config.max_outstanding_bytes,
+        )
+        catalog = CatalogWriter.resume(
+            self.fs, catalog_path(volumes.root, mark.catalog_file_id), self.store_id, mark.catalog_file_id, mark.catalog_bytes
+        )
+        self.maintenance = Maintenance(self, mark, catalog)
+        self.maintenance.start()
+
+    def _wake_maintenance(self) -> None:
+        maintenance = getattr(self, "maintenance", None)
+        if maintenance is not None:
+            maintenance.wake()
+
+    # ---- what the log tells --------------------------------------------------------------------------------------
+
+    def committed(self, commit: Commit, now_ns: int) -> None:
+        """Count a durable commit; called by the log's driver."""
+        dirty = self._dirty
+        metrics = self.metrics
+        for run in commit.runs:
+            descriptor = run.descriptor
+            dirty[descriptor.ledger_id] = descriptor
+            metadata = descriptor.metadata
+            metrics.appended(
+                metadata.ledger_type, metadata.tier, len(run.sizes), sum(run.sizes), now_ns - run.staged_ns
+            )
+        self._tail_bytes += commit.size
+        if self._tail_bytes >= self.config.unchecked_tail_bytes:
+            self.log.hold(True)
+        if self._tail_bytes * 2 >= self.config.unchecked_tail_bytes:
+            self.maintenance.wake()
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of log that the next open would have to read."""
+        return self._tail_bytes
+
+    def tail_checked(self, tail_bytes: int) -> None:
+        """Take note that a checkpoint took care of this much of the tail."""
+        self._tail_bytes -= tail_bytes
+        if self._tail_bytes < self.config.unchecked_tail_bytes:
+            self.log.hold(False)
+
+    def wait_for_room(self) -> None:
+        """Return when an append that found too much outstanding, or the tail too long, may try again."""
+        if self._tail_bytes >= self.config.unchecked_tail_bytes:
+            self.maintenance.wait_for_room()
+        else:
+            self.log.wait_for_space()
+
+    def write_buffered(self) -> None:
+        """Write and sync what deferred appends have buffered, without confirming it."""
+        self.log.flush()
+
+    def take_dirty(self) -> dict[int, LedgerDescriptor]:
+        """Return the ledgers changed since the last call; called while the log stands still."""
+        with self._lock:
+            dirty = dict(self._dirty)
+        return dirty
+
+    def has_deleted(self) -> bool:
+        """Tell whether a deleted ledger waits for the next checkpoint."""
+        with self._lock:
+            return any(descriptor.deleted for descriptor in self._dirty.values())
+
+    def moved(self, ledger_id: int) -> None:
+        """Take note that entries of a ledger lie elsewhere."""
+        with self._lock:
+            descriptor = self._descriptors.get(ledger_id)
+        if descriptor is not None:
+            self.refresh(descriptor)
+
+    def clean(self, descriptors: Sequence[LedgerDescriptor]) -> None:
+        """Take note that the index knows all of these ledgers, except what was appended or changed meanwhile."""
+        with self._lock:
+            for descriptor in descriptors:
+                with descriptor.place_lock:
+                    if not descriptor.tail_firsts and not descriptor.changed:
+                        self._dirty.pop(descriptor.ledger_id, None)
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def new_ledger_id(self) -> int:
+        """Return a ledger id that was never given before."""
+        with self._ids:
+            ledger_id = self.next_ledger_id
+            self.next_ledger_id += 1
+        return ledger_id
+
+    def new_creation_sequence(self) -> int:
+        """Return the next creation sequence."""
+        with self._ids:
+            sequence = self.next_creation_sequence
+            self.next_creation_sequence += 1
+        return sequence
+
+    def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Create a ledger; durable on return.
+
+        Raises:
+            LedgerExistsError: The id is taken.
+        """
+        self.check_space()
+        descriptor = LedgerDescriptor(metadata)
+        with self._lock:
+            found = self._find(metadata.ledger_id)
+            if found is not None:
+                raise LedgerExistsError(f"ledger {metadata.ledger_id} exists; choose another id, or none to be given one")
+            self._descriptors[metadata.ledger_id] = descriptor
+        with self._ids:
+            self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
+        try:
+            self._change(descriptor, metadata)
+        except BaseException:
+            with self._lock:
+                descriptor.deleted = True
+                self._descriptors.pop(metadata.ledger_id, None)
+            raise
+        return descriptor
+
+    def _change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
+        """Make new metadata of a ledger durable and then visible."""
+        self._finish_change(descriptor, self._stage_change(descriptor, metadata))
+
+    def _stage_change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> Commit:
+        """Stage new metadata; the caller holds ``descriptor.lock``, or is the only one who knows the descriptor."""
+        body = metadata.encode()
+        descriptor.metadata_pushed = metadata
+
+        def encode(lsn: int) -> bytes:
+            return encode_control(RecordKind.LEDGER, metadata.ledger_id, metadata.version, body, lsn=lsn)
+
+        return self.log.stage_control(encode, partial(self._changed, descriptor, metadata))
+
+    def _finish_change(self, descriptor: LedgerDescriptor, commit: Commit) -> None:
+        self.log.wait(commit)
+        if commit.error is not None:
+            descriptor.metadata_pushed = descriptor.metadata
+            raise commit.error
+
+    def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
+        """Apply a durable metadata change; called by the log's driver, maybe twice."""
+        descriptor.metadata = metadata
+        descriptor.changed = True
+        self._dirty[descriptor.ledger_id] = descriptor
+        if metadata.state is LedgerState.CLOSED:
+            descriptor.confirm(metadata.last_entry_id)
+        descriptor.wake_followers()
+
+    def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
+        """Close a ledger behind everything staged so far; durable on return. A closed ledger stays as it is.
+
+        Args:
+            descriptor: The ledger.
+            fence: Refuse whoever may still be writing: its appends raise ``LedgerFencedError`` from now on.
+        """
+        with descriptor.lock:
+            metadata = descriptor.metadata_pushed
+            if metadata.state is LedgerState.CLOSED:
+                if descriptor.metadata is not metadata:
+                    self.log.flush()
+                return
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            if self.log.error is not None:
+                raise self.log.error
+            failed = descriptor.error
+            if fence and failed is None:
+                descriptor.error = LedgerFencedError(
+                    f"ledger {descriptor.ledger_id} was opened for recovery by another handle; stop writing to it"
+                )
+            last, length = descriptor.last_pushed, descriptor.length_pushed
+            if failed is not None and not isinstance(failed, LedgerFencedError):
+                last, length = descriptor.last_durable, descriptor.length_durable
+            closed = replace(
+                metadata, state=LedgerState.CLOSED, last_entry_id=last, length=length, version=metadata.version + 1
+            )
+            commit = self._stage_change(descriptor, closed)
+        self._finish_change(descriptor, commit)
+
+    def force(self, descriptor: LedgerDescriptor) -> int:
+        """Make everything pushed so far durable and confirmed; return the last add confirmed."""
+        with descriptor.lock:
+            if descriptor.error is not None:
+                raise descriptor.error
+            last = descriptor.last_pushed
+            if last <= descriptor.last_add_confirmed:
+                return descriptor.last_add_confirmed
+
+            def encode(lsn: int) -> bytes:
+                return encode_control(RecordKind.FORCE, descriptor.ledger_id, last, lsn=lsn)
+
+            commit = self.log.stage_control(encode, partial(descriptor.confirm, last))
+        self._finish_change(descriptor, commit)
+        return last
+
+    def delete(self, descriptor: LedgerDescriptor) -> None:
+        """Delete a ledger; durable on return, its space comes back with the next checkpoint."""
+
+        def encode(lsn: int) -> bytes:
+            return encode_control(RecordKind.DELETE, descriptor.ledger_id, 0, lsn=lsn)
+
+        with descriptor.lock:
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            descriptor.error = NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            commit = self.log.stage_control(encode, partial(self._deleted, descriptor))
+        self._finish_change(descriptor, commit)
+        self.maintenance.wake()
+
+    def _deleted(self, descriptor: LedgerDescriptor) -> None:
+        descriptor.deleted = True
+        descriptor.changed = True
+        self._dirty[descriptor.ledger_id] = descriptor
+        descriptor.wake_followers()
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Move a ledger to another tier; done, and durable, on return. Appends and reads go on meanwhile."""
+        with descriptor.lock:
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            commit = None
+            metadata = descriptor.metadata_pushed
+            if metadata.tier is not tier:
+                moved = replace(metadata, tier=tier, version=metadata.version + 1)
+                commit = self._stage_change(descriptor, moved)
+        if commit is not None:
+            self._finish_change(descriptor, commit)
+        self.maintenance.move(descriptor, tier)
+
+    def check_space(self) -> None:
+        """Raise StorageFullError while the store is read-only for want of space."""
+        full = self.maintenance.full
+        if full is not None:
+            raise StorageFullError(full)
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for what is outstanding, stop the threads and give the directory free; open ledgers stay open."""
+        try:
+            self.maintenance.stop()
+            self.log.close()
+        finally:
+            try:
+                self.supply.close()
+                if isinstance(self.log.error, ClosedError):
+                    self._watermark.clean = True
+            finally:
+                self.maintenance.close()
+                self._watermark.close()
+                for environment in self.entries.values():
+                    environment.close()
+                self._index_environment.close()
+                self._lock_file.release()
+
+
+def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
+    """Return the index's mark.
+
+    Raises:
+        CorruptError: There is none, or it is another store's.
+    """
+    mark = index.mark()
+    if mark is None or mark.store_id != cookie.store_id.hex():
+        raise CorruptError(f"the index of {root} is {'empty' if mark is None else 'of another store'}; run `pybk rebuild-index "
+                           f"{root}` to make it again from the files")
+    return mark
+
+
+def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
+    """Remove the files that an interrupted checkpoint made and the index does not name.
+
+    Raises:
+        CorruptError: A file that the index names is not there.
+    """
+    found = {**volumes.found(LOG), **volumes.found(COLD)}
+    for file_id, row in found.items():
+        volumes.reserve_ids(file_id + 1)
+        if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
+            logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
+            volumes.fs.unlink(volumes.path_of(row))
+    for file_id, row in volumes.rows.items():
+        if row.kind != ENTRIES and file_id not in found:
+            raise CorruptError(f"{volumes.path_of(row)} is missing, and the index says that entries lie in it; restore it from a "
+                               f"backup, or run `pybk rebuild-index {volumes.root}` to go on without it")
+
+
+def _create(
+    fs: FileSystem,
+    root: str,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    environment: OpenEnvironment,
+) -> Cookie:
+    """Make an empty store; its own cookie comes last, so that a store is there whole or not at all."""
+    directories = plan_directories(root, tiers)
+    volumes = Volumes(fs, root, directories)
+    cookie = Cookie(secrets.token_bytes(16), secrets.token_bytes(16), MAIN, 0, secrets.token_bytes(16), SCRYPT_COST)
+    for directory in directories:
+        fs.make_directory(directory.path)
+        fs.sync_directory(os.path.dirname(directory.path))
+    strays = [volumes.path_of(row) for kind in (LOG, COLD) for row in volumes.found(kind).values()]
+    if strays:
+        raise CookieError(f"{root} has no cookie, but {strays[0]} is there: these are files of a store that lost its cookie; "
+                          "restore the cookie from a backup, or choose another directory")
+    for directory in directories:
+        write_cookie(
+            fs, directory.path,
+            replace(cookie, tier=directory.tier.value, directory=directory.number, instance=secrets.token_bytes(16), salt=None,
+                    scrypt_cost=None),
+        )
+    save_directories(fs, root, directories)
+    rows = [volumes.new_file(ENTRIES, StorageHint.SSD)._replace(directory=number)
+            for number in range(len(volumes.tier_paths(StorageHint.SSD)))]
+    for row in rows:
+        environment(volumes.path_of(row)).close()
+    _first_mark(fs, volumes, cookie, rows, environment)
+    if not fs.exists(os.path.join(root, "watermark")):
+        Watermark.create(fs, os.path.join(root, "watermark"), cookie.store_id).close()
+    write_cookie(fs, root, cookie)
+    fs.sync_directory(os.path.dirname(root))
+    return cookie
+
+
+def _first_mark(
+    fs: FileSystem, volumes: Volumes, cookie: Cookie, rows: list[FileRow], environment: OpenEnvironment
+) -> None:
+    """Write the first catalog and the first index of a new store."""
+    catalog_id = volumes.new_file(LOG, StorageHint.NVME).file_id
+    path = catalog_path(volumes.root, catalog_id)
+    if fs.exists(path):
+        fs.unlink(path)
+    mark = Mark(
+        store_id=cookie.store_id.hex(), first_log_file_id=catalog_id, next_lsn=1, durable_lsn=0,
+        next_file_id=volumes.next_file_id, next_ledger_id=0, next_creation_sequence=0, catalog_file_id=catalog_id,
+        catalog_bytes=0,
+    )
+    catalog = CatalogWriter.create(fs, path, cookie.store_id, catalog_id)
+    try:
+        mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows))
+    finally:
+        catalog.close()
+    opened = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
+    try:
+        with Index(opened).update() as update:
+            for row in rows:
+                update.put_file(row)
+            update.put_mark(mark)
+    finally:
+        opened.close()

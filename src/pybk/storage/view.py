@@ -1,0 +1,354 @@
+"""Reading a store: from a ledger and an entry id to bytes, whichever tier they lie in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from pybk.config import StoreConfig
+from pybk.entry import EntryBatch
+from pybk.errors import CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
+from pybk.ledger import LedgerMetadata
+from pybk.metrics import Metrics
+from pybk.storage.cold import decompress
+from pybk.storage.descriptor import LedgerDescriptor, Page
+from pybk.storage.environment import Environment
+from pybk.storage.filesystem import FileSystem
+from pybk.storage.index import Index, entries_key
+from pybk.storage.reading import SPAN_FACTOR, locate_entries, make_batch, span, take_runs
+from pybk.storage.record import (
+    RECORD_HEADER_BYTES,
+    RUN_COMPRESSED,
+    RecordHeader,
+    RecordKind,
+    Runs,
+    check_body,
+    decode_header,
+)
+from pybk.storage.volumes import ENTRIES, Volumes
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 8
+_TAIL_RUNS_MAX: Final = 16_384
+_PAGE_BYTES: Final = 48 << 10
+
+_VIEWS: Final[WeakSet[StoreView]] = WeakSet()
+
+
+def _mark_forked() -> None:
+    for view in _VIEWS:
+        view.forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+class Loaded(NamedTuple):
+    """Plain bodies of some records: ``body_starts`` is where each begins in ``buffer``, ``(r,)`` int64, bytes."""
+
+    buffer: memoryview
+    runs: Runs
+    body_starts: npt.NDArray[np.int64]
+
+
+class StoreView:
+    """What reads need of a store; a live store and a read-only one add how they learn what is new.
+
+    Threads: any.
+    """
+
+    poll_seconds: float | None = None
+    """How long followers sleep when nobody wakes them; None: they are always woken."""
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        config: StoreConfig,
+        volumes: Volumes,
+        index: Index,
+        entries: Mapping[int, Environment],
+        metrics: Metrics,
+    ) -> None:
+        self.fs = fs
+        self.config = config
+        self.volumes = volumes
+        self.index = index
+        self.entries = entries
+        self.metrics = metrics
+        self._lock = threading.Lock()
+        self._descriptors: WeakValueDictionary[int, LedgerDescriptor] = WeakValueDictionary()
+        self._dirty: dict[int, LedgerDescriptor] = {}
+        self._cached: deque[tuple[int, int]] = deque()
+        self._cached_max = max(8, config.index_cache_bytes // _PAGE_BYTES)
+        self.forked = False
+        _VIEWS.add(self)
+
+    # ---- processes -----------------------------------------------------------------------------------------------
+
+    def check_process(self) -> None:
+        """Raise ForkedProcessError in a process that was forked from the one that opened the store."""
+        if self.forked:
+            raise ForkedProcessError(
+                f"{self.volumes.root} was opened before this process was forked; open it here again: read-only beside the "
+                "process that has it, or after that one has closed it"
+            )
+
+    def catch_up(self) -> None:
+        """See what was appended since; a live store always knows."""
+
+    def write_buffered(self) -> None:
+        """Write what appends have buffered; nothing in a store that does not append."""
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor:
+        """Return the one descriptor of a ledger.
+
+        Raises:
+            NoSuchLedgerError: It never existed or was deleted.
+        """
+        self.check_process()
+        with self._lock:
+            descriptor = self._find(ledger_id)
+        if descriptor is None or descriptor.deleted:
+            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist in {self.volumes.root}: never created, or deleted")
+        return descriptor
+
+    def _find(self, ledger_id: int) -> LedgerDescriptor | None:
+        """Return the descriptor, deleted or not; the caller holds the lock."""
+        descriptor = self._descriptors.get(ledger_id)
+        if descriptor is None:
+            row = self.index.ledger(ledger_id)
+            if row is None:
+                return None
+            descriptor = LedgerDescriptor(
+                row.metadata, last_checked=row.last_entry_id, last_add_confirmed=row.last_add_confirmed, length=row.length
+            )
+            self._descriptors[ledger_id] = descriptor
+        return descriptor
+
+    def tail_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
+        """Return the descriptor of a ledger that the log's tail speaks of, deleted or not."""
+        with self._lock:
+            descriptor = self._dirty.get(ledger_id)
+            if descriptor is None:
+                descriptor = self._find(ledger_id)
+                if descriptor is not None:
+                    self._dirty[ledger_id] = descriptor
+        return descriptor
+
+    def tail_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Make the descriptor of a ledger that the log's tail creates."""
+        descriptor = LedgerDescriptor(metadata)
+        with self._lock:
+            self._descriptors[metadata.ledger_id] = descriptor
+            self._dirty[metadata.ledger_id] = descriptor
+        return descriptor
+
+    def metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Return a ledger's metadata as of its last durable change; raises as ``descriptor`` does."""
+        return self.descriptor(ledger_id).metadata
+
+    def ledgers(self) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of all ledgers by ascending id; ledgers made or deleted meanwhile may or may not be there."""
+        with self._lock:
+            recent = dict(sorted(self._dirty.items()))
+        pending = iter(recent.values())
+        waiting = next(pending, None)
+        for row in self.index.ledgers():
+            ledger_id = row.metadata.ledger_id
+            while waiting is not None and waiting.ledger_id < ledger_id:
+                if not waiting.deleted:
+                    yield waiting.metadata
+                waiting = next(pending, None)
+            if ledger_id not in recent:
+                yield row.metadata
+        while waiting is not None:
+            if not waiting.deleted:
+                yield waiting.metadata
+            waiting = next(pending, None)
+
+    # ---- entries -------------------------------------------------------------------------------------------------
+
+    def read_batch(
+        self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest_bytes: int, direct: bool
+    ) -> EntryBatch:
+        """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``; digests are not checked here.
+
+        Args:
+            descriptor: The ledger; it is known to hold ``first`` to ``last``.
+            first: First entry id.
+            last: Last entry id, inclusive.
+            max_bytes: Entry bytes at most, unless the first entry alone is longer.
+            digest_bytes: Size of the ledger's digest; records are checked whole when it is 0.
+            direct: Read into private memory, past the page cache.
+
+        Raises:
+            CorruptError: The entries are known to exist and cannot be read.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                runs = self._runs_from(descriptor, first)
+                span_max = max(SPAN_FACTOR * max_bytes, 1 << 20) if direct else 1 << 62
+                loaded = self.load(
+                    descriptor.ledger_id, take_runs(runs, max_bytes, span_max=span_max), direct=direct,
+                    check=digest_bytes == 0,
+                )
+            except (KeyError, FileNotFoundError):
+                self.refresh(descriptor)
+                continue
+            where = f"ledger {descriptor.ledger_id} in file {int(loaded.runs['file'][0]):016x}"
+            located = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where=where)
+            return make_batch(
+                descriptor.ledger_id, loaded.buffer, located,
+                first=first, last=last, max_bytes=max_bytes, digest_bytes=digest_bytes,
+            )
+        raise CorruptError(f"ledger {descriptor.ledger_id} entry {first}: the file it lies in is not there; run `pybk "
+                           f"verify {self.volumes.root}` and restore the file from a backup")
+
+    def refresh(self, descriptor: LedgerDescriptor) -> None:
+        """Forget where a ledger's entries lay, because they moved."""
+        with descriptor.place_lock:
+            descriptor.forget_places()
+
+    def _runs_from(self, descriptor: LedgerDescriptor, first: int) -> Runs:
+        """Return runs of the ledger, the first of them holding ``first``."""
+        runs = descriptor.tail_from(first, _TAIL_RUNS_MAX)
+        if runs is None:
+            runs = self.index.page(descriptor.ledger_id, first)
+            runs = runs[int(np.searchsorted(runs["first"], first, side="right")) - 1 :]
+        return runs
+
+    def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
+        """Return the four words of the run that holds an entry, remembering the index page it came from."""
+        words = descriptor.find(entry_id)
+        if words is None:
+            generation = descriptor.generation
+            page = Page.of(self.index.page(descriptor.ledger_id, entry_id))
+            descriptor.remember(page, generation)
+            with self._lock:
+                self._cached.append((descriptor.ledger_id, page.firsts[0]))
+                evicted = self._cached.popleft() if len(self._cached) > self._cached_max else None
+                victim = self._descriptors.get(evicted[0]) if evicted is not None else None
+            if evicted is not None and victim is not None and victim is not descriptor:
+                victim.forget(evicted[1])
+            words = _find_in(page, entry_id)
+        return words
+
+    def mapped(self, words: tuple[int, int, int, int]) -> memoryview | None:
+        """Return a map of the file that a run lies in; None when its record cannot be used in place, or is not there."""
+        if words[3] >> 32:
+            return None
+        file_id = words[2] >> 32
+        if file_id in self.entries:
+            return None
+        try:
+            return self.volumes.view(file_id)
+        except (KeyError, FileNotFoundError):
+            return None
+
+    def load(self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False) -> Loaded:
+        """Bring the plain bodies of some records of one file into one buffer.
+
+        Args:
+            ledger_id: The ledger they belong to.
+            runs: Records, all in one file.
+            direct: Past the page cache, into private memory.
+            check: Check headers, identity and body checksums.
+
+        Raises:
+            KeyError, FileNotFoundError: The file is gone: its entries were moved.
+            CorruptError: A record is damaged.
+        """
+        file_id = int(runs["file"][0])
+        if self.volumes.rows[file_id].kind == ENTRIES:
+            return self._load_from_environment(ledger_id, file_id, runs)
+        base = 0
+        if direct:
+            base, end = span(runs)
+            buffer = self.volumes.read_direct(file_id, base, end)
+        else:
+            buffer = self.volumes.view(file_id)
+        if (runs["flags"] & RUN_COMPRESSED).any():
+            return self._load_compressed(ledger_id, runs, buffer, base)
+        starts = runs["offset"].astype(np.int64) - base
+        if check:
+            for start, run in zip(starts.tolist(), runs, strict=True):
+                self._record(buffer, start, ledger_id, int(run["first"]), file_id)
+        return Loaded(buffer, runs, starts + RECORD_HEADER_BYTES)
+
+    def _record(
+        self, buffer: memoryview, start: int, ledger_id: int, first: int, file_id: int
+    ) -> tuple[RecordHeader, memoryview]:
+        """Return header and stored body of one record, checked for identity and damage."""
+        where = f"file {file_id:016x}"
+        header = decode_header(buffer, start, where=where)
+        if header.kind != RecordKind.ENTRIES or header.ledger_id != ledger_id or header.first_entry_id != first:
+            raise CorruptError(f"{where}: offset {start} holds ledger {header.ledger_id} from entry {header.first_entry_id}, "
+                               f"not ledger {ledger_id} from entry {first}; run `pybk rebuild-index {self.volumes.root}`")
+        body = buffer[start + RECORD_HEADER_BYTES : start + RECORD_HEADER_BYTES + header.body_bytes]
+        check_body(header, body, where=where)
+        return header, body
+
+    def _load_compressed(self, ledger_id: int, runs: Runs, buffer: memoryview, base: int) -> Loaded:
+        bodies = []
+        for run in runs:
+            header, body = self._record(buffer, int(run["offset"]) - base, ledger_id, int(run["first"]), int(run["file"]))
+            bodies.append(decompress(header, body))
+        return _joined(runs, bodies)
+
+    def _load_from_environment(self, ledger_id: int, file_id: int, runs: Runs) -> Loaded:
+        bodies: list[bytes | memoryview] = []
+        with self.entries[file_id].read() as transaction:
+            values = [transaction.get(entries_key(ledger_id, first)) for first in runs["first"].tolist()]
+        for first, value in zip(runs["first"].tolist(), values, strict=True):
+            if value is None:
+                if not self._still_there(ledger_id, first, file_id):
+                    raise KeyError(file_id)
+                raise CorruptError(f"ledger {ledger_id} from entry {first} is missing in {self.volumes.root}'s SSD tier; run "
+                                   f"`pybk verify {self.volumes.root}` and restore the tier from a backup")
+            bodies.append(self._record(memoryview(value), 0, ledger_id, first, file_id)[1])
+        return _joined(runs, bodies)
+
+    def _still_there(self, ledger_id: int, first: int, file_id: int) -> bool:
+        """Tell whether the index, read anew, still says that the record lies in this file."""
+        row = self.index.ledger(ledger_id)
+        if row is None or row.last_entry_id < first:
+            return False
+        page = self.index.page(ledger_id, first)
+        return bool(((page["first"] == first) & (page["file"] == file_id)).any())
+
+    def sound_runs(self, ledger_id: int, loaded: Loaded) -> npt.NDArray[np.bool_]:
+        """Check records that lie plain in their file; return which are sound, ``(r,)`` bool."""
+        sound = np.ones(len(loaded.runs), np.bool_)
+        for number, (start, run) in enumerate(zip(loaded.body_starts.tolist(), loaded.runs, strict=True)):
+            try:
+                self._record(loaded.buffer, start - RECORD_HEADER_BYTES, ledger_id, int(run["first"]), int(run["file"]))
+            except PybkError as error:
+                logger.error("an entry is damaged and stays where it is: %s", error)
+                sound[number] = False
+        return sound
+
+
+def _find_in(page: Page, entry_id: int) -> tuple[int, int, int, int]:
+    at = 4 * (int(np.searchsorted(np.frombuffer(page.firsts, np.int64), entry_id, side="right")) - 1)
+    words = page.words
+    return words[at], words[at + 1], words[at + 2], words[at + 3]
+
+
+def _joined(runs: Runs, bodies: list[bytes | memoryview]) -> Loaded:
+    """Put bodies one after the other; the runs then carry the sizes of the plain bodies."""
+    sizes = np.array([len(body) for body in bodies], np.int64)
+    plain = runs.copy()
+    plain["body"] = sizes
+    return Loaded(memoryview(b"".join(bodies)), plain, np.cumsum(sizes) - sizes)

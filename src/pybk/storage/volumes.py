@@ -1,0 +1,204 @@
+"""The directories of a store: which file lies where, and how its bytes are looked at.
+
+A file is named by its id alone; ids are given once and never again. This file decides paths and ids, and keeps maps open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_hexdigest
+
+from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
+from pybk.flags import StorageHint
+from pybk.storage.filesystem import FileSystem, replace_file
+from pybk.storage.index import FileRow
+
+_DIRECTORIES_FORMAT: Final = 1
+_VIEWS_MAX: Final = 512
+
+LOG: Final = "log"
+COLD: Final = "cold"
+ENTRIES: Final = "entries"
+
+
+class Directory(NamedTuple):
+    """One directory of one tier."""
+
+    tier: StorageHint
+    number: int
+    path: str
+
+
+def plan_directories(root: str, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> list[Directory]:
+    """Return the tier directories, in order of tier and number; tiers not named lie in sub-folders of ``root``.
+
+    Raises:
+        UsageError: A key is no StorageHint, a list is empty, or a path is named twice.
+    """
+    given = dict(tiers or {})
+    for tier in given:
+        if not isinstance(tier, StorageHint):
+            raise UsageError(f"tiers has the key {tier!r}; keys are StorageHint.NVME, StorageHint.SSD, StorageHint.HDD")
+    directories: list[Directory] = []
+    for tier in StorageHint:
+        value = given.get(tier, os.path.join(root, tier.value))
+        paths = [value] if isinstance(value, (str, os.PathLike)) else list(value)
+        if not paths:
+            raise UsageError(f"tiers[{tier}] is empty; name at least one directory")
+        directories += [Directory(tier, number, os.path.abspath(os.fspath(path))) for number, path in enumerate(paths)]
+    seen = {directory.path for directory in directories}
+    if len(seen) < len(directories) or os.path.abspath(root) in seen:
+        raise UsageError("tiers names a directory twice, or the store's own; each tier directory stands for itself")
+    return directories
+
+
+def save_directories(fs: FileSystem, root: str, directories: Sequence[Directory]) -> None:
+    """Remember the tier directories in the main directory, so that later opens need not name them."""
+    rows = [[d.tier.value, d.number, _relative(root, d.path)] for d in directories]
+    body = json.dumps({"directories": rows, "format": _DIRECTORIES_FORMAT}, sort_keys=True)
+    replace_file(fs, os.path.join(root, "directories"), f"{body}\n{xxh3_64_hexdigest(body.encode())}\n".encode())
+
+
+def load_directories(fs: FileSystem, root: str) -> list[Directory]:
+    """Return the remembered tier directories.
+
+    Raises:
+        CorruptError: The list is damaged.
+    """
+    path = os.path.join(root, "directories")
+    file = fs.open(path)
+    try:
+        data = file.read(0, min(file.size, 1 << 20))
+    finally:
+        file.close()
+    body, _, checksum = data.decode("utf-8", "replace").partition("\n")
+    if checksum != xxh3_64_hexdigest(body.encode()) + "\n":
+        raise CorruptError(f"{path} is damaged; name the directories once: LedgerManager.open({root!r}, tiers={{...}})")
+    content = json.loads(body)
+    if content["format"] != _DIRECTORIES_FORMAT:
+        raise UnsupportedFormatError(f"{path} has format {content['format']}; this pybk reads {_DIRECTORIES_FORMAT}")
+    return [
+        Directory(StorageHint(tier), number, os.path.normpath(os.path.join(root, where)))
+        for tier, number, where in content["directories"]
+    ]
+
+
+def _relative(root: str, path: str) -> str:
+    """Keep paths below the store relative, so that the whole store may be moved."""
+    root = os.path.abspath(root)
+    return os.path.relpath(path, root) if path.startswith(root + os.sep) else path
+
+
+class Volumes:
+    """Tier directories and the files in them.
+
+    Threads: any.
+    """
+
+    def __init__(self, fs: FileSystem, root: str, directories: Sequence[Directory]) -> None:
+        self.fs = fs
+        self.root = root
+        self.directories = list(directories)
+        self.rows: dict[int, FileRow] = {}
+        self._paths = {(d.tier.value, d.number): d.path for d in directories}
+        self._views: dict[int, memoryview] = {}
+        self._lock = threading.Lock()
+        self._next_file_id = 1
+        self._turn = 0
+
+    def tier_paths(self, tier: StorageHint) -> list[str]:
+        """Return the directories of a tier, by number."""
+        return [d.path for d in self.directories if d.tier is tier]
+
+    def reserve_ids(self, next_file_id: int) -> None:
+        """Never give an id below this one."""
+        with self._lock:
+            self._next_file_id = max(self._next_file_id, next_file_id)
+
+    @property
+    def next_file_id(self) -> int:
+        """The id that the next new file will get."""
+        return self._next_file_id
+
+    def new_file(self, kind: str, tier: StorageHint) -> FileRow:
+        """Give a new file its id and its directory; directories of a tier take turns by free space."""
+        paths = self.tier_paths(tier)
+        with self._lock:
+            file_id = self._next_file_id
+            self._next_file_id += 1
+            self._turn += 1
+            number = self._turn % len(paths)
+        if len(paths) > 1 and self.fs.free_bytes(paths[number]) * 2 < max(map(self.fs.free_bytes, paths)):
+            number = max(range(len(paths)), key=lambda n: self.fs.free_bytes(paths[n]))
+        return FileRow(file_id, kind, tier.value, number, 0)
+
+    def path_of(self, row: FileRow) -> str:
+        """Return the path of a file."""
+        directory = self.directory_of(row)
+        return os.path.join(directory, ENTRIES if row.kind == ENTRIES else f"{row.file_id:016x}.{row.kind}")
+
+    def directory_of(self, row: FileRow) -> str:
+        """Return the directory a file lies in."""
+        try:
+            return self._paths[row.tier, row.directory]
+        except KeyError:
+            raise CookieError(
+                f"file {row.file_id:016x} lies in directory {row.directory} of tier {row.tier}, which is not named; open the "
+                "store with tiers={...} naming every directory it was made with"
+            ) from None
+
+    def found(self, kind: str) -> dict[int, FileRow]:
+        """Return the files of a kind (log or cold) that lie in the directories, by id, whoever knows them."""
+        rows = {}
+        for directory in self.directories:
+            for name in self.fs.list_directory(directory.path):
+                stem, _, suffix = name.partition(".")
+                if suffix == kind and len(stem) == 16:
+                    row = FileRow(int(stem, 16), kind, directory.tier.value, directory.number, 0)
+                    rows[row.file_id] = row._replace(bytes=self.fs.file_bytes(self.path_of(row)))
+        return dict(sorted(rows.items()))
+
+    def view(self, file_id: int) -> memoryview:
+        """Return a read-only map of a whole file; it stays valid for as long as it is referenced.
+
+        Raises:
+            KeyError: No such file, or no more: look the place up again.
+            FileNotFoundError: It was just removed: look the place up again.
+        """
+        view = self._views.get(file_id)
+        if view is None:
+            row = self.rows[file_id]
+            view = self.fs.view(self.path_of(row))
+            with self._lock:
+                while len(self._views) >= _VIEWS_MAX:
+                    del self._views[next(iter(self._views))]
+                view = self._views.setdefault(file_id, view)
+        return view
+
+    def read_direct(self, file_id: int, start: int, end: int) -> memoryview:
+        """Read bytes of a file into private memory, past the page cache; raises as ``view`` does."""
+        return self.fs.read_direct(self.path_of(self.rows[file_id]), start, end - start)
+
+    def add(self, row: FileRow) -> None:
+        """Make a file known."""
+        with self._lock:
+            self.rows[row.file_id] = row
+
+    def drop(self, file_id: int) -> None:
+        """Unlink a file; maps of it that are in use stay valid."""
+        with self._lock:
+            row = self.rows.pop(file_id, None)
+            self._views.pop(file_id, None)
+        if row is not None:
+            self.fs.unlink(self.path_of(row))
+
+    def disk_bytes(self) -> int:
+        """Return the bytes that log files and cold segments take on their devices."""
+        with self._lock:
+            rows = [row for row in self.rows.values() if row.kind != ENTRIES]
+        return sum(self.fs.disk_bytes(self.path_of(row)) for row in rows if self.fs.exists(self.path_of(row)))
