@@ -35,8 +35,8 @@ SCRYPT_COST_MAX: Final = 1 << 20
 
 _CACHED_ROOTS_MAX: Final = 64
 _HASH_BLOCK_BYTES: Final = 64
-_VECTOR_MIN: Final = 8
-"""From this many entries on, building the headers of a batch with numpy is quicker than one by one."""
+_VECTOR_MIN: Final = 32
+"""From this many entries on, numpy makes or checks the headers of a batch quicker than they are one by one."""
 
 _pack_header = Struct(">qqqq").pack
 _unpack_ids = Struct(">qq").unpack_from
@@ -151,8 +151,14 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: Names the first entry that is wrong.
         """
-        if not len(batch):
-            return
+        if len(batch) < _VECTOR_MIN:
+            self._check_each(batch)
+        elif not self._are_right(batch):
+            self._check_each(batch)
+            raise self._mismatch(int(batch.entry_ids[0]), "it or a later one of its batch changed while being checked")
+
+    def _are_right(self, batch: EntryBatch) -> bool:
+        """Tell whether all entries of a batch are right."""
         sealed_bytes = ENTRY_HEADER_BYTES + self.size
         starts = batch.offsets
         if (
@@ -162,21 +168,21 @@ class EntryDigest(ABC):
             or int(starts.min()) < 0
             or bool((starts > len(batch.buffer) - batch.sizes).any())
         ):
-            raise self._first_mismatch(batch)
+            return False
         sealed = gather(batch.buffer, starts, sealed_bytes)
         parts = np.frombuffer(sealed, np.uint8).reshape(len(batch), sealed_bytes)
         headers = np.ascontiguousarray(parts[:, :ENTRY_HEADER_BYTES])
         ids = headers.view(">i8")
         if bool((ids[:, 0] != self.ledger_id).any()) or bool((ids[:, 1] != batch.entry_ids).any()):
-            raise self._first_mismatch(batch)
-        if self.size:
-            buffer = batch.buffer
-            slices = map(slice, (starts + sealed_bytes).tolist(), (starts + batch.sizes).tolist())
-            made = self._digest_many(
-                headers.view(f"V{ENTRY_HEADER_BYTES}").ravel().tolist(), list(map(buffer.__getitem__, slices))
-            )
-            if not compare_digest(made, parts[:, ENTRY_HEADER_BYTES:].tobytes()):
-                raise self._first_mismatch(batch)
+            return False
+        if not self.size:
+            return True
+        buffer = batch.buffer
+        starts_ends = zip((starts + sealed_bytes).tolist(), (starts + batch.sizes).tolist(), strict=True)
+        digests = self._digest_many(
+            headers.view(f"V{ENTRY_HEADER_BYTES}").ravel().tolist(), [buffer[start:end] for start, end in starts_ends]
+        )
+        return compare_digest(digests, parts[:, ENTRY_HEADER_BYTES:].tobytes())
 
     def _mismatch(self, entry_id: int, why: str) -> DigestMismatchError:
         return DigestMismatchError(
@@ -184,20 +190,16 @@ class EntryDigest(ABC):
             "at the password and the digest type, otherwise restore the file it lies in"
         )
 
-    def _first_mismatch(self, batch: EntryBatch) -> DigestMismatchError:
-        """Look entry by entry for the one that made the batch fail."""
-        if batch.ledger_id != self.ledger_id or batch.digest_bytes != self.size:
-            return self._mismatch(
-                int(batch.entry_ids[0]),
+    def _check_each(self, batch: EntryBatch) -> None:
+        """Check the entries of a batch one by one, which finds out the first that is wrong."""
+        if batch.digest_bytes != self.size or batch.ledger_id != self.ledger_id:
+            raise self._mismatch(
+                int(batch.entry_ids[0]) if len(batch) else 0,
                 f"the batch is of ledger {batch.ledger_id} with digests of {batch.digest_bytes} bytes",
             )
         ends = batch.offsets + batch.sizes
         for entry_id, start, end in zip(batch.entry_ids.tolist(), batch.offsets.tolist(), ends.tolist(), strict=True):
-            try:
-                self.check(batch.buffer, start, end, entry_id)
-            except DigestMismatchError as error:
-                return error
-        return self._mismatch(int(batch.entry_ids[0]), "it or a later entry of its batch changed while it was checked")
+            self.check(batch.buffer, start, end, entry_id)
 
     @abstractmethod
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
@@ -210,9 +212,9 @@ class EntryDigest(ABC):
     def _seal_headers(self, headers: npt.NDArray[np.void], payloads: Sequence[bytes]) -> list[bytes]:
         """Return each header with the digest of its entry."""
         sealed = np.empty((len(payloads), ENTRY_HEADER_BYTES + self.size), np.uint8)
-        sealed[:, :ENTRY_HEADER_BYTES] = headers.view(np.uint8).reshape(-1, ENTRY_HEADER_BYTES)
+        sealed[:, :ENTRY_HEADER_BYTES] = headers.view(np.uint8).reshape(len(payloads), ENTRY_HEADER_BYTES)
         digests = self._digest_many(headers.tolist(), payloads)
-        sealed[:, ENTRY_HEADER_BYTES:] = np.frombuffer(digests, np.uint8).reshape(-1, self.size)
+        sealed[:, ENTRY_HEADER_BYTES:] = np.frombuffer(digests, np.uint8).reshape(len(payloads), self.size)
         joined: list[bytes] = sealed.view(f"V{sealed.shape[1]}").ravel().tolist()
         return joined
 
