@@ -5,9 +5,26 @@ Tests put a map in memory in the place of :class:`LmdbEnvironment`.
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Final, Protocol
+
+import lmdb
+
+from pybk.errors import (
+    ClosedError,
+    CorruptError,
+    ForkedProcessError,
+    IllegalOperationError,
+    StorageError,
+    StorageFailedError,
+    StorageFullError,
+)
+from pybk.storage.filesystem import OsFileSystem
 
 
 class ReadTransaction(Protocol):
@@ -56,7 +73,9 @@ class Environment(Protocol):
         ...
 
     def write(self) -> AbstractContextManager[WriteTransaction]:
-        """Begin a write transaction: committed and on disk when the ``with`` ends, dropped when it ends by an exception.
+        """Begin a write transaction: committed and on disk when the ``with`` ends, dropped if that is by an exception.
+
+        A thread must not begin one inside another.
 
         Raises:
             StorageFullError: No room to commit: the map is as before, and writing may be tried again.
@@ -68,3 +87,236 @@ class Environment(Protocol):
     def close(self) -> None:
         """Close it, once every transaction has ended; closing again does nothing."""
         ...
+
+
+_READERS_MAX: Final = 512
+_CORRUPT: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.IncompatibleError,
+    lmdb.BadDbiError,
+)
+
+
+def _meaning(path: str, error: lmdb.Error) -> StorageError:
+    """Return what an LMDB error means here."""
+    if isinstance(error, _CORRUPT):
+        return CorruptError(f"{path}: the LMDB environment is damaged: {error}; close the store and run "
+                            "`pybk rebuild-index` on it", path=path)
+    if isinstance(error, lmdb.MapFullError) or error.code in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFullError(f"{path}: no room for the transaction: {error}; free space on the device")
+    return StorageFailedError(f"{path}: LMDB failed: {error}; close the store and open it again")
+
+
+class _Shared:
+    """One LMDB environment of this process, shared by all who opened its path.
+
+    LMDB's file locks belong to the process: had a file been opened twice, closing one would drop the other's locks too.
+    """
+
+    def __init__(self, path: str, read_only: bool, map_bytes: int) -> None:
+        self.path = path
+        self.read_only = read_only
+        self.users = 0
+        self.forked = False
+        self.writing = threading.Lock()
+        self.failure: str | None = None
+        try:
+            self.lmdb = lmdb.open(
+                path,
+                map_size=map_bytes,
+                readonly=read_only,
+                create=not read_only,
+                readahead=False,
+                max_readers=_READERS_MAX,
+                max_spare_txns=1,
+                # Format 1 and its engine, whatever the process's environment variables ask for.
+                lib_version=0,
+            )
+            if not read_only:
+                # Killed readers would keep the pages they saw from being used again.
+                self.lmdb.reader_check()
+        except lmdb.Error as error:
+            raise _meaning(path, error) from error
+        if not read_only:
+            # LMDB syncs its file but not the file's name.
+            for directory in (path, os.path.dirname(path)):
+                OsFileSystem().sync_directory(directory)
+
+    def commit(self, transaction: lmdb.Transaction[bytes]) -> None:
+        """Commit; must be called with ``writing`` held."""
+        try:
+            transaction.commit()
+        except lmdb.Error as error:
+            meaning = _meaning(self.path, error)
+            # Without room LMDB stops before the page that makes a commit count; any other failure leaves that open.
+            if not isinstance(meaning, StorageFullError):
+                self.failure = str(error)
+            raise meaning from error
+
+
+# Reentrant, because a signal handler may fork.
+_guard: Final = threading.RLock()
+_open: Final[dict[str, _Shared]] = {}
+
+
+def _disown() -> None:
+    for shared in _open.values():
+        shared.forked = True
+    _open.clear()
+    _guard.release()
+
+
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_disown)
+
+
+class _LmdbRead:
+    """See :class:`ReadTransaction`."""
+
+    __slots__ = ("_shared", "_transaction")
+
+    _transaction: lmdb.Transaction[bytes]
+
+    def __init__(self, shared: _Shared) -> None:
+        self._shared = shared
+
+    def __enter__(self) -> _LmdbRead:
+        try:
+            self._transaction = self._shared.lmdb.begin()
+        except lmdb.Error as error:
+            raise _meaning(self._shared.path, error) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._transaction.abort()
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._transaction.get(key)
+        except lmdb.Error as error:
+            raise _meaning(self._shared.path, error) from error
+
+    def floor(self, key: bytes) -> tuple[bytes, bytes] | None:
+        try:
+            cursor = self._transaction.cursor()
+            if cursor.set_range(key):
+                if cursor.key() != key and not cursor.prev():
+                    return None
+            elif not cursor.last():
+                return None
+            return cursor.item()
+        except lmdb.Error as error:
+            raise _meaning(self._shared.path, error) from error
+
+    def items(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        try:
+            cursor = self._transaction.cursor()
+            more = cursor.set_range(start)
+            while more:
+                key, value = cursor.item()
+                if key >= stop:
+                    return
+                yield key, value
+                more = cursor.next()
+        except lmdb.Error as error:
+            raise _meaning(self._shared.path, error) from error
+
+
+class _LmdbWrite(_LmdbRead):
+    """See :class:`WriteTransaction`."""
+
+    __slots__ = ()
+
+    def __init__(self, shared: _Shared, transaction: lmdb.Transaction[bytes]) -> None:
+        super().__init__(shared)
+        self._transaction = transaction
+
+    def put(self, key: bytes, value: bytes) -> None:
+        try:
+            self._transaction.put(key, value)
+        except lmdb.Error as error:
+            raise _meaning(self._shared.path, error) from error
+
+    def delete(self, key: bytes) -> bool:
+        try:
+            return self._transaction.delete(key)
+        except lmdb.Error as error:
+            raise _meaning(self._shared.path, error) from error
+
+
+class LmdbEnvironment:
+    """An LMDB environment in a directory of its own; see :class:`Environment`.
+
+    Opening a path again in the same process shares what is open. After ``fork`` the child gets ForkedProcessError from
+    what its parent opened, and may open the path for itself. Reading one key costs about a microsecond.
+
+    Args:
+        path: The directory; made if it is missing and ``read_only`` is not set. Its parent must be there.
+        read_only: Refuse to write. LMDB still notes the reader in its lock file.
+        map_bytes: Address space to reserve, which bounds the size of the map; takes no memory by itself.
+
+    Raises:
+        CorruptError: The file is not an LMDB file of format 1, or is damaged.
+        IllegalOperationError: To be opened for writing while this process has it open read-only.
+        StorageFailedError: LMDB refuses for another reason, such as a missing file or permission.
+        OSError: The directory cannot be made or synced.
+    """
+
+    def __init__(self, path: str, *, read_only: bool = False, map_bytes: int = 1 << 40) -> None:
+        path = os.path.realpath(path)
+        with _guard:
+            shared = _open.get(path)
+            if shared is None:
+                shared = _open[path] = _Shared(path, read_only, map_bytes)
+            elif shared.read_only and not read_only:
+                raise IllegalOperationError(f"{path}: open read-only in this process; close that first")
+            shared.users += 1
+        self._path = path
+        self._read_only = read_only
+        self._shared: _Shared | None = shared
+
+    def _usable(self) -> _Shared:
+        shared = self._shared
+        if shared is None:
+            raise ClosedError(f"{self._path}: this LMDB environment is closed")
+        if shared.forked:
+            raise ForkedProcessError(f"{self._path}: opened before the fork that made this process; open it again here")
+        return shared
+
+    def read(self) -> AbstractContextManager[ReadTransaction]:
+        """See :meth:`Environment.read`."""
+        return _LmdbRead(self._usable())
+
+    @contextmanager
+    def write(self) -> Iterator[WriteTransaction]:
+        """See :meth:`Environment.write`."""
+        shared = self._usable()
+        if self._read_only:
+            raise IllegalOperationError(f"{self._path}: opened read-only; open it for writing to change it")
+        with shared.writing:
+            if shared.failure is not None:
+                raise StorageFailedError(f"{self._path}: a commit failed before: {shared.failure}; close the store and "
+                                         "open it again")
+            try:
+                transaction = shared.lmdb.begin(write=True)
+            except lmdb.Error as error:
+                raise _meaning(self._path, error) from error
+            try:
+                yield _LmdbWrite(shared, transaction)
+            except BaseException:
+                transaction.abort()
+                raise
+            shared.commit(transaction)
+
+    def close(self) -> None:
+        """See :meth:`Environment.close`. The last of those who share it closes LMDB."""
+        with _guard:
+            shared, self._shared = self._shared, None
+            if shared is None or shared.forked:
+                return
+            shared.users -= 1
+            if shared.users == 0:
+                del _open[self._path]
+                shared.lmdb.close()

@@ -1,7 +1,7 @@
 """The seam to the operating system: every file operation of the package goes through here.
 
-Paths are ``str``. Nothing here retries: a write that came short, or a sync that failed, is an ``OSError`` and the caller
-decides what is lost. Tests put a simulated disk in the place of :class:`OsFileSystem`.
+Paths are ``str``. Nothing here retries: a write that came short, or a sync that failed, is an ``OSError`` and the
+caller decides what is lost. Tests put a simulated disk in the place of :class:`OsFileSystem`.
 """
 
 from __future__ import annotations
