@@ -93,14 +93,18 @@ def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, whe
     if len(buffer) < BLOCK_BYTES:
         raise CorruptError(
             f"{where}: the file ends after {len(buffer)} bytes, inside its header block of {BLOCK_BYTES}; "
-            "restore it from a backup"
+            "restore it from a backup",
+            path=where,
+            offset=len(buffer),
         )
     if bytes(buffer[:BLOCK_BYTES]) == _ZEROS:
         return None
     if not file_header_is_whole(buffer):
         raise CorruptError(
             f"{where}: no log file header at offset 0: magic {bytes(buffer[:8])!r}, expected "
-            f"{_FILE_MAGIC!r} and a matching checksum; restore the file from a backup"
+            f"{_FILE_MAGIC!r} and a matching checksum; restore the file from a backup",
+            path=where,
+            offset=0,
         )
     _, version, found_store, found_file, first_lsn, durable_lsn = _FILE_HEADER.unpack_from(buffer)
     if version != LOG_FORMAT:
@@ -111,7 +115,9 @@ def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, whe
     if found_store != store_id or found_file != file_id:
         raise CorruptError(
             f"{where}: a log file of store {found_store.hex()} with file id {found_file}, expected store "
-            f"{store_id.hex()} and file id {file_id}; put the right file in its place"
+            f"{store_id.hex()} and file id {file_id}; put the right file in its place",
+            path=where,
+            offset=16,
         )
     return LogFileHeader(found_store, found_file, first_lsn, durable_lsn)
 

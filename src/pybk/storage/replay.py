@@ -210,16 +210,13 @@ class Replay:
         return self._commits
 
     def _replay(self) -> Iterator[ReplayedCommit]:
-        place = "the log"
+        path = None
         last_file_id = None
         following = self._next_begun()
         while following is not None:
             file, header = following
             if header.first_lsn != self._lsn:
-                raise CorruptError(
-                    f"{place} holds no whole commit of LSN {self._lsn} at offset {self._offset}, but {file.path} "
-                    f"begins with LSN {header.first_lsn}; {_REMEDY}"
-                )
+                raise self._refusal(path, f"but {file.path} begins with LSN {header.first_lsn}")
             # Whatever was torn until here was left behind: this file's header says that the log went on.
             self._torn_bytes = 0
             following = self._next_begun()
@@ -228,14 +225,11 @@ class Replay:
                 yield from self._read_last(file)
             else:
                 yield from self._read_left(file, following[1].first_lsn)
-            place, last_file_id = file.path, file.file_id
+            path, last_file_id = file.path, file.file_id
             del file
         if self._lsn <= self._durable:
-            unbegun = ", ".join(f"{file_id:016x}" for file_id in self._unbegun) or "none"
-            raise CorruptError(
-                f"{place} holds no whole commit of LSN {self._lsn} at offset {self._offset}, but commits up to LSN "
-                f"{self._durable} were durable: acknowledged entries are missing (files without a sound header: "
-                f"{unbegun}); {_REMEDY}"
+            raise self._refusal(
+                path, f"but commits up to LSN {self._durable} were durable: acknowledged entries are missing"
             )
         self._end = LogEnd(
             self._lsn,
@@ -245,6 +239,15 @@ class Replay:
             self._durable,
             tuple(self._unbegun),
             tuple(self._corrupt),
+        )
+
+    def _refusal(self, path: str | None, why: str) -> CorruptError:
+        unbegun = ", ".join(f"{file_id:016x}" for file_id in self._unbegun) or "none"
+        return CorruptError(
+            f"{path or 'the log'} holds no whole commit of LSN {self._lsn} at offset {self._offset}, {why} (log files "
+            f"without a sound header: {unbegun}); {_REMEDY}",
+            path=path,
+            offset=self._offset,
         )
 
     def _next_begun(self) -> tuple[LogFile, LogFileHeader] | None:
