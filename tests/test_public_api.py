@@ -1,0 +1,155 @@
+"""The names that applications use, and what they must look like."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import (
+    DigestType,
+    LedgerManager,
+    LedgerReader,
+    LedgerType,
+    LedgerWriter,
+    PybkError,
+    ReadFlag,
+    StorageHint,
+    WriteFlag,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLIC: dict[str, Any] = {
+    name: value for name, value in vars(importlib.import_module("pybk")).items() if name[0] != "_"
+}
+EXPORTED: list[str] = importlib.import_module("pybk").__all__
+
+
+def test_exported_names_exist_and_nothing_else_shows() -> None:
+    modules = {name for name, value in PUBLIC.items() if inspect.ismodule(value)}
+    assert sorted(EXPORTED) == sorted(set(PUBLIC) - modules)
+    assert len(set(EXPORTED)) == len(EXPORTED)
+
+
+def test_every_error_is_exported() -> None:
+    errors = importlib.import_module("pybk.errors")
+    defined = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, PybkError)}
+    assert defined <= set(EXPORTED)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_public_things_are_documented(name: str) -> None:
+    thing = PUBLIC[name]
+    assert inspect.getdoc(thing)
+    if inspect.isclass(thing):
+        for attribute, value in vars(thing).items():
+            if not attribute.startswith("_") and (
+                inspect.isfunction(value) or isinstance(value, property | classmethod)
+            ):
+                assert inspect.getdoc(getattr(thing, attribute, value)), f"{name}.{attribute} has no docstring"
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [
+        (LedgerManager, ["open", "close", "create_ledger", "open_ledger", "delete_ledger", "list_ledgers"]),
+        (LedgerManager, ["ledger_metadata", "move_ledger"]),
+        (LedgerWriter, ["append", "append_many", "force", "close"]),
+        (LedgerReader, ["read", "read_batch", "read_unconfirmed", "read_last_add_confirmed", "follow", "close"]),
+    ],
+)
+def test_calls_have_asyncio_forms(owner: type, names: list[str]) -> None:
+    for name in names:
+        assert callable(getattr(owner, name))
+        assert callable(getattr(owner, f"{name}_async", None)), f"{owner.__name__}.{name}_async"
+
+
+def test_flags_are_numbers_and_strict() -> None:
+    assert (int(WriteFlag.NONE), int(WriteFlag.DEFERRED_FORCE)) == (0, 1)
+    assert (int(ReadFlag.NONE), int(ReadFlag.DONT_CACHE)) == (0, 1)
+    for flags in (WriteFlag, ReadFlag):
+        assert flags(1) | flags(0) == flags(1)
+        with pytest.raises(ValueError, match=r"0x6|6"):
+            flags(7)
+    assert {hint.name for hint in StorageHint} == {"NVME", "SSD", "HDD"}
+    assert LedgerType("orders") == "orders"
+    assert {kind.name: int(kind) for kind in DigestType} == {"CRC32C": 3, "NONE": 4, "HMAC_SHA256": 100, "XXH3": 101}
+
+
+def test_the_api_of_one_ledger(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path / "data") as manager:
+        with manager.create_ledger(password=b"p", ledger_type="orders", custom_metadata={"app": b"shop"}) as writer:
+            assert writer.append(b"first") == 0
+            future = writer.append_async(bytearray(b"second"))
+            assert future.result() == 1
+            assert writer.append_many([b"a", memoryview(b"b")]) == range(2, 4)
+            assert (writer.last_add_confirmed, writer.last_add_pushed, writer.length) == (3, 3, 13)
+        with manager.open_ledger(writer.ledger_id, password=b"p") as reader:
+            entries = list(reader.read(0, 3))
+            assert [entry.payload for entry in entries] == [b"first", b"second", b"a", b"b"]
+            assert [entry.entry_id for entry in entries] == [0, 1, 2, 3]
+            assert {entry.ledger_id for entry in entries} == {writer.ledger_id}
+            batch = reader.read_batch(0, max_bytes=8 << 20)
+            assert len(batch) == len(batch.entry_ids) == len(batch.offsets) == 4
+        metadata = manager.ledger_metadata(writer.ledger_id)
+        assert (metadata.ledger_type, metadata.custom_metadata["app"]) == ("orders", b"shop")
+        assert (metadata.last_entry_id, metadata.length) == (3, 13)
+        assert list(manager.list_ledgers("orders")) == [writer.ledger_id]
+        assert list(manager.list_ledgers("other")) == []
+        assert manager.health().state == "ok"
+
+
+def test_the_api_in_asyncio(tmp_path: Path) -> None:
+    async def run() -> list[bytes]:
+        async with LedgerManager.open_async(tmp_path / "data") as manager:
+            async with manager.create_ledger_async(password=b"p") as writer:
+                assert await asyncio.gather(*(writer.append_async(b"%d" % i) for i in range(3))) == [0, 1, 2]
+                assert await writer.append_many_async([b"x", b"y"]) == range(3, 5)
+            async with manager.open_ledger_async(writer.ledger_id, password=b"p") as reader:
+                assert len(await reader.read_batch_async(0)) == 5
+                assert [entry.entry_id async for entry in reader.follow_async()] == [0, 1, 2, 3, 4]
+                return [entry.payload async for entry in reader.read_async(0, 4)]
+
+    assert asyncio.run(run()) == [b"0", b"1", b"2", b"x", b"y"]
+
+
+def test_importing_is_silent_and_lean() -> None:
+    """No handlers, no output, and none of the packages that only extras or commands need."""
+    program = (
+        "import logging, sys, pybk\n"
+        "late = {'tqdm', 'tabulate', 'zstandard', 'prometheus_client'} & set(sys.modules)\n"
+        "assert not late, late\n"
+        "assert not logging.getLogger().handlers\n"
+        "assert not [h for h in logging.getLogger('pybk').handlers if not isinstance(h, logging.NullHandler)]\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_every_module_can_be_imported_alone() -> None:
+    package = importlib.import_module("pybk")
+    names = [
+        module.name for module in pkgutil.walk_packages(package.__path__, "pybk.") if "__main__" not in module.name
+    ]
+    program = "\n".join(
+        f"for name in [m for m in sys.modules if m.split('.')[0] == 'pybk']: del sys.modules[name]\nimport {name}"
+        for name in names
+    )
+    run = subprocess.run([sys.executable, "-c", "import sys\n" + program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_version_and_changelog_agree() -> None:
+    version = importlib.import_module("pybk").__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## (Unreleased|{re.escape(version)})\b", text, re.MULTILINE)
+    assert (ROOT / "src" / "pybk" / "py.typed").exists()

@@ -1,0 +1,47 @@
+"""What the README promises at first sight."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """Return the README's code blocks in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_program_runs_as_pasted_and_prints_what_is_said(tmp_path: Path) -> None:
+    program = tmp_path / "pasted.py"
+    program.write_text(blocks("python")[0], encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == blocks("text")[0]
+    assert (tmp_path / "data").is_dir()
+
+
+def test_the_example_is_the_same_program() -> None:
+    text = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
+    assert text.partition('"""\n\n')[2] == blocks("python")[0]
+
+
+def test_the_two_commands_stand_at_the_top() -> None:
+    first = blocks("sh")[0]
+    assert README.index("make demo") < 400
+    targets = re.findall(r"^(\w+): \$\(VENV\)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(r"^make (\w+)", first, re.MULTILINE)
+    assert named == ["demo", "test"]
+    assert set(named) <= set(targets)
+
+
+def test_links_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
