@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import random
+from struct import pack
+
+import numpy as np
+import pytest
+
+from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry, gather
+
+
+def encoded(entry: Entry, digest: bytes) -> bytes:
+    return pack(">qqqq", *entry[:4]) + digest + entry.payload
+
+
+def made_batch(count: int, digest_bytes: int, *, seed: int = 1) -> tuple[EntryBatch, list[Entry]]:
+    """Make a batch whose buffer has other bytes before, between and after the entries."""
+    chance = random.Random(seed)
+    entries, buffer, offsets, sizes = [], bytearray(), [], []
+    for number in range(count):
+        entry = Entry(9, 100 + 3 * number, 98 + number, 1000 + number, chance.randbytes(chance.choice((0, 1, 40))))
+        buffer += chance.randbytes(chance.randrange(9))
+        offsets.append(len(buffer))
+        buffer += encoded(entry, chance.randbytes(digest_bytes))
+        sizes.append(len(buffer) - offsets[-1])
+        entries.append(entry)
+    buffer += b"rest"
+    ids = np.array([entry.entry_id for entry in entries], np.int64)
+    view = memoryview(buffer)
+    return EntryBatch(9, ids, view, np.array(offsets, np.int64), np.array(sizes, np.int64), digest_bytes), entries
+
+
+@pytest.mark.parametrize("digest_bytes", [0, 4, 32])
+@pytest.mark.parametrize("payload", [b"", b"x", bytes(range(256))])
+def test_decode_entry(digest_bytes: int, payload: bytes) -> None:
+    entry = Entry(2**63 - 1, 5, -1, 2**62, payload)
+    data = b"before" + encoded(entry, b"d" * digest_bytes)
+    decoded = decode_entry(memoryview(data + b"after"), 6, len(data), digest_bytes)
+    assert type(decoded) is Entry
+    assert decoded == entry
+    assert type(decoded.payload) is bytes
+
+
+@pytest.mark.parametrize("digest_bytes", [0, 4, 32])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_batch_gives_its_entries(count: int, digest_bytes: int) -> None:
+    batch, entries = made_batch(count, digest_bytes)
+    assert len(batch) == count
+    assert list(batch) == entries
+    assert [batch[index] for index in range(count)] == entries
+    assert all(type(entry) is Entry for entry in batch)
+    assert batch.payload_bytes == sum(len(entry.payload) for entry in entries)
+    assert batch.payload_sizes.tolist() == [len(entry.payload) for entry in entries]
+    for offset, size, entry in zip(batch.payload_offsets.tolist(), batch.payload_sizes.tolist(), entries, strict=True):
+        assert batch.buffer[offset : offset + size] == entry.payload
+
+
+def test_batch_index() -> None:
+    batch, entries = made_batch(4, 8)
+    assert batch[-1] == entries[-1]
+    for index in (4, -5):
+        with pytest.raises(IndexError):
+            batch[index]
+
+
+def test_payload_is_no_copy_and_buffer_is_read_only() -> None:
+    batch, entries = made_batch(4, 8)
+    payload = batch.payload(2)
+    assert payload == entries[2].payload
+    assert payload.obj is batch.buffer.obj
+    assert batch.buffer.readonly
+    assert payload.readonly
+
+
+def test_batch_repr_names_the_entries() -> None:
+    assert "ledger 9, entries 100 to 103" in repr(made_batch(2, 8)[0])
+    assert "no entries" in repr(made_batch(0, 8)[0])
+
+
+@pytest.mark.parametrize("size", [1, 32, 64])
+def test_gather(size: int) -> None:
+    buffer = random.Random(3).randbytes(500)
+    offsets = np.array([0, 7, 7, 500 - size, 13], np.int64)
+    pieces = gather(memoryview(buffer), offsets, size)
+    assert pieces.shape == (5,)
+    assert [piece.tobytes() for piece in pieces] == [buffer[at : at + size] for at in offsets.tolist()]
+
+
+def test_gather_beyond_the_buffer() -> None:
+    for length, offset in ((31, 0), (40, 9), (0, 0)):
+        with pytest.raises(IndexError):
+            gather(memoryview(bytes(length)), np.array([offset], np.int64), ENTRY_HEADER_BYTES)

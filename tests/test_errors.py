@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from pybk import errors
+from pybk.errors import (
+    AppendTimeoutError,
+    CorruptError,
+    DigestMismatchError,
+    DuplicateEntryError,
+    EntryUnknownError,
+    IllegalOperationError,
+    LedgerClosedError,
+    LedgerExistsError,
+    LedgerFencedError,
+    LedgerRecoveryError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    PybkError,
+    ReadRangeError,
+    StorageFailedError,
+    StorageFullError,
+    StoreLockedError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UsageError,
+)
+
+ERRORS: list[Any] = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+
+BOOKKEEPER_CODES = {
+    ReadRangeError: -1,
+    DigestMismatchError: -5,
+    NoSuchLedgerError: -7,
+    LedgerRecoveryError: -10,
+    LedgerClosedError: -11,
+    NoSuchEntryError: -13,
+    UsageError: -14,
+    LedgerExistsError: -20,
+    DuplicateEntryError: -22,
+    AppendTimeoutError: -23,
+    IllegalOperationError: -100,
+    LedgerFencedError: -101,
+    UnauthorizedError: -102,
+    StorageFullError: -104,
+    TooManyRequestsError: -105,
+    EntryUnknownError: -108,
+}
+
+
+def test_codes_are_bookkeepers() -> None:
+    assert {kind: kind.code for kind in BOOKKEEPER_CODES} == BOOKKEEPER_CODES
+    assert PybkError.code == -999
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_error_is_in_the_tree_and_keeps_its_message(kind: type[PybkError]) -> None:
+    assert issubclass(kind, PybkError)
+    assert str(kind("what, limit, remedy")) == "what, limit, remedy"
+
+
+def test_outcome_is_unknown_only_where_the_entry_may_be_there() -> None:
+    unknown = {kind for kind in ERRORS if kind.outcome_unknown}
+    assert unknown == {LedgerFencedError, AppendTimeoutError, StorageFailedError}
+
+
+def test_retryable_is_only_what_passes_by_itself() -> None:
+    assert {kind for kind in ERRORS if kind.retryable} == {TooManyRequestsError, StorageFullError}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_one_error_may_say_otherwise(kind: type[PybkError]) -> None:
+    usual = kind.outcome_unknown
+    assert kind("x", outcome_unknown=not usual).outcome_unknown is not usual
+    assert kind("x").outcome_unknown is usual
+    assert kind.outcome_unknown is usual
+
+
+def test_errors_are_what_python_calls_them_too() -> None:
+    assert issubclass(UsageError, ValueError)
+    assert issubclass(AppendTimeoutError, TimeoutError)
+
+
+def test_where_it_is_corrupt_and_who_holds_the_lock() -> None:
+    error = CorruptError("x", path="a.log", offset=4096)
+    assert (error.path, error.offset) == ("a.log", 4096)
+    assert (CorruptError("x").path, CorruptError("x").offset) == (None, None)
+    assert StoreLockedError("x", pid=7).pid == 7
+    assert StoreLockedError("x").pid is None

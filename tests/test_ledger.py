@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pybk.digest import DigestType
+from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerMetadata, LedgerState
+
+GOLDEN = (
+    b'{"ack_quorum":1,"advanced":true,"creation_sequence":4,"creation_time_ns":1700000000000000000,'
+    b'"custom_metadata":{"app":"c2hvcA==","\xc3\xa9":""},"digest_type":101,"ensemble_size":3,"format":1,"key_epoch":2,'
+    b'"key_salt":"c2FsdCBvZiAxNiBieXRlcw==","last_entry_id":41,"ledger_id":5,"ledger_type":"orders","length":1000,'
+    b'"state":"closed","storage_hints":["hdd","ssd"],"tier":"ssd","verifier":"dmVyaWZpZXI=","version":7,"write_flags":1,'
+    b'"write_quorum":2}'
+)
+
+
+HARMLESS: list[tuple[str, object]] = [
+    ("custom_metadata", {}),
+    ("ledger_type", "€"),
+    ("ledger_type", "="),
+    ("storage_hints", []),
+]
+"""Values among the wrong ones that are right for these names."""
+
+
+def metadata(**changes: Any) -> LedgerMetadata:
+    values: dict[str, Any] = {
+        "ledger_id": 5,
+        "state": LedgerState.CLOSED,
+        "ledger_type": LedgerType("orders"),
+        "storage_hints": frozenset({StorageHint.SSD, StorageHint.HDD}),
+        "write_flags": WriteFlag.DEFERRED_FORCE,
+        "digest_type": DigestType.XXH3,
+        "ensemble_size": 3,
+        "write_quorum": 2,
+        "last_entry_id": 41,
+        "length": 1000,
+        "creation_time_ns": 1_700_000_000_000_000_000,
+        "creation_sequence": 4,
+        "custom_metadata": {"é": b"", "app": b"shop"},
+        "tier": StorageHint.SSD,
+        "advanced": True,
+        "key_salt": b"salt of 16 bytes",
+        "key_epoch": 2,
+        "verifier": b"verifier",
+        "version": 7,
+    }
+    return LedgerMetadata(**{**values, **changes})
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    values = json.loads(GOLDEN)
+    change(values)
+    return json.dumps(values).encode()
+
+
+def test_encoding_never_changes() -> None:
+    assert metadata().encode() == GOLDEN
+    assert LedgerMetadata.decode(GOLDEN, where="here") == metadata()
+
+
+def test_decoded_values_have_their_types() -> None:
+    decoded = LedgerMetadata.decode(GOLDEN, where="here")
+    for each in fields(LedgerMetadata):
+        assert type(getattr(decoded, each.name)) is type(getattr(metadata(), each.name)), each.name
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    state=st.sampled_from(LedgerState),
+    ledger_type=st.text(st.characters(codec="utf-8"), max_size=40).filter(lambda name: not name.startswith(".")),
+    storage_hints=st.frozensets(st.sampled_from(StorageHint)),
+    write_flags=st.sampled_from(WriteFlag),
+    digest_type=st.sampled_from(DigestType),
+    last_entry_id=st.integers(-1, 2**63 - 1),
+    length=st.integers(0, 2**63 - 1),
+    custom_metadata=st.dictionaries(st.text(st.characters(codec="utf-8")), st.binary()),
+    key_salt=st.binary(),
+    verifier=st.binary(),
+)
+def test_what_is_encoded_is_decoded(**changes: Any) -> None:
+    made = metadata(**changes)
+    decoded = LedgerMetadata.decode(made.encode(), where="here")
+    assert decoded == made
+    assert decoded.encode() == made.encode()
+
+
+def test_system_types_are_decoded() -> None:
+    made = metadata(ledger_type=LedgerType.METADATA)
+    assert LedgerMetadata.decode(made.encode(), where="here") == made
+
+
+@pytest.mark.parametrize("number", [0, 2, 99])
+def test_another_format_is_named(number: int) -> None:
+    data = changed(lambda values: values.update(format=number, news=1))
+    with pytest.raises(UnsupportedFormatError, match=f"here: .*format {number}"):
+        LedgerMetadata.decode(data, where="here")
+
+
+@pytest.mark.parametrize("name", sorted(json.loads(GOLDEN)))
+def test_a_missing_value_is_corruption(name: str) -> None:
+    with pytest.raises(CorruptError, match="here: "):
+        LedgerMetadata.decode(changed(lambda values: values.pop(name)), where="here")
+
+
+@pytest.mark.parametrize("name", sorted(json.loads(GOLDEN)))
+@pytest.mark.parametrize("value", [None, 1.0, 1.5, -2, 2**63, "€", "=", [], {}, ["x"], {"a": "="}, {"a": 1}, [[]]])
+def test_a_wrong_value_is_corruption(name: str, value: object) -> None:
+    data = changed(lambda values: values.update({name: value}))
+    if (name, value) in HARMLESS:
+        LedgerMetadata.decode(data, where="here")
+        return
+    expected = UnsupportedFormatError if name == "format" and type(value) is int else CorruptError
+    with pytest.raises(expected, match="here: "):
+        LedgerMetadata.decode(data, where="here")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("advanced", 1),
+        ("ledger_id", True),
+        ("write_flags", True),
+        ("write_flags", 2),
+        ("digest_type", 5),
+        ("state", "OPEN"),
+        ("tier", "tape"),
+        ("storage_hints", ["ssd", "tape"]),
+        ("ledger_type", ".other"),
+        ("key_salt", "c2Fs dA=="),
+        ("key_salt", "c2FsdA"),
+        ("verifier", "c2FsdA==x"),
+        ("ack_quorum", 3),
+        ("write_quorum", 4),
+        ("last_entry_id", -2),
+        ("custom_metadata", {"\ud800": ""}),
+        ("custom_metadata", {"x": b64encode(bytes(CUSTOM_METADATA_BYTES_MAX)).decode()}),
+    ],
+)
+def test_values_out_of_their_range_are_corruption(name: str, value: object) -> None:
+    with pytest.raises(CorruptError, match="here: "):
+        LedgerMetadata.decode(changed(lambda values: values.update({name: value})), where="here")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"1",
+        b"\xff" + GOLDEN,
+        GOLDEN[:-1],
+        GOLDEN + b"x",
+        GOLDEN + GOLDEN,
+        GOLDEN.replace(b'"version":7', b'"version":7,"version":7'),
+        GOLDEN.replace(b'"app":', b'"app":"","app":'),
+        GOLDEN.replace(b'"version":7', b'"version":7,"more":7'),
+        GOLDEN.replace(b'"version":7', b'"version":NaN'),
+        GOLDEN.replace(b'"version":7', b'"version":' + b"7" * 5000),
+        b"[" * 100_000,
+    ],
+    ids=range(14),
+)
+def test_other_bytes_are_corruption(data: bytes) -> None:
+    with pytest.raises(CorruptError, match="here: "):
+        LedgerMetadata.decode(data, where="here")
+
+
+def test_cut_short_is_corruption() -> None:
+    for size in range(len(GOLDEN)):
+        with pytest.raises(CorruptError):
+            LedgerMetadata.decode(GOLDEN[:size], where="here")
+
+
+def test_nothing_can_be_changed() -> None:
+    custom = {"app": b"shop"}
+    made = metadata(custom_metadata=custom)
+    custom["app"] = b"other"
+    assert made.custom_metadata == {"app": b"shop"}
+    with pytest.raises(TypeError):
+        made.custom_metadata["app"] = b"other"  # type: ignore[index]  # that it cannot be done is the point
+    with pytest.raises(FrozenInstanceError):
+        made.version = 8  # type: ignore[misc]  # that it cannot be done is the point
+    assert replace(made, version=8).version == 8
+    assert hash(made) == hash(metadata(custom_metadata={"app": b"shop"}))
+
+
+def test_plain_values_become_flags_and_types() -> None:
+    made = metadata(ledger_type="x", storage_hints={"nvme"}, tier="hdd", state="open", write_flags=0, digest_type=3)
+    assert type(made.ledger_type) is LedgerType
+    assert made.storage_hints == frozenset({StorageHint.NVME})
+    assert made.tier is StorageHint.HDD
+    assert made.state is LedgerState.OPEN
+    assert made.write_flags is WriteFlag.NONE
+    assert made.digest_type is DigestType.CRC32C
+
+
+@pytest.mark.parametrize(
+    ("custom", "said"),
+    [
+        ({"x": bytes(CUSTOM_METADATA_BYTES_MAX)}, "65537 bytes; the limit is 65536"),
+        ({"é": bytes(CUSTOM_METADATA_BYTES_MAX - 1)}, "65537 bytes"),
+        ({"a": "text"}, "values bytes"),
+        ({b"a": b""}, "keys are strings"),
+        ({"\ud800": b""}, "UTF-8"),
+        (7, "mapping"),
+    ],
+)
+def test_custom_metadata_is_bounded_and_bytes(custom: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        metadata(custom_metadata=custom)
+
+
+def test_custom_metadata_at_its_bound() -> None:
+    made = metadata(custom_metadata={"x": bytes(CUSTOM_METADATA_BYTES_MAX - 1)})
+    assert LedgerMetadata.decode(made.encode(), where="here") == made
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ledger_id", -1), ("version", -1), ("ack_quorum", 0), ("tier", "tape"), ("key_salt", "text"), ("verifier", None)],
+)
+def test_impossible_values_are_refused(name: str, value: object) -> None:
+    with pytest.raises(UsageError):
+        metadata(**{name: value})
+
+
+def test_repr_shows_neither_salt_nor_verifier() -> None:
+    shown = repr(metadata())
+    assert "ledger_id=5" in shown
+    assert "salt" not in shown
+    assert "verifier" not in shown
