@@ -34,9 +34,10 @@ from pybk.errors import (
 )
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
-from pybk.handles import LedgerReader, LedgerWriter
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import Health, LedgerManager
+from pybk.reader import LedgerReader
+from pybk.writer import LedgerWriter
 
 __version__ = "0.1.0"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, Literal
 
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
@@ -62,7 +62,7 @@ class StoreConfig:
     max_entry_bytes: int = 5 * MIB
     default_tier: StorageHint = StorageHint.NVME
     tier_policy: TierPolicy | None = None
-    cold_compression: str | None = None
+    cold_compression: Literal["zstd"] | None = None
     free_bytes_low: int = 256 * MIB
     free_bytes_ok: int = 320 * MIB
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pybk.errors import AppendTimeoutError, PybkError
-from pybk.storage.log import Commit
+from pybk.storage.commit import Commit
 
 if TYPE_CHECKING:
     from pybk.storage.log import Log
@@ -151,8 +151,10 @@ class AdvancedFuture(AppendFuture[T]):
     def result(self, timeout: float | None = None) -> T:
         """Wait like any append, first for the entries before it; arguments and errors are the same."""
         if not self._staged.wait(timeout):
-            raise AppendTimeoutError(f"entries before {self._value} were not appended within {timeout} s; append them: until "
-                                     "then it is not acknowledged")
+            raise AppendTimeoutError(
+                f"entries before {self._value} were not appended within {timeout} s; append them: until "
+                "then it is not acknowledged"
+            )
         return super().result(timeout)
 
     def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:

@@ -16,11 +16,12 @@ from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
 from pybk.errors import IllegalOperationError, UnauthorizedError, UsageError
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.handles import LedgerReader, LedgerWriter
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import MetricsSnapshot
+from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
+from pybk.writer import LedgerWriter
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 

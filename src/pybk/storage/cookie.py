@@ -72,8 +72,9 @@ def decode_cookie(data: bytes, *, where: str) -> Cookie:
         CorruptError: They are not exactly what :func:`encode_cookie` makes.
         UnsupportedFormatError: They are sound but of another format.
     """
-    damage = CorruptError(f"{where}: the cookie is damaged: {data[:200]!r}; restore this file from a copy of "
-                          "the directory", path=where)
+    damage = CorruptError(
+        f"{where}: the cookie is damaged: {data[:200]!r}; restore this file from a copy of the directory", path=where
+    )
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -82,8 +83,10 @@ def decode_cookie(data: bytes, *, where: str) -> Cookie:
     if not isinstance(fields, dict) or _encode({k: v for k, v in fields.items() if k != "checksum"}) != data:
         raise damage
     if fields.get("format") != COOKIE_FORMAT:
-        raise UnsupportedFormatError(f"{where}: cookie format {fields.get('format')!r}; this pybk reads "
-                                     f"{COOKIE_FORMAT}; open the store with the pybk that wrote it, or newer")
+        raise UnsupportedFormatError(
+            f"{where}: cookie format {fields.get('format')!r}; this pybk reads "
+            f"{COOKIE_FORMAT}; open the store with the pybk that wrote it, or newer"
+        )
     try:
         cookie = Cookie(
             store_id=bytes.fromhex(fields["store"]),
@@ -130,8 +133,11 @@ def read_cookie(fs: FileSystem, directory: str) -> Cookie | None:
     file = fs.open(path)
     try:
         if file.size > COOKIE_BYTES_MAX:
-            raise CorruptError(f"{path}: {file.size} bytes; a cookie has at most {COOKIE_BYTES_MAX}; restore it from "
-                               "a copy of the directory", path=path)
+            raise CorruptError(
+                f"{path}: {file.size} bytes; a cookie has at most {COOKIE_BYTES_MAX}; restore it from "
+                "a copy of the directory",
+                path=path,
+            )
         data = file.read(0, file.size)
     finally:
         file.close()
@@ -145,7 +151,10 @@ def check_cookie(found: Cookie, expected: Cookie, directory: str) -> None:
         CookieError: It belongs to another store, tier or index, or it is a copy; names both and the remedy.
     """
     if (found.store_id, found.tier, found.directory, found.instance) == (
-        expected.store_id, expected.tier, expected.directory, expected.instance
+        expected.store_id,
+        expected.tier,
+        expected.directory,
+        expected.instance,
     ):
         return
     remedy = "mount or name the right directory"
@@ -158,5 +167,7 @@ def check_cookie(found: Cookie, expected: Cookie, directory: str) -> None:
 
 
 def _describe(cookie: Cookie) -> str:
-    return (f"directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()} "
-            f"(instance {cookie.instance.hex()})")
+    return (
+        f"directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()} "
+        f"(instance {cookie.instance.hex()})"
+    )

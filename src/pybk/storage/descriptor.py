@@ -20,7 +20,8 @@ from pybk.ledger import LedgerMetadata
 from pybk.storage.record import RUN_DTYPE, Runs
 
 if TYPE_CHECKING:
-    from pybk.storage.log import StagedRun
+    from pybk.metrics import MetricsScope
+    from pybk.storage.commit import StagedRun
 
 RUN_WORDS: Final = 4
 
@@ -37,7 +38,9 @@ class Page(NamedTuple):
         """Make a page of a non-empty, sorted run array."""
         last = runs[-1]
         firsts = array("q", np.ascontiguousarray(runs["first"]).tobytes())
-        return cls(firsts, array("q", runs.tobytes()), int(last["first"]) + int(last["stride"]) * (int(last["count"]) - 1))
+        return cls(
+            firsts, array("q", runs.tobytes()), int(last["first"]) + int(last["stride"]) * (int(last["count"]) - 1)
+        )
 
 
 class LedgerDescriptor:
@@ -65,6 +68,7 @@ class LedgerDescriptor:
         "lock",
         "metadata",
         "metadata_pushed",
+        "meter",
         "page_firsts",
         "pages",
         "place_lock",
@@ -79,6 +83,7 @@ class LedgerDescriptor:
         self.ledger_id: Final = metadata.ledger_id
         self.metadata = metadata
         self.metadata_pushed = metadata
+        self.meter: MetricsScope | None = None
         self.lock = threading.Lock()
         self.place_lock = threading.Lock()
         self.deferred = WriteFlag.DEFERRED_FORCE in metadata.write_flags

@@ -103,8 +103,10 @@ _CORRUPT: Final = (
 def _meaning(path: str, error: lmdb.Error) -> StorageError:
     """Return what an LMDB error means here."""
     if isinstance(error, _CORRUPT):
-        return CorruptError(f"{path}: the LMDB environment is damaged: {error}; close the store and run "
-                            "`pybk rebuild-index` on it", path=path)
+        return CorruptError(
+            f"{path}: the LMDB environment is damaged: {error}; close the store and run `pybk rebuild-index` on it",
+            path=path,
+        )
     if isinstance(error, lmdb.MapFullError) or error.code in (errno.ENOSPC, errno.EDQUOT):
         return StorageFullError(f"{path}: no room for the transaction: {error}; free space on the device")
     return StorageFailedError(f"{path}: LMDB failed: {error}; close the store and open it again")
@@ -297,8 +299,9 @@ class LmdbEnvironment:
             raise IllegalOperationError(f"{self._path}: opened read-only; open it for writing to change it")
         with shared.writing:
             if shared.failure is not None:
-                raise StorageFailedError(f"{self._path}: a commit failed before: {shared.failure}; close the store and "
-                                         "open it again")
+                raise StorageFailedError(
+                    f"{self._path}: a commit failed before: {shared.failure}; close the store and open it again"
+                )
             try:
                 transaction = shared.lmdb.begin(write=True)
             except lmdb.Error as error:

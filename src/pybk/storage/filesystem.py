@@ -334,6 +334,7 @@ def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
 
 _FALLOCATE: Final = _find_fallocate()
 
+
 class OsFileSystem:
     """The operating system's file system; see :class:`FileSystem`."""
 

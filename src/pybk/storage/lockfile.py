@@ -54,8 +54,9 @@ class FileLock:
                 os.close(fd)
                 pid = int(text) if text.isdigit() else None
                 holder = "another process" if pid is None else f"process {pid}"
-                raise StoreLockedError(f"{path}: locked by {holder}; close the store there first, or open it read-only",
-                                       pid=pid) from None
+                raise StoreLockedError(
+                    f"{path}: locked by {holder}; close the store there first, or open it read-only", pid=pid
+                ) from None
             except BaseException:
                 os.close(fd)
                 raise

@@ -18,9 +18,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageFullError
+from pybk.storage.commit import Commit, StagedRun
 from pybk.storage.logfile import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
@@ -47,8 +48,8 @@ class LogFiles(Protocol):
     def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
         """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
 
-    def log_file_left(self, file_id: int, used_bytes: int) -> None:
-        """Take note that the log will write no more to a file of which it used this much."""
+    def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
+        """Take note that the log will write no more to a file of which it used this much for this many commits."""
 
 
 class CommitObserver(Protocol):
@@ -56,61 +57,6 @@ class CommitObserver(Protocol):
 
     def committed(self, commit: Commit, now_ns: int) -> None:
         """Called once per commit by the driver, after publishing."""
-
-
-class StagedRun:
-    """Consecutive entries of one ledger in one commit."""
-
-    __slots__ = ("commit", "descriptor", "first", "length", "parts", "sizes", "staged_ns")
-
-    def __init__(self, commit: Commit, descriptor: LedgerDescriptor, first: int, staged_ns: int) -> None:
-        self.commit = commit
-        self.descriptor = descriptor
-        self.first = first
-        self.sizes: list[int] = []
-        self.parts: list[bytes | memoryview] = []
-        self.length = 0
-        self.staged_ns = staged_ns
-
-
-class Commit:
-    """What becomes durable together.
-
-    ``done`` is set once everything in it is durable and published, or ``error`` is set. ``wakers`` belongs to who waits in event
-    loops: one waker per loop.
-    """
-
-    __slots__ = ("base", "buffers", "callbacks", "controls", "done", "error", "file_id", "lsn", "payload_bytes", "places", "runs",
-                 "size", "waiters", "wakers", "wanted")
-
-    def __init__(self) -> None:
-        self.runs: list[StagedRun] = []
-        self.controls: list[tuple[Callable[[int], bytes], Callable[[], None]]] = []
-        self.payload_bytes = 0
-        self.waiters: list[threading.Lock] = []
-        self.callbacks: list[Callable[[], None]] = []
-        self.wakers: dict[Any, Any] = {}
-        self.wanted = False
-        self.done = False
-        self.error: PybkError | None = None
-        self.lsn = 0
-        self.file_id = 0
-        self.base = 0
-        self.size = 0
-        self.buffers: list[bytes | memoryview] = []
-        self.places: list[tuple[int, int]] = []
-
-    @classmethod
-    def finished(cls, error: PybkError | None) -> Commit:
-        """Return a commit of nothing that is done already."""
-        commit = cls()
-        commit.done = True
-        commit.error = error
-        return commit
-
-    def is_empty(self) -> bool:
-        """Tell whether nothing was staged."""
-        return not self.runs and not self.controls
 
 
 class Log:
@@ -145,6 +91,7 @@ class Log:
         self._file: File | None = None
         self._file_id = 0
         self._file_offset = 0
+        self._file_lsn = 0
         self._callbacks: deque[Callable[[], None]] = deque()
         self._kick = threading.Lock()
         self._kick.acquire()
@@ -205,7 +152,7 @@ class Log:
                 raise self._error
             if descriptor.error is not None:
                 raise descriptor.error
-            if self._held or self._outstanding and self._outstanding + nbytes > self._outstanding_max:
+            if self._held or (self._outstanding and self._outstanding + nbytes > self._outstanding_max):
                 return None
             commit = self._forming
             run = descriptor.staging
@@ -238,7 +185,7 @@ class Log:
                 raise self._error
             if descriptor.error is not None:
                 raise descriptor.error
-            if self._held or self._outstanding and self._outstanding + size > self._outstanding_max:
+            if self._held or (self._outstanding and self._outstanding + size > self._outstanding_max):
                 return None
             commit = self._forming
             run = descriptor.staging
@@ -300,13 +247,14 @@ class Log:
             if commit.done:
                 return True
             commit.wanted = True
-            if self._driver is None:
+            leads = self._driver is None
+            if leads:
                 self._driver = token
             else:
                 commit.waiters.append(token)
-        if self._driver is not token and not token.acquire(timeout=timeout):
-            return commit.done
-        while not commit.done:
+        if not leads and not token.acquire(timeout=timeout):
+            return False
+        while not commit.is_done():
             self._drive_once()
         return True
 
@@ -474,10 +422,13 @@ class Log:
         if self._file is None or self._file_offset + size > self._file.size:
             file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
             if self._file is not None:
-                self._files.log_file_left(self._file_id, self._file_offset)
-            self._file, self._file_id, self._file_offset = file, file_id, BLOCK_BYTES
+                self._leave_file()
+            self._file, self._file_id, self._file_offset, self._file_lsn = file, file_id, BLOCK_BYTES, commit.lsn
         commit.file_id = self._file_id
         commit.base = self._file_offset
+
+    def _leave_file(self) -> None:
+        self._files.log_file_left(self._file_id, self._file_offset, self._next_lsn - self._file_lsn)
 
     def _frame(self, commit: Commit, records: list[bytes | memoryview]) -> list[bytes | memoryview]:
         """Return what to write: a new file's header goes out with its first commit, under the same sync."""
@@ -548,7 +499,7 @@ class Log:
             self._drive_once()
         file = self._file
         if file is not None:
-            self._files.log_file_left(self._file_id, self._file_offset)
+            self._leave_file()
             self._file = None
         snapshot()
         return self._next_lsn - 1
@@ -607,7 +558,7 @@ class Log:
             self._run_callbacks()
             file, self._file = self._file, None
             if file is not None:
-                self._files.log_file_left(self._file_id, self._file_offset)
+                self._leave_file()
 
 
 def _wake(commit: Commit) -> None:

@@ -19,7 +19,7 @@ from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
 from pybk.storage.catalog import CatalogWriter
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.index import FileRow, LedgerRow, Mark, entries_key
+from pybk.storage.index_rows import FileRow, LedgerRow, Mark, entries_key
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.mover import Mover
 from pybk.storage.record import RECORD_HEADER_BYTES, Runs
@@ -108,8 +108,12 @@ class Maintenance:
 
     def _fail(self, error: BaseException) -> None:
         logger.error("maintenance of %s failed, the store takes no more appends: %s", self._store.volumes.root, error)
-        failed = error if isinstance(error, PybkError) else StorageFailedError(
-            f"maintenance of {self._store.volumes.root} failed ({error}); close the store, mend the device, open it again"
+        failed = (
+            error
+            if isinstance(error, PybkError)
+            else StorageFailedError(
+                f"maintenance of {self._store.volumes.root} failed ({error}); close the store, mend the device, open it again"
+            )
         )
         self.error = failed
         self._store.log.fail(failed)
@@ -140,8 +144,10 @@ class Maintenance:
         for directory in store.volumes.directories:
             free = store.fs.free_bytes(directory.path)
             if free < limit:
-                self._say(f"{directory.path} has {free} bytes free, fewer than {limit}: the store takes no appends until there is "
-                          "more; delete ledgers or free space")
+                self._say(
+                    f"{directory.path} has {free} bytes free, fewer than {limit}: the store takes no appends until there is "
+                    "more; delete ledgers or free space"
+                )
                 return
         self._say(None)
 
@@ -207,10 +213,10 @@ class Maintenance:
             descriptor.checkpointed(descriptor.last_durable)
         store.clean([*taken.descriptors, *taken.dropped])
         self._purge(purge)
-        for row in taken.log_files:
-            if row.file_id not in kept:
-                store.supply.forget(row.file_id)
-                store.volumes.drop(row.file_id)
+        for log_file in taken.log_files:
+            if log_file.file_id not in kept:
+                store.supply.forget(log_file.file_id)
+                store.volumes.drop(log_file.file_id)
         store.tail_checked(taken.tail_bytes)
         store.metrics.add("checkpoints", 1)
 
@@ -226,7 +232,10 @@ class Maintenance:
             tails.append(descriptor.tail_snapshot())
             rows.append(
                 LedgerRow(
-                    descriptor.metadata, descriptor.last_durable, descriptor.last_add_confirmed, descriptor.length_durable
+                    descriptor.metadata,
+                    descriptor.last_durable,
+                    descriptor.last_add_confirmed,
+                    descriptor.length_durable,
                 )
             )
         log_files = []
@@ -299,7 +308,9 @@ class Maintenance:
         files += [row for row in taken.log_files if row.file_id in damaged]
         return result, files
 
-    def _staying(self, runs: Runs, nvme: np.ndarray[tuple[int], np.dtype[np.bool_]], log_files: list[FileRow]) -> set[int]:
+    def _staying(
+        self, runs: Runs, nvme: np.ndarray[tuple[int], np.dtype[np.bool_]], log_files: list[FileRow]
+    ) -> set[int]:
         """Return the log files that are filled well enough by NVMe ledgers to stay as they are."""
         stays = set()
         for row in log_files:
@@ -331,8 +342,7 @@ class Maintenance:
         moved: list[tuple[int, Runs, Runs]] = []
         try:
             for ledger_id, parts in work:
-                for part in parts:
-                    moved.append((ledger_id, part, mover.move(ledger_id, part)))
+                moved += [(ledger_id, part, mover.move(ledger_id, part)) for part in parts]
             files = mover.finish()
         except BaseException:
             mover.abort()
@@ -381,7 +391,9 @@ class Maintenance:
     def _drop_dead(self) -> None:
         """Forget and unlink files in which nothing lives."""
         store = self._store
-        dead = [row for row in store.index.files().values() if row.kind in (LOG, COLD) and not self._live.get(row.file_id)]
+        dead = [
+            row for row in store.index.files().values() if row.kind in (LOG, COLD) and not self._live.get(row.file_id)
+        ]
         if not dead:
             return
         gone = {row.file_id for row in dead}

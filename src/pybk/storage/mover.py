@@ -7,6 +7,7 @@ caller commits the new runs, and only then drops the old ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegmentWriter
-from pybk.storage.index import FileRow, entries_key
+from pybk.storage.index_rows import FileRow, entries_key
 from pybk.storage.reading import locate_entries
 from pybk.storage.record import RECORD_HEADER_BYTES, RUN_COMPRESSED, RUN_DTYPE, Runs, encode_entries
 from pybk.storage.volumes import COLD, ENTRIES
@@ -96,7 +97,9 @@ class Mover:
             return self._put_entries(ledger_id, first, sizes, parts)
         return self._put_cold(ledger_id, first, sizes, parts)
 
-    def _put_cold(self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]) -> tuple[int, ...]:
+    def _put_cold(
+        self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
+    ) -> tuple[int, ...]:
         need = sum(sizes) + 4 * len(sizes) + RECORD_HEADER_BYTES
         if self._writer is not None and not self._writer.room_for(need):
             self._finish_segment()
@@ -109,7 +112,9 @@ class Mover:
             )
         return self._writer.add(ledger_id, first, sizes, parts)
 
-    def _put_entries(self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]) -> tuple[int, ...]:
+    def _put_entries(
+        self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
+    ) -> tuple[int, ...]:
         environments = sorted(self._view.entries)
         file_id = environments[ledger_id % len(environments)]
         header, body = encode_entries(ledger_id, first, sizes, parts)
@@ -131,7 +136,8 @@ class Mover:
         self._put_bytes = 0
 
     def _finish_segment(self) -> None:
-        assert self._writer is not None and self._row is not None
+        assert self._writer is not None
+        assert self._row is not None
         self._writer.finish()
         size = self._view.fs.file_bytes(self._view.volumes.path_of(self._row))
         self._rows.append(self._row._replace(bytes=size))
@@ -160,7 +166,7 @@ class Mover:
 def _stretches(sound: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, int, bool]]:
     """Yield (low, high, value) of stretches of equal values."""
     edges = [0, *(np.flatnonzero(np.diff(sound)) + 1).tolist(), len(sound)]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         yield low, high, bool(sound[low])
 
 

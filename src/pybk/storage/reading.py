@@ -83,7 +83,9 @@ def locate_entries(
         low = int(starts[number])
         base = int(body_starts[number])
         if 4 * count > int(bodies[number]):
-            raise CorruptError(f"{where}: a table of {count} entries does not fit a record of {int(bodies[number])} bytes")
+            raise CorruptError(
+                f"{where}: a table of {count} entries does not fit a record of {int(bodies[number])} bytes"
+            )
         first = base + 4 * count
         ends = np.frombuffer(buffer, "<u4", count, base).astype(np.int64)
         ends += first
@@ -94,7 +96,9 @@ def locate_entries(
         run_first = int(runs["first"][number])
         ids[low : low + count] = np.arange(run_first, run_first + stride * count, stride)
         if int(ends[-1]) != base + int(bodies[number]) or int(sizes[low : low + count].min()) < 0:
-            raise CorruptError(f"{where}: the table of entries {run_first} to {run_first + stride * (count - 1)} is damaged")
+            raise CorruptError(
+                f"{where}: the table of entries {run_first} to {run_first + stride * (count - 1)} is damaged"
+            )
     return ids, offsets, sizes
 
 

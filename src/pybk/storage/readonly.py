@@ -12,13 +12,14 @@ from pybk.errors import CookieError, CorruptError
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.cookie import Cookie
+from pybk.storage.creation import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.filesystem import FileSystem, OsFileSystem
-from pybk.storage.index import Index, Mark
+from pybk.storage.index import Index
+from pybk.storage.index_rows import Mark
 from pybk.storage.logfile import BLOCK_BYTES, decode_file_header
 from pybk.storage.replay import LogFile, scan_commits
-from pybk.storage.store import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
 from pybk.storage.tail import apply_commit
 from pybk.storage.view import StoreView
 from pybk.storage.volumes import ENTRIES, LOG, Volumes
@@ -40,7 +41,7 @@ class ReadOnlyStore(StoreView):
     Threads: any.
     """
 
-    poll_seconds = 0.02
+    poll_seconds: float | None = 0.02
 
     @classmethod
     def open(
@@ -91,9 +92,7 @@ class ReadOnlyStore(StoreView):
         watermark: Watermark,
         mark: Mark,
     ) -> None:
-        super().__init__(
-            fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=Metrics()
-        )
+        super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=Metrics())
         self.cookie = cookie
         self.store_id = cookie.store_id
         self._index_environment = index_environment
@@ -124,8 +123,10 @@ class ReadOnlyStore(StoreView):
                         return
                 except FileNotFoundError:
                     continue
-            raise CorruptError(f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
-                               f"{self._watermark.durable_lsn()} were durable; run `pybk verify {self.volumes.root}`")
+            raise CorruptError(
+                f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
+                f"{self._watermark.durable_lsn()} were durable; run `pybk verify {self.volumes.root}`"
+            )
 
     def _restart(self, mark: Mark) -> None:
         """Begin again from a newer checkpoint: what was tail is in the index now, maybe elsewhere."""

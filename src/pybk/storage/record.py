@@ -120,22 +120,30 @@ def decode_header(buffer: memoryview, offset: int, *, where: str) -> RecordHeade
     """
     end = offset + RECORD_HEADER_BYTES
     if end > len(buffer):
-        raise CorruptError(f"{where}: a record header of {RECORD_HEADER_BYTES} bytes at offset {offset} ends "
-                           f"beyond the {len(buffer)} bytes that are there")
+        raise CorruptError(
+            f"{where}: a record header of {RECORD_HEADER_BYTES} bytes at offset {offset} ends "
+            f"beyond the {len(buffer)} bytes that are there"
+        )
     magic, version, kind, codec, ledger, first, lsn, count, stride, body, raw, checksum = _HEADER.unpack_from(
         buffer, offset
     )
     (expected,) = _CHECKSUM.unpack_from(buffer, end - 8)
     found = xxh3_64_intdigest(buffer[offset : end - 8])
     if magic != _MAGIC or found != expected:
-        raise CorruptError(f"{where}: no record header at offset {offset}: magic {magic:#06x}, checksum {found:#x}, "
-                           f"expected {_MAGIC:#06x} and {expected:#x}")
+        raise CorruptError(
+            f"{where}: no record header at offset {offset}: magic {magic:#06x}, checksum {found:#x}, "
+            f"expected {_MAGIC:#06x} and {expected:#x}"
+        )
     if version != RECORD_FORMAT:
-        raise UnsupportedFormatError(f"{where}: record format {version} at offset {offset}; this pybk reads "
-                                     f"{RECORD_FORMAT}; open the store with the pybk that wrote it, or newer")
+        raise UnsupportedFormatError(
+            f"{where}: record format {version} at offset {offset}; this pybk reads "
+            f"{RECORD_FORMAT}; open the store with the pybk that wrote it, or newer"
+        )
     if end + body > len(buffer):
-        raise CorruptError(f"{where}: the record at offset {offset} has a body of {body} bytes and ends beyond the "
-                           f"{len(buffer)} bytes that are there")
+        raise CorruptError(
+            f"{where}: the record at offset {offset} has a body of {body} bytes and ends beyond the "
+            f"{len(buffer)} bytes that are there"
+        )
     return RecordHeader(kind, codec, ledger, first, lsn, count, stride, body, raw, checksum)
 
 
@@ -143,8 +151,10 @@ def check_body(header: RecordHeader, body: memoryview, *, where: str) -> None:
     """Raise CorruptError unless ``body``, as stored, has the checksum that its header promises."""
     found = xxh3_64_intdigest(body)
     if found != header.body_checksum:
-        raise CorruptError(f"{where}: body of ledger {header.ledger_id} entries from {header.first_entry_id}: checksum "
-                           f"{found:#x}, expected {header.body_checksum:#x}")
+        raise CorruptError(
+            f"{where}: body of ledger {header.ledger_id} entries from {header.first_entry_id}: checksum "
+            f"{found:#x}, expected {header.body_checksum:#x}"
+        )
 
 
 def entry_ends(body: memoryview, entry_count: int, *, where: str) -> tuple[int, npt.NDArray[np.int64]]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
 
 from pybk.config import StoreConfig
 from pybk.errors import (
     ClosedError,
-    CookieError,
-    CorruptError,
     LedgerExistsError,
     LedgerFencedError,
     NoSuchLedgerError,
@@ -26,75 +21,35 @@ from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
 from pybk.storage.ahead import LogFileSupply
 from pybk.storage.catalog import CatalogWriter
-from pybk.storage.cookie import Cookie, check_cookie, read_cookie, write_cookie
+from pybk.storage.commit import Commit
+from pybk.storage.cookie import Cookie
+from pybk.storage.creation import (
+    INDEX,
+    OpenEnvironment,
+    catalog_path,
+    checked_mark,
+    create_store,
+    main_cookie,
+    remove_leftovers,
+    store_directories,
+)
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
-from pybk.storage.index import FileRow, Index, Mark
-from pybk.storage.log import Commit, Log
+from pybk.storage.index import Index
+from pybk.storage.index_rows import Mark
+from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
 from pybk.storage.record import RecordKind, encode_control
 from pybk.storage.tail import recover_log
 from pybk.storage.view import StoreView
-from pybk.storage.volumes import (
-    COLD,
-    ENTRIES,
-    LOG,
-    Directory,
-    Volumes,
-    load_directories,
-    plan_directories,
-    save_directories,
-)
+from pybk.storage.volumes import ENTRIES, Volumes, save_directories
 from pybk.storage.watermark import Watermark
-
-logger = logging.getLogger(__name__)
-
-MAIN: Final = "main"
-INDEX: Final = "index"
-SCRYPT_COST: Final = 1 << 14
-
-OpenEnvironment = Callable[[str], Environment]
 
 
 def open_environment(path: str) -> Environment:
     """Open an LMDB environment for a live store."""
     return LmdbEnvironment(path)
-
-
-def catalog_path(root: str, file_id: int) -> str:
-    """Return the path of a catalog file."""
-    return os.path.join(root, f"catalog-{file_id:016x}")
-
-
-def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
-    """Return the store's own cookie, None where there is no store."""
-    if not fs.exists(root):
-        return None
-    cookie = read_cookie(fs, root)
-    if cookie is not None and (cookie.tier != MAIN or cookie.salt is None or cookie.scrypt_cost is None):
-        raise CookieError(f"{root} is directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()}, not "
-                          "a store; open the store's own directory")
-    return cookie
-
-
-def store_directories(
-    fs: FileSystem, root: str, cookie: Cookie, tiers: Mapping[StorageHint, str | Sequence[str]] | None
-) -> list[Directory]:
-    """Return the tier directories of an existing store, each checked to be what it is taken for.
-
-    Raises:
-        CookieError: A directory is missing, or belongs to another store or another place.
-    """
-    directories = plan_directories(root, tiers) if tiers is not None else load_directories(fs, root)
-    for directory in directories:
-        found = read_cookie(fs, directory.path) if fs.exists(directory.path) else None
-        expected = replace(cookie, tier=directory.tier.value, directory=directory.number, salt=None, scrypt_cost=None)
-        if found is None:
-            raise CookieError(f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
-                              "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...})")
-        check_cookie(found, replace(expected, instance=found.instance), directory.path)
-    return directories
 
 
 class Store(StoreView):
@@ -129,7 +84,7 @@ class Store(StoreView):
         try:
             cookie = main_cookie(fs, root)
             if cookie is None:
-                cookie = _create(fs, root, tiers, environment)
+                cookie = create_store(fs, root, tiers, environment)
             directories = store_directories(fs, root, cookie, tiers)
             if tiers is not None:
                 save_directories(fs, root, directories)
@@ -148,7 +103,9 @@ class Store(StoreView):
                 if row.kind == ENTRIES:
                     entries[row.file_id] = environment(volumes.path_of(row))
                     opened.append(entries[row.file_id].close)
-            return cls(lock, cookie, config, volumes, index, index_environment, entries, watermark, mark, metrics or Metrics())
+            return cls(
+                lock, cookie, config, volumes, index, index_environment, entries, watermark, mark, metrics or Metrics()
+            )
         except BaseException:
             for undo in reversed(opened):
                 undo()
@@ -167,9 +124,7 @@ class Store(StoreView):
         mark: Mark,
         metrics: Metrics,
     ) -> None:
-        super().__init__(
-            fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics
-        )
+        super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
         self.cookie = cookie
         self.store_id = cookie.store_id
         self._lock_file = lock
@@ -209,7 +164,11 @@ class Store(StoreView):
             outstanding_bytes_max=config.max_outstanding_bytes,
         )
         catalog = CatalogWriter.resume(
-            self.fs, catalog_path(volumes.root, mark.catalog_file_id), self.store_id, mark.catalog_file_id, mark.catalog_bytes
+            self.fs,
+            catalog_path(volumes.root, mark.catalog_file_id),
+            self.store_id,
+            mark.catalog_file_id,
+            mark.catalog_bytes,
         )
         self.maintenance = Maintenance(self, mark, catalog)
         self.maintenance.start()
@@ -223,15 +182,14 @@ class Store(StoreView):
 
     def committed(self, commit: Commit, now_ns: int) -> None:
         """Count a durable commit; called by the log's driver."""
-        dirty = self._dirty
-        metrics = self.metrics
         for run in commit.runs:
             descriptor = run.descriptor
-            dirty[descriptor.ledger_id] = descriptor
-            metadata = descriptor.metadata
-            metrics.appended(
-                metadata.ledger_type, metadata.tier, len(run.sizes), sum(run.sizes), now_ns - run.staged_ns
-            )
+            self._dirty[descriptor.ledger_id] = descriptor
+            meter = descriptor.meter
+            if meter is None:
+                metadata = descriptor.metadata
+                meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
+            meter.appended(len(run.sizes), sum(run.sizes), now_ns - run.staged_ns)
         self._tail_bytes += commit.size
         if self._tail_bytes >= self.config.unchecked_tail_bytes:
             self.log.hold(True)
@@ -263,8 +221,7 @@ class Store(StoreView):
     def take_dirty(self) -> dict[int, LedgerDescriptor]:
         """Return the ledgers changed since the last call; called while the log stands still."""
         with self._lock:
-            dirty = dict(self._dirty)
-        return dirty
+            return dict(self._dirty)
 
     def has_deleted(self) -> bool:
         """Tell whether a deleted ledger waits for the next checkpoint."""
@@ -313,7 +270,9 @@ class Store(StoreView):
         with self._lock:
             found = self._find(metadata.ledger_id)
             if found is not None:
-                raise LedgerExistsError(f"ledger {metadata.ledger_id} exists; choose another id, or none to be given one")
+                raise LedgerExistsError(
+                    f"ledger {metadata.ledger_id} exists; choose another id, or none to be given one"
+                )
             self._descriptors[metadata.ledger_id] = descriptor
         with self._ids:
             self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
@@ -349,6 +308,7 @@ class Store(StoreView):
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
         """Apply a durable metadata change; called by the log's driver, maybe twice."""
         descriptor.metadata = metadata
+        descriptor.meter = None
         descriptor.changed = True
         self._dirty[descriptor.ledger_id] = descriptor
         if metadata.state is LedgerState.CLOSED:
@@ -461,98 +421,3 @@ class Store(StoreView):
                     environment.close()
                 self._index_environment.close()
                 self._lock_file.release()
-
-
-def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
-    """Return the index's mark.
-
-    Raises:
-        CorruptError: There is none, or it is another store's.
-    """
-    mark = index.mark()
-    if mark is None or mark.store_id != cookie.store_id.hex():
-        raise CorruptError(f"the index of {root} is {'empty' if mark is None else 'of another store'}; run `pybk rebuild-index "
-                           f"{root}` to make it again from the files")
-    return mark
-
-
-def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
-    """Remove the files that an interrupted checkpoint made and the index does not name.
-
-    Raises:
-        CorruptError: A file that the index names is not there.
-    """
-    found = {**volumes.found(LOG), **volumes.found(COLD)}
-    for file_id, row in found.items():
-        volumes.reserve_ids(file_id + 1)
-        if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
-            logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
-            volumes.fs.unlink(volumes.path_of(row))
-    for file_id, row in volumes.rows.items():
-        if row.kind != ENTRIES and file_id not in found:
-            raise CorruptError(f"{volumes.path_of(row)} is missing, and the index says that entries lie in it; restore it from a "
-                               f"backup, or run `pybk rebuild-index {volumes.root}` to go on without it")
-
-
-def _create(
-    fs: FileSystem,
-    root: str,
-    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
-    environment: OpenEnvironment,
-) -> Cookie:
-    """Make an empty store; its own cookie comes last, so that a store is there whole or not at all."""
-    directories = plan_directories(root, tiers)
-    volumes = Volumes(fs, root, directories)
-    cookie = Cookie(secrets.token_bytes(16), secrets.token_bytes(16), MAIN, 0, secrets.token_bytes(16), SCRYPT_COST)
-    for directory in directories:
-        fs.make_directory(directory.path)
-        fs.sync_directory(os.path.dirname(directory.path))
-    strays = [volumes.path_of(row) for kind in (LOG, COLD) for row in volumes.found(kind).values()]
-    if strays:
-        raise CookieError(f"{root} has no cookie, but {strays[0]} is there: these are files of a store that lost its cookie; "
-                          "restore the cookie from a backup, or choose another directory")
-    for directory in directories:
-        write_cookie(
-            fs, directory.path,
-            replace(cookie, tier=directory.tier.value, directory=directory.number, instance=secrets.token_bytes(16), salt=None,
-                    scrypt_cost=None),
-        )
-    save_directories(fs, root, directories)
-    rows = [volumes.new_file(ENTRIES, StorageHint.SSD)._replace(directory=number)
-            for number in range(len(volumes.tier_paths(StorageHint.SSD)))]
-    for row in rows:
-        environment(volumes.path_of(row)).close()
-    _first_mark(fs, volumes, cookie, rows, environment)
-    if not fs.exists(os.path.join(root, "watermark")):
-        Watermark.create(fs, os.path.join(root, "watermark"), cookie.store_id).close()
-    write_cookie(fs, root, cookie)
-    fs.sync_directory(os.path.dirname(root))
-    return cookie
-
-
-def _first_mark(
-    fs: FileSystem, volumes: Volumes, cookie: Cookie, rows: list[FileRow], environment: OpenEnvironment
-) -> None:
-    """Write the first catalog and the first index of a new store."""
-    catalog_id = volumes.new_file(LOG, StorageHint.NVME).file_id
-    path = catalog_path(volumes.root, catalog_id)
-    if fs.exists(path):
-        fs.unlink(path)
-    mark = Mark(
-        store_id=cookie.store_id.hex(), first_log_file_id=catalog_id, next_lsn=1, durable_lsn=0,
-        next_file_id=volumes.next_file_id, next_ledger_id=0, next_creation_sequence=0, catalog_file_id=catalog_id,
-        catalog_bytes=0,
-    )
-    catalog = CatalogWriter.create(fs, path, cookie.store_id, catalog_id)
-    try:
-        mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows))
-    finally:
-        catalog.close()
-    opened = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
-    try:
-        with Index(opened).update() as update:
-            for row in rows:
-                update.put_file(row)
-            update.put_mark(mark)
-    finally:
-        opened.close()

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from pybk.errors import CorruptError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.index import FileRow
+from pybk.storage.index_rows import FileRow
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind
 from pybk.storage.replay import LogFile, Replay, ReplayedCommit, ReplayedRecord
@@ -40,8 +40,10 @@ def apply_commit(ledgers: TailLedgers, file: LogFile, commit: ReplayedCommit) ->
         if header.kind == RecordKind.ENTRIES:
             _apply_entries(ledgers, file, record)
         elif not record.sound:
-            raise CorruptError(f"{file.path}: the control record of ledger {header.ledger_id} at offset {record.body_start} is "
-                               "damaged; restore the file from a backup")
+            raise CorruptError(
+                f"{file.path}: the control record of ledger {header.ledger_id} at offset {record.body_start} is "
+                "damaged; restore the file from a backup"
+            )
         elif header.kind == RecordKind.LEDGER:
             _apply_metadata(ledgers, bytes(file.data[record.body_start : record.body_end]), file.path)
         else:
@@ -77,9 +79,11 @@ def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) 
     header = record.header
     descriptor = _known(ledgers, header, file.path)
     if header.first_entry_id != descriptor.last_durable + 1:
-        raise CorruptError(f"{file.path}: ledger {header.ledger_id} goes on with entry {header.first_entry_id} at offset "
-                           f"{record.body_start}, after entry {descriptor.last_durable}: entries are missing; restore the log "
-                           "files from a backup")
+        raise CorruptError(
+            f"{file.path}: ledger {header.ledger_id} goes on with entry {header.first_entry_id} at offset "
+            f"{record.body_start}, after entry {descriptor.last_durable}: entries are missing; restore the log "
+            "files from a backup"
+        )
     lac, length = -1, descriptor.length_durable
     if record.sound:
         start = record.body_start
@@ -97,8 +101,10 @@ def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) 
 def _known(ledgers: TailLedgers, header: RecordHeader, where: str) -> LedgerDescriptor:
     descriptor = ledgers.tail_ledger(header.ledger_id)
     if descriptor is None:
-        raise CorruptError(f"{where}: a record of ledger {header.ledger_id}, of which nothing else is known; restore the index "
-                           "and the log files from one backup, or run `pybk rebuild-index`")
+        raise CorruptError(
+            f"{where}: a record of ledger {header.ledger_id}, of which nothing else is known; restore the index "
+            "and the log files from one backup, or run `pybk rebuild-index`"
+        )
     return descriptor
 
 
@@ -111,7 +117,13 @@ class RecoveredLog(NamedTuple):
 
 
 def recover_log(
-    ledgers: TailLedgers, volumes: Volumes, *, store_id: bytes, first_file_id: int, first_lsn: int, durable_lsn: int,
+    ledgers: TailLedgers,
+    volumes: Volumes,
+    *,
+    store_id: bytes,
+    first_file_id: int,
+    first_lsn: int,
+    durable_lsn: int,
     rewrite_beyond: int | None,
 ) -> RecoveredLog:
     """Replay the log from its mark, and see to it that what it says is on disk.
@@ -165,7 +177,9 @@ def recover_log(
         row = rows.pop(file_id)
         fs.unlink(volumes.path_of(row))
         fs.sync_directory(volumes.directory_of(row))
-    return RecoveredLog(replay.end.next_lsn, [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()], commits)
+    return RecoveredLog(
+        replay.end.next_lsn, [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()], commits
+    )
 
 
 def _write_again(volumes: Volumes, rows: dict[int, FileRow], commits: list[ReplayedCommit]) -> None:

@@ -22,7 +22,8 @@ from pybk.storage.cold import decompress
 from pybk.storage.descriptor import LedgerDescriptor, Page
 from pybk.storage.environment import Environment
 from pybk.storage.filesystem import FileSystem
-from pybk.storage.index import Index, entries_key
+from pybk.storage.index import Index
+from pybk.storage.index_rows import entries_key
 from pybk.storage.reading import SPAN_FACTOR, locate_entries, make_batch, span, take_runs
 from pybk.storage.record import (
     RECORD_HEADER_BYTES,
@@ -121,7 +122,9 @@ class StoreView:
         with self._lock:
             descriptor = self._find(ledger_id)
         if descriptor is None or descriptor.deleted:
-            raise NoSuchLedgerError(f"ledger {ledger_id} does not exist in {self.volumes.root}: never created, or deleted")
+            raise NoSuchLedgerError(
+                f"ledger {ledger_id} does not exist in {self.volumes.root}: never created, or deleted"
+            )
         return descriptor
 
     def _find(self, ledger_id: int) -> LedgerDescriptor | None:
@@ -132,7 +135,10 @@ class StoreView:
             if row is None:
                 return None
             descriptor = LedgerDescriptor(
-                row.metadata, last_checked=row.last_entry_id, last_add_confirmed=row.last_add_confirmed, length=row.length
+                row.metadata,
+                last_checked=row.last_entry_id,
+                last_add_confirmed=row.last_add_confirmed,
+                length=row.length,
             )
             self._descriptors[ledger_id] = descriptor
         return descriptor
@@ -201,7 +207,9 @@ class StoreView:
                 runs = self._runs_from(descriptor, first)
                 span_max = max(SPAN_FACTOR * max_bytes, 1 << 20) if direct else 1 << 62
                 loaded = self.load(
-                    descriptor.ledger_id, take_runs(runs, max_bytes, span_max=span_max), direct=direct,
+                    descriptor.ledger_id,
+                    take_runs(runs, max_bytes, span_max=span_max),
+                    direct=direct,
                     check=digest_bytes == 0,
                 )
             except (KeyError, FileNotFoundError):
@@ -210,11 +218,18 @@ class StoreView:
             where = f"ledger {descriptor.ledger_id} in file {int(loaded.runs['file'][0]):016x}"
             located = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where=where)
             return make_batch(
-                descriptor.ledger_id, loaded.buffer, located,
-                first=first, last=last, max_bytes=max_bytes, digest_bytes=digest_bytes,
+                descriptor.ledger_id,
+                loaded.buffer,
+                located,
+                first=first,
+                last=last,
+                max_bytes=max_bytes,
+                digest_bytes=digest_bytes,
             )
-        raise CorruptError(f"ledger {descriptor.ledger_id} entry {first}: the file it lies in is not there; run `pybk "
-                           f"verify {self.volumes.root}` and restore the file from a backup")
+        raise CorruptError(
+            f"ledger {descriptor.ledger_id} entry {first}: the file it lies in is not there; run `pybk "
+            f"verify {self.volumes.root}` and restore the file from a backup"
+        )
 
     def refresh(self, descriptor: LedgerDescriptor) -> None:
         """Forget where a ledger's entries lay, because they moved."""
@@ -245,17 +260,31 @@ class StoreView:
             words = _find_in(page, entry_id)
         return words
 
-    def mapped(self, words: tuple[int, int, int, int]) -> memoryview | None:
-        """Return a map of the file that a run lies in; None when its record cannot be used in place, or is not there."""
-        if words[3] >> 32:
+    def record_of(
+        self, ledger_id: int, words: tuple[int, int, int, int]
+    ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
+        """Return a buffer that holds one record plain, and its words as of that buffer.
+
+        None when the record has to be unpacked, or is not there any more: ``read_batch`` will say.
+        """
+        first, count_stride, place, body_flags = words
+        if body_flags >> 32:
             return None
-        file_id = words[2] >> 32
-        if file_id in self.entries:
-            return None
+        file_id = place >> 32
         try:
-            return self.volumes.view(file_id)
+            if file_id not in self.entries:
+                return self.volumes.view(file_id), words
         except (KeyError, FileNotFoundError):
             return None
+        with self.entries[file_id].read() as transaction:
+            value = transaction.get(entries_key(ledger_id, first))
+        if value is None:
+            return None
+        buffer = memoryview(value)
+        header = decode_header(buffer, 0, where=f"file {file_id:016x}")
+        if header.ledger_id != ledger_id or header.first_entry_id != first or header.body_bytes != body_flags:
+            return None
+        return buffer, (first, count_stride, file_id << 32, body_flags)
 
     def load(self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False) -> Loaded:
         """Bring the plain bodies of some records of one file into one buffer.
@@ -294,8 +323,10 @@ class StoreView:
         where = f"file {file_id:016x}"
         header = decode_header(buffer, start, where=where)
         if header.kind != RecordKind.ENTRIES or header.ledger_id != ledger_id or header.first_entry_id != first:
-            raise CorruptError(f"{where}: offset {start} holds ledger {header.ledger_id} from entry {header.first_entry_id}, "
-                               f"not ledger {ledger_id} from entry {first}; run `pybk rebuild-index {self.volumes.root}`")
+            raise CorruptError(
+                f"{where}: offset {start} holds ledger {header.ledger_id} from entry {header.first_entry_id}, "
+                f"not ledger {ledger_id} from entry {first}; run `pybk rebuild-index {self.volumes.root}`"
+            )
         body = buffer[start + RECORD_HEADER_BYTES : start + RECORD_HEADER_BYTES + header.body_bytes]
         check_body(header, body, where=where)
         return header, body
@@ -303,7 +334,9 @@ class StoreView:
     def _load_compressed(self, ledger_id: int, runs: Runs, buffer: memoryview, base: int) -> Loaded:
         bodies = []
         for run in runs:
-            header, body = self._record(buffer, int(run["offset"]) - base, ledger_id, int(run["first"]), int(run["file"]))
+            header, body = self._record(
+                buffer, int(run["offset"]) - base, ledger_id, int(run["first"]), int(run["file"])
+            )
             bodies.append(decompress(header, body))
         return _joined(runs, bodies)
 
@@ -315,8 +348,10 @@ class StoreView:
             if value is None:
                 if not self._still_there(ledger_id, first, file_id):
                     raise KeyError(file_id)
-                raise CorruptError(f"ledger {ledger_id} from entry {first} is missing in {self.volumes.root}'s SSD tier; run "
-                                   f"`pybk verify {self.volumes.root}` and restore the tier from a backup")
+                raise CorruptError(
+                    f"ledger {ledger_id} from entry {first} is missing in {self.volumes.root}'s SSD tier; run "
+                    f"`pybk verify {self.volumes.root}` and restore the tier from a backup"
+                )
             bodies.append(self._record(memoryview(value), 0, ledger_id, first, file_id)[1])
         return _joined(runs, bodies)
 

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_hexdigest
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
 from pybk.storage.filesystem import FileSystem, replace_file
-from pybk.storage.index import FileRow
+from pybk.storage.index_rows import FileRow
 
 _DIRECTORIES_FORMAT: Final = 1
 _VIEWS_MAX: Final = 512

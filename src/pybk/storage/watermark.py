@@ -14,9 +14,8 @@ from pybk.storage.filesystem import FileSystem, replace_file
 
 WATERMARK_BYTES: Final = 64
 
-_LAYOUT: Final = struct.Struct("<8s16sQQQQQ")
+_LAYOUT: Final = struct.Struct("<8s16sqqQQQ")
 _MAGIC: Final = b"PYBKWM01"
-_MASK: Final = (1 << 64) - 1
 _LSN: Final = 3
 _COMPLEMENT: Final = 4
 _CLEAN: Final = 5
@@ -31,9 +30,12 @@ class Watermark:
     say less than is true, never more. Threads: one advances, any may read.
     """
 
+    __slots__ = ("_path", "_view", "_words")
+
     def __init__(self, view: memoryview, path: str) -> None:
         self._view = view
-        self._words = view.cast("Q")
+        # Signed, so that a complement is a small negative number, which is cheap to make.
+        self._words = view.cast("q")
         self._path = path
 
     @classmethod
@@ -45,7 +47,7 @@ class Watermark:
             path: The file; replaced if it is there.
             store_id: 16 bytes.
         """
-        replace_file(fs, path, _LAYOUT.pack(_MAGIC, store_id, 0, _MASK, 0, 0, 0))
+        replace_file(fs, path, _LAYOUT.pack(_MAGIC, store_id, 0, ~0, 0, 0, 0))
         return cls.open(fs, path, store_id, writable=True)
 
     @classmethod
@@ -61,20 +63,31 @@ class Watermark:
             raise CorruptError(f"{path}: {len(view)} bytes; a watermark has {WATERMARK_BYTES}; {_REMEDY}", path=path)
         magic, found_id, _, _, clean, *zeros = _LAYOUT.unpack(view)
         if magic != _MAGIC or clean > 1 or any(zeros):
-            raise CorruptError(f"{path}: magic {magic!r}, clean end {clean}, then {zeros}; expected {_MAGIC!r}, 0 or "
-                               f"1, and zeros; {_REMEDY}", path=path, offset=0)
+            raise CorruptError(
+                f"{path}: magic {magic!r}, clean end {clean}, then {zeros}; expected {_MAGIC!r}, 0 or "
+                f"1, and zeros; {_REMEDY}",
+                path=path,
+                offset=0,
+            )
         if found_id != store_id:
-            raise CorruptError(f"{path}: watermark of store {found_id.hex()}, expected {store_id.hex()}; {_REMEDY}",
-                               path=path, offset=8)
+            raise CorruptError(
+                f"{path}: watermark of store {found_id.hex()}, expected {store_id.hex()}; {_REMEDY}",
+                path=path,
+                offset=8,
+            )
         watermark = cls(view, path)
         watermark.durable_lsn()
         return watermark
 
     def advance(self, lsn: int) -> None:
-        """Say that the log is durable up to ``lsn``; call it after the sync that made it so. Costs 0.1 µs."""
+        """Say that the log is durable up to ``lsn``; call it after the sync that made it so. Costs 0.1 µs.
+
+        Args:
+            lsn: 0 to 2^63 - 1, never less than before.
+        """
         words = self._words
         words[_LSN] = lsn
-        words[_COMPLEMENT] = lsn ^ _MASK
+        words[_COMPLEMENT] = ~lsn
 
     def durable_lsn(self) -> int:
         """Return an LSN up to which the log is durable; at most one :meth:`advance` behind.
@@ -85,11 +98,15 @@ class Watermark:
         words = self._words
         for _ in range(_TRIES):
             # The complement is read first and stored last, so the LSN beside it is the same or newer.
-            durable = words[_COMPLEMENT] ^ _MASK
-            if words[_LSN] >= durable:
+            durable = ~words[_COMPLEMENT]
+            if words[_LSN] >= durable >= 0:
                 return durable
-        raise CorruptError(f"{self._path}: durable LSN {words[_LSN]} is below {words[_COMPLEMENT] ^ _MASK}, which by the "
-                           f"complement was stored before it; {_REMEDY}", path=self._path, offset=8 * _LSN)
+        raise CorruptError(
+            f"{self._path}: durable LSN {words[_LSN]} is below {~words[_COMPLEMENT]}, which its "
+            f"complement tells of, or one is negative; {_REMEDY}",
+            path=self._path,
+            offset=8 * _LSN,
+        )
 
     @property
     def clean(self) -> bool:

@@ -1,0 +1,253 @@
+"""``LedgerReader``: what an application reads with."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Final, Self
+
+from pybk.digest import EntryDigest
+from pybk.entry import Entry, EntryBatch, decode_entry
+from pybk.errors import ClosedError, NoSuchLedgerError, ReadRangeError, UsageError
+from pybk.flags import ReadFlag
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.reading import entry_span
+from pybk.storage.readonly import ReadOnlyStore
+from pybk.storage.store import Store
+
+_READ_BYTES: Final = 1 << 20
+_BATCH_BYTES: Final = 8 << 20
+
+
+class LedgerReader:
+    """Reads one ledger; made by ``LedgerManager.open_ledger``.
+
+    Threads: any.
+    """
+
+    def __init__(
+        self, store: Store | ReadOnlyStore, descriptor: LedgerDescriptor, digest: EntryDigest, read_flags: ReadFlag
+    ) -> None:
+        self._store = store
+        self._descriptor = descriptor
+        self._digest = digest
+        self._digest_bytes = digest.size
+        self._direct = ReadFlag.DONT_CACHE in read_flags
+        self._plain = not self._direct and digest.size > 0
+        self._closed = False
+        self._last_add_confirmed = descriptor.last_add_confirmed
+        self.ledger_id: Final = descriptor.ledger_id
+
+    def __repr__(self) -> str:
+        """Name the ledger and how far it is."""
+        return f"<LedgerReader ledger {self.ledger_id}, last add confirmed {self._last_add_confirmed}>"
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Last entry this reader may read: as of opening, or of the last ``read_last_add_confirmed``; -1 for none."""
+        return self._last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the ledger as far as is durable."""
+        return self._descriptor.length_durable
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as of its last durable change."""
+        return self._descriptor.metadata
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger is closed, so that its last entry is final."""
+        return self._descriptor.metadata.state is LedgerState.CLOSED
+
+    def read_last_add_confirmed(self) -> int:
+        """Look how far an open ledger has come; entries up to there can be read from now on."""
+        self._check_open()
+        self._store.catch_up()
+        self._check_open()
+        self._last_add_confirmed = self._descriptor.last_add_confirmed
+        return self._last_add_confirmed
+
+    async def read_last_add_confirmed_async(self) -> int:
+        """Look in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.read_last_add_confirmed)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, first: int, last: int) -> Iterator[Entry]:
+        """Read entries in order; both ends inclusive, each entry verified.
+
+        Args:
+            first: First entry id.
+            last: Last entry id, at most ``last_add_confirmed``; ``first - 1`` reads nothing.
+
+        Raises:
+            ReadRangeError: The range is not within 0 to ``last_add_confirmed``.
+            DigestMismatchError: An entry is not what the writer made; raised when iteration comes to it.
+            CorruptError: An entry is known to exist and cannot be read; raised when iteration comes to it.
+        """
+        self._check_range(first, last, self._last_add_confirmed)
+        return self._entries(first, last)
+
+    def read_unconfirmed(self, first: int, last: int) -> Iterator[Entry]:
+        """Read like ``read``, up to everything written, whether it is confirmed or not.
+
+        What a ``DEFERRED_FORCE`` writer has buffered is written first; it is not confirmed by that.
+        """
+        self._check_open()
+        self._store.write_buffered()
+        self._check_range(first, last, self._descriptor.last_durable)
+        return self._entries(first, last)
+
+    def read_batch(self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None) -> EntryBatch:
+        """Read consecutive entries as one batch, verified, without copying them where the tier allows.
+
+        Args:
+            first: First entry id.
+            max_bytes: Entry bytes wanted at most; one entry is returned even if longer.
+            last: Last entry id wanted; None for ``last_add_confirmed``.
+
+        Returns:
+            At least one entry, possibly fewer than fit ``max_bytes``; go on after ``batch.entry_ids[-1]``.
+
+        Raises:
+            ReadRangeError, DigestMismatchError, CorruptError: As ``read``.
+        """
+        last = self._last_add_confirmed if last is None else last
+        self._check_range(first, max(first, last), self._last_add_confirmed)
+        if max_bytes < 1:
+            raise UsageError(f"max_bytes is {max_bytes}; it takes at least 1")
+        return self._batch(first, last, max_bytes)
+
+    async def read_batch_async(
+        self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None
+    ) -> EntryBatch:
+        """Read a batch in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.read_batch, first, max_bytes=max_bytes, last=last)
+
+    async def read_async(self, first: int, last: int) -> AsyncIterator[Entry]:
+        """Read like ``read``; use with ``async for``. Disk and digests are worked on in a thread."""
+        self._check_range(first, last, self._last_add_confirmed)
+        while first <= last:
+            batch = await asyncio.to_thread(self._batch, first, last, _READ_BYTES)
+            for entry in batch:
+                yield entry
+            first = int(batch.entry_ids[-1]) + 1
+
+    def follow(self, first: int = 0) -> Iterator[Entry]:
+        """Yield entries from ``first`` on as they are confirmed, until the ledger is closed and read to its end."""
+        while True:
+            moved = threading.Event()
+            self._descriptor.when_advanced(moved.set)
+            last, final = self._position()
+            if first <= last:
+                yield from self._entries(first, last)
+                first = last + 1
+            elif final:
+                return
+            else:
+                moved.wait(self._store.poll_seconds)
+
+    async def follow_async(self, first: int = 0) -> AsyncIterator[Entry]:
+        """Follow like ``follow``; use with ``async for``."""
+        loop = asyncio.get_running_loop()
+        while True:
+            moved = asyncio.Event()
+            self._descriptor.when_advanced(lambda event=moved: _set_in(loop, event))  # type: ignore[misc]  # bound now
+            last, final = await asyncio.to_thread(self._position)
+            if first <= last:
+                async for entry in self.read_async(first, last):
+                    yield entry
+                first = last + 1
+            elif final:
+                return
+            else:
+                try:
+                    await asyncio.wait_for(moved.wait(), self._store.poll_seconds)
+                except TimeoutError:
+                    continue
+
+    def _position(self) -> tuple[int, bool]:
+        """Return the last entry to read now, and whether there will be no more."""
+        self._store.catch_up()
+        self._check_open()
+        final = self.is_closed
+        return self.read_last_add_confirmed(), final
+
+    def _entries(self, first: int, last: int) -> Iterator[Entry]:
+        if first == last and self._plain:
+            yield self._entry(first)
+            return
+        while first <= last:
+            batch = self._batch(first, last, _READ_BYTES)
+            yield from batch
+            first = int(batch.entry_ids[-1]) + 1
+
+    def _entry(self, entry_id: int) -> Entry:
+        """Read one entry by the shortest way: a cached run, a mapped file."""
+        found = self._store.record_of(self.ledger_id, self._store.place_of(self._descriptor, entry_id))
+        if found is None:
+            return self._batch(entry_id, entry_id, 1)[0]
+        buffer, words = found
+        start, end = entry_span(buffer, words, entry_id)
+        self._digest.check(buffer, start, end, entry_id)
+        return decode_entry(buffer, start, end, self._digest_bytes)
+
+    def _batch(self, first: int, last: int, max_bytes: int) -> EntryBatch:
+        batch = self._store.read_batch(
+            self._descriptor, first, last, max_bytes, digest_bytes=self._digest_bytes, direct=self._direct
+        )
+        self._digest.check_many(batch)
+        return batch
+
+    def _check_range(self, first: int, last: int, most: int) -> None:
+        if self._closed or self._descriptor.deleted or self._store.forked:
+            self._check_open()
+        if first < 0 or last > most or last < first - 1 or first > most + 1:
+            raise ReadRangeError(
+                f"entries {first} to {last} of ledger {self.ledger_id} are not within 0 to {most}; "
+                "read_last_add_confirmed() looks how far an open ledger has come"
+            )
+
+    def _check_open(self) -> None:
+        self._store.check_process()
+        if self._closed:
+            raise ClosedError(f"this reader of ledger {self.ledger_id} is closed; open the ledger again")
+        if self._descriptor.deleted:
+            raise NoSuchLedgerError(f"ledger {self.ledger_id} was deleted")
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the ledger; the ledger itself is not changed."""
+        self._closed = True
+
+    async def close_async(self) -> None:
+        """Let go of the ledger."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        """Return the reader itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the reader."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the reader itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the reader."""
+        self.close()
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set an event of a loop from any thread; a closed loop has nobody waiting."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)
