@@ -194,6 +194,18 @@ def test_footer_and_records_must_agree(tmp_path: Path, field: str, at_open: bool
         assert "but the footer says" in str(found)
 
 
+def test_gap_before_the_footer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.cold"
+    write(path)
+    data = path.read_bytes()
+    footer_at = len(data) - 64 - 160
+    trailer = data[-64:-56] + (footer_at + 8).to_bytes(8, "little") + data[-48:-8]
+    checksum = xxh3_64_intdigest(trailer).to_bytes(8, "little")
+    path.write_bytes(data[:footer_at] + bytes(8) + data[footer_at:-64] + trailer + checksum)
+    with pytest.raises(CorruptError, match="do not cover"):
+        ColdSegment(OsFileSystem(), str(path), STORE, 9)
+
+
 def test_trailer_beyond_the_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.cold"
     write(path)

@@ -281,7 +281,7 @@ def test_nothing_at_all() -> None:
         [begin(1, 2, commit(2, 1))],
         [begin(1, 1, commit(1, 1)), begin(2, 3, commit(3, 2))],
         [begin(1, 1, commit(1, 1)), (2, ZEROS * 2), begin(3, 3, commit(3, 3))],
-        [begin(1, 1, commit(1, 1)), begin(2, 1, commit(1, 2)), begin(3, 3, commit(3, 3))],
+        [begin(1, 1, commit(1, 1)), begin(2, 2, commit(2, 2)), begin(3, 1, commit(1, 3), commit(2, 3))],
         [begin(1, 1, commit(1, 1)), (2, flip(begin(2, 2, commit(2, 2))[1], 40)), begin(3, 3, commit(3, 3))],
     ],
     ids=["first file", "next file", "a file that was never begun", "going back", "a header damaged"],
@@ -391,6 +391,18 @@ def test_commit_headers_prove_what_was_durable() -> None:
     for offset, proven in zip(range(0, len(data) + 2 * BLOCK_BYTES, BLOCK_BYTES), [8, 8, 8, 8, 0, 0, 0], strict=True):
         assert proven_durable(LogFile(3, "x", data), offset) == proven
     assert proven_durable(LogFile(4, "x", data), 0) == 0
+    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=2))), 0) == 8
+    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=20))), 0) == 20
+
+
+def test_a_commit_without_records_has_its_place_too() -> None:
+    def empty(lsn: int) -> bytes:
+        return encode_commit_header(lsn, lsn - 1, 1, 0, 0).ljust(BLOCK_BYTES, b"\0")
+
+    assert run([begin(1, 1, empty(1), empty(2))]).lsns == [(1, True), (2, True)]
+    assert run([begin(1, 1, empty(1), empty(1))]).lsns == [(1, True)]
+    with pytest.raises(CorruptError, match="no whole commit of LSN 2"):
+        run([begin(1, 1, empty(1), empty(3))])
 
 
 def test_at_most_two_files_are_held() -> None:

@@ -142,8 +142,6 @@ def scan_commits(file: LogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX
 def _read_records(file: LogFile, at: int, end: int, count: int, lsn: int) -> list[ReplayedRecord] | None:
     """Return the records between two offsets; None unless they are ``count`` of commit ``lsn``, without a gap."""
     data = file.data
-    if end > len(data):
-        return None
     body = data[:end]
     records = []
     for _ in range(count):
@@ -226,7 +224,6 @@ class Replay:
             else:
                 yield from self._read_left(file, following[1].first_lsn)
             path, last_file_id = file.path, file.file_id
-            del file
         if self._lsn <= self._durable:
             raise self._refusal(
                 path, f"but commits up to LSN {self._durable} were durable: acknowledged entries are missing"
