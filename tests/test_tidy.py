@@ -33,7 +33,9 @@ def bad_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             if node.level or node.module == "pickle":
                 yield node.lineno, "." * node.level + (node.module or "")
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, name.name) for name in node.names if name.name.split(".")[0] in ("pybk", "pickle"))
+            yield from (
+                (node.lineno, name.name) for name in node.names if name.name.split(".")[0] in ("pybk", "pickle")
+            )
 
 
 def unfinished(text: str) -> Iterator[tuple[int, str]]:
