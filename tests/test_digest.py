@@ -226,11 +226,33 @@ def test_an_entry_shorter_than_header_and_digest_is_refused(kind: DigestType) ->
             digest.check(entry, 0, end, 3)
 
 
+@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("count", [5, MANY])
-def test_another_digest_size_is_refused(count: int) -> None:
+def test_a_size_that_cuts_the_digest_is_refused(kind: DigestType, count: int) -> None:
+    digest = made(kind)
+    batch, _ = batch_of(digest, [b""] * count)
+    digest.check_many(batch)
+    sizes = batch.sizes.copy()
+    sizes[2] -= 1
+    with pytest.raises(DigestMismatchError, match="ledger 7 entry 52 "):
+        digest.check_many(EntryBatch(LEDGER, batch.entry_ids, batch.buffer, batch.offsets, sizes, digest.size))
+
+
+@pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.NONE])
+@pytest.mark.parametrize("count", [5, MANY])
+def test_a_batch_of_another_digest_size_is_refused(kind: DigestType, count: int) -> None:
     batch, _ = batch_of(made(DigestType.XXH3), [b"0123456789"] * count)
     with pytest.raises(DigestMismatchError, match="digests of 8 bytes"):
-        made(DigestType.CRC32C).check_many(batch)
+        made(kind).check_many(batch)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("count", [5, MANY])
+def test_a_batch_under_another_ledgers_name_is_refused(kind: DigestType, count: int) -> None:
+    digest = made(kind)
+    batch, _ = batch_of(digest, [b"0123456789"] * count)
+    with pytest.raises(DigestMismatchError, match="the batch is of ledger 8"):
+        digest.check_many(EntryBatch(8, batch.entry_ids, batch.buffer, batch.offsets, batch.sizes, digest.size))
 
 
 def test_another_key_is_refused() -> None:

@@ -184,9 +184,6 @@ class LedgerMetadata:
         if values.keys() != _KEYS:
             raise ValueError(f"missing or unknown are {sorted(values.keys() ^ _KEYS)}")
         del values["format"]
-        for name in ("state", "ledger_type", "tier"):
-            if type(values[name]) is not str:
-                raise ValueError(f"{name} is no string")
         for name in ("write_flags", "digest_type"):
             if type(values[name]) is not int:
                 raise ValueError(f"{name} is no whole number")

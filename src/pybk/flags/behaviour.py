@@ -14,8 +14,8 @@ class _Flag(IntFlag, boundary=STRICT):
             known = 0
             for flag in cls:
                 known |= flag.value
-            # The enum itself would take a negative number for the complement of a set.
-            if value < 0 or value & ~known:
+            # Also true of all negative numbers, which the enum itself would take for the complement of a set.
+            if value & ~known:
                 what = f"has the unknown bits {value & ~known:#x}" if value > 0 else "is negative"
                 raise ValueError(f"{cls.__name__} {value:#x} {what}; the known bits are {known:#x}")
         found: _Flag = super()._missing_(value)
