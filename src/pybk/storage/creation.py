@@ -152,8 +152,10 @@ def create_store(
     for row in rows:
         environment(volumes.path_of(row)).close()
     _first_mark(fs, volumes, cookie, rows, environment)
-    if not fs.exists(os.path.join(root, "watermark")):
-        Watermark.create(fs, os.path.join(root, "watermark"), cookie.store_id).close()
+    watermark = os.path.join(root, "watermark")
+    if fs.exists(watermark):  # of a making that was interrupted
+        fs.unlink(watermark)
+    Watermark.create(fs, watermark, cookie.store_id).close()
     write_cookie(fs, root, cookie)
     fs.sync_directory(os.path.dirname(root))
     return cookie

@@ -224,7 +224,7 @@ class Maintenance:
         """See what the log holds; called while it stands still."""
         store = self._store
         descriptors, rows, tails, dropped = [], [], [], []
-        for descriptor in store.take_dirty().values():
+        for _, descriptor in sorted(store.take_dirty().items()):
             if descriptor.deleted:
                 dropped.append(descriptor)
                 continue
