@@ -13,7 +13,7 @@ from pybk.storage.catalog import CatalogState, CatalogWriter, read_catalog, rewr
 from pybk.storage.filesystem import OsFile, OsFileSystem
 from pybk.storage.index import LedgerRow, Totals
 from pybk.storage.logfile import BLOCK_BYTES
-from pybk.storage.record import RECORD_HEADER_BYTES
+from pybk.storage.record import RECORD_HEADER_BYTES, RecordKind, encode_control
 from tests.golden.make_index import CATALOG, CATALOG_ID, FILES, MARK, STORE_ID, ledger_row, made_catalog
 
 FS = OsFileSystem()
@@ -168,7 +168,7 @@ def test_checkpoints_of_any_size_read_back(path: Path) -> None:
     resume(path, length).close()
 
 
-@pytest.mark.parametrize("length", [0, 1, BLOCK_BYTES, 2 * BLOCK_BYTES, 1 << 30])
+@pytest.mark.parametrize("length", [0, 1, BLOCK_BYTES, 2 * BLOCK_BYTES, 4 * BLOCK_BYTES, 1 << 30])
 def test_resume_wants_the_end_of_a_checkpoint(path: Path, ends: list[int], length: int) -> None:
     assert length not in ends[1:]
     before = path.read_bytes()
@@ -265,6 +265,18 @@ def test_lost_stretches(path: Path, ends: list[int], states: list[CatalogState],
                 read(path)
         else:
             assert read(path) == states[1]
+
+
+def test_lost_last_records(path: Path, ends: list[int]) -> None:
+    whole = path.read_bytes()
+    second = whole[: ends[2]]
+    last = second.rindex(encode_control(RecordKind.DELETE, 3, 0, lsn=2))
+    before = second.rindex(encode_control(RecordKind.DELETE, 2, 0, lsn=2))
+    assert before + RECORD_HEADER_BYTES == last
+    for place, size in ((last, RECORD_HEADER_BYTES), (before, 2 * RECORD_HEADER_BYTES)):
+        path.write_bytes(whole[:place] + bytes(size) + whole[place + size :])
+        with pytest.raises(CorruptError, match="closes 4 records"):
+            read(path)
 
 
 def test_cut_at_every_sector(path: Path, ends: list[int], states: list[CatalogState]) -> None:

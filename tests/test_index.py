@@ -302,15 +302,15 @@ def test_runs_against_a_list(data: st.DataObject) -> None:
 
 def test_replacing_singles_by_blocks_leaves_few_pages() -> None:
     index, _ = fresh()
-    count = 5000
+    count = 5 * 1024
     old = runs_of(*((i, 1, 2, 64 * i) for i in range(count)))
-    new = runs_of(*((i, 100, 9, 64 * i) for i in range(0, count, 100)))
+    new = runs_of(*((i, 128, 9, 64 * i) for i in range(0, count, 128)))
     with index.update() as update:
         update.put_ledger(ledger_row(1, count - 1))
         update.append_runs(1, old)
-    with index.update() as update:
-        for low in range(0, count, 500):
-            update.replace_runs(1, old[low : low + 500], new[low // 100 : low // 100 + 5])
+    for low in range(0, count, 1024):
+        with index.update() as update:
+            update.replace_runs(1, old[low : low + 1024], new[low // 128 : low // 128 + 8])
     assert same_runs(np.concatenate(list(index.pages(1))), new)
     assert len(list(index.pages(1))) == 1
     assert list(index.check()) == []

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.storage import index_update
 from pybk.storage.index import Index, IndexUpdate
-from pybk.storage.index_rows import encode_value, ledger_key, page_key, share_key
+from pybk.storage.index_rows import (
+    decode_link,
+    encode_link,
+    encode_share,
+    encode_value,
+    ledger_key,
+    page_key,
+    share_key,
+)
 from tests.golden.make_index import FILES, ledger_row, made_index, runs_of
 from tests.map_environment import MapEnvironment
 
@@ -178,6 +187,58 @@ def test_updates_refuse_a_broken_chain_and_lost_pages_and_shares() -> None:
 
 
 # ---- check -------------------------------------------------------------------------------------------------------
+
+
+def test_lost_page_between_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_update, "PAGE_RUNS_MAX", 2)
+    environment = MapEnvironment()
+    made_index(environment)
+    runs = runs_of(*((i, 1, 2, 64 * i) for i in range(6)))
+    with Index(environment).update() as update:
+        update.put_ledger(ledger_row(8, 5))
+        update.append_runs(8, runs)
+    for first in (0, 2, 4):
+        index = Index(
+            MapEnvironment({key: environment.rows[key] for key in environment.rows if key != page_key(8, first)})
+        )
+        assert list(index.check())
+        with pytest.raises(CorruptError):
+            list(index.pages(8))
+        with pytest.raises(CorruptError):
+            index.page(8, first + 1)
+        with pytest.raises(CorruptError), index.update() as update:
+            update.drop_ledger(8)
+        with pytest.raises(CorruptError), index.update() as update:
+            update.replace_runs(8, runs, runs_of((0, 6, 9, 0)))
+
+
+def test_sound_links_that_contradict_each_other() -> None:
+    rows, _ = sound_answers()
+    links = {ledger_id: decode_link(ledger_key(ledger_id), rows[ledger_key(ledger_id)]) for ledger_id in (1, 4, 7)}
+    for ledger_id, wrong, questions in [
+        (4, links[4]._replace(previous=0), ("ledgers", "ledger 3")),
+        (1, links[1]._replace(next=7), ("ledgers", "ledger 3")),
+        (1, links[1]._replace(next=3), ("ledgers", "ledger 3")),
+        (7, links[7]._replace(next=8), ("ledgers", "ledger 8")),
+    ]:
+        key = ledger_key(ledger_id)
+        index = Index(MapEnvironment({**rows, key: encode_link(key, wrong)}))
+        assert list(index.check())
+        for name in questions:
+            with pytest.raises(CorruptError):
+                answers(index)[name]()
+
+
+@pytest.mark.parametrize("share", [1, 1 << 20])
+def test_sound_shares_that_contradict_the_pages(share: int) -> None:
+    rows, _ = sound_answers()
+    key = share_key(2, 4)
+    index = Index(MapEnvironment({**rows, key: encode_share(key, share)}))
+    assert list(index.check())
+    with pytest.raises(CorruptError), index.update() as update:
+        update.drop_ledger(4)
+    with pytest.raises(CorruptError):
+        index.file_bytes_live()
 
 
 def test_check_names_what_sound_values_contradict() -> None:
