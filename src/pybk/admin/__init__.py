@@ -1,0 +1,1 @@
+"""Looking after stores: the command line and the demonstration."""

@@ -1,0 +1,1 @@
+"""The demonstration: real data, a killed writer, a recovery that loses nothing."""

@@ -1,0 +1,231 @@
+"""``python -m pybk.admin.demo [INPUT]``: write, kill, recover, prove, and print what it took."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tabulate import tabulate
+
+from pybk.admin.demo.child import spawned
+from pybk.admin.demo.progress import meter
+from pybk.admin.demo.reading import LostEntryError, ReadBack, lines_of, read_back
+from pybk.admin.demo.source import Source
+from pybk.admin.demo.writing import BATCH_LINES, KINDS, Kind, Progress, write_lines
+from pybk.errors import PybkError
+from pybk.flags import StorageHint
+from pybk.manager import LedgerManager
+
+HEADERS = [
+    "ledger",
+    "type",
+    "digest",
+    "hints",
+    "flags",
+    "tier",
+    "entries",
+    "bytes",
+    "append/s",
+    "p50 µs",
+    "p99 µs",
+    "read/s",
+]
+
+
+@dataclass(slots=True)
+class Written:
+    """What is known of one ledger that was written.
+
+    Attributes:
+        kind: Its kind, as an index.
+        ledger_id: The ledger; -1 until it is known.
+        skip: Lines of its kind that are in an earlier ledger.
+        confirmed: Last entry that was acknowledged.
+        entries: Entries that were reported.
+        payload_bytes: Their payload bytes.
+        seconds: What writing them took.
+        latencies: Seconds of each single append.
+    """
+
+    kind: int
+    skip: int = 0
+    ledger_id: int = -1
+    confirmed: int = -1
+    entries: int = 0
+    payload_bytes: int = 0
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+
+    def add(self, progress: Progress) -> None:
+        """Add what was reported."""
+        self.ledger_id = progress.ledger_id
+        self.confirmed = progress.confirmed
+        self.entries += progress.entries
+        self.payload_bytes += progress.payload_bytes
+        self.seconds += progress.seconds
+        self.latencies += progress.latencies
+
+
+def write_and_kill(store: str, source: Source, password: bytes) -> list[Written]:
+    """Have a child process write everything, and kill it when it is half-way; return what it acknowledged."""
+    written = [Written(kind) for kind in range(len(KINDS))]
+    seen = 0
+    killed = False
+    with spawned(store, source, password) as (process, reports), meter("writing", source.file_bytes // 2, "B") as bar:
+        for progress in reports:
+            written[progress.kind].add(progress)
+            seen += progress.payload_bytes
+            bar.update(progress.payload_bytes)
+            if not killed and seen * 2 >= source.file_bytes:
+                os.kill(process.pid, signal.SIGKILL)
+                killed = True
+    if process.returncode != -signal.SIGKILL:
+        raise PybkError(f"the writer process ended by itself with exit code {process.returncode}; its error is above")
+    acknowledged = sum(one.confirmed + 1 for one in written)
+    print(f"Killed writer process {process.pid} with SIGKILL after it had acknowledged {acknowledged:,} entries.")
+    return [one for one in written if one.ledger_id >= 0]
+
+
+def recover(manager: LedgerManager, source: Source, password: bytes, written: Iterable[Written]) -> list[int]:
+    """Recover the killed process's ledgers and prove that all it acknowledged is there; return each kind's lines."""
+    kept = [0] * len(KINDS)
+    for one in written:
+        with manager.open_ledger(one.ledger_id, password=password) as reader:
+            found = read_back(reader, lines_of(source, one.kind, one.skip))
+        if found.entries <= one.confirmed:
+            raise LostEntryError(
+                f"ledger {one.ledger_id} has {found.entries} entries after recovery, but {one.confirmed + 1} were "
+                "acknowledged"
+            )
+        kept[one.kind] = found.entries
+    return kept
+
+
+def write_rest(manager: LedgerManager, source: Source, password: bytes, kept: list[int]) -> list[Written]:
+    """Write what the killed process did not get to into new ledgers."""
+    written = [Written(kind, skip) for kind, skip in enumerate(kept)]
+    with meter("writing the rest", source.file_bytes // 2, "B") as bar:
+
+        def report(progress: Progress) -> None:
+            written[progress.kind].add(progress)
+            bar.update(progress.payload_bytes)
+
+        write_lines(manager, source, password, kept, report)
+    return written
+
+
+def read_all(
+    manager: LedgerManager, source: Source, password: bytes, written: list[Written], tier: StorageHint | None = None
+) -> list[ReadBack]:
+    """Move all ledgers to a tier, or each to the one that its hint asks for, and read them there."""
+    results = []
+    with meter(f"reading from {tier.name if tier else 'its own tier'}", len(written), " ledgers") as bar:
+        for one in written:
+            manager.move_ledger(one.ledger_id, tier or KINDS[one.kind].hint)
+            with manager.open_ledger(one.ledger_id, password=password) as reader:
+                results.append(read_back(reader, lines_of(source, one.kind, one.skip)))
+            bar.update(1)
+    return results
+
+
+def check_total(results: list[ReadBack], lines: int) -> None:
+    """Raise unless as many entries were read as there are lines."""
+    total = sum(read.entries for read in results)
+    if total != lines:
+        raise LostEntryError(f"{total:,} entries were read, but the input has {lines:,} lines")
+
+
+def row(manager: LedgerManager, one: Written, read: ReadBack) -> list[object]:
+    """Return a ledger's row of the table."""
+    kind: Kind = KINDS[one.kind]
+    metadata = manager.ledger_metadata(one.ledger_id)
+    latencies = sorted(one.latencies)
+
+    def quantile(share: float) -> str:
+        return f"{latencies[int(share * (len(latencies) - 1))] * 1e6:,.0f}" if latencies else "-"
+
+    return [
+        one.ledger_id,
+        metadata.ledger_type,
+        kind.digest_type.name,
+        ", ".join(sorted(hint.name for hint in metadata.storage_hints)),
+        metadata.write_flags.name if metadata.write_flags else "-",
+        metadata.tier.name,
+        f"{read.entries:,}",
+        f"{read.payload_bytes:,}",
+        f"{one.entries / one.seconds:,.0f}" if one.entries else "-",
+        quantile(0.5),
+        quantile(0.99),
+        f"{read.entries / read.seconds:,.0f}" if read.entries else "-",
+    ]
+
+
+def run(store: str, source: Source) -> None:
+    """Run the demonstration in an empty directory.
+
+    Raises:
+        LostEntryError: An acknowledged entry is missing or different.
+    """
+    password = secrets.token_bytes(16)
+    size = source.file_bytes / (1 << 20)
+    print(f"Writing each line of {len(source.files):,} files, {size:,.1f} MiB, as an entry; the store is {store}")
+    killed = write_and_kill(store, source, password)
+    begin = time.perf_counter()
+    with LedgerManager.open(store) as manager:
+        opened = time.perf_counter() - begin
+        kept = recover(manager, source, password, killed)
+        acknowledged = sum(one.confirmed + 1 for one in killed)
+        print(
+            f"Reopened in {opened:.3f} s. All {acknowledged:,} acknowledged entries are back byte for byte, and "
+            f"{sum(kept) - acknowledged:,} that were on their way."
+        )
+        written = killed + [one for one in write_rest(manager, source, password, kept) if one.ledger_id >= 0]
+        results = read_all(manager, source, password, written)
+        table = [row(manager, one, read) for one, read in zip(written, results, strict=True)]
+        align = ["right", *["left"] * 5, *["right"] * 6]
+        print(tabulate(table, headers=HEADERS, disable_numparse=True, colalign=align))
+        print(f"p50 and p99 are of single appends; the others were appended in batches of up to {BATCH_LINES}.\n")
+        lines = sum(map(len, source.dealt()))
+        check_total(results, lines)
+        print(f"All {lines:,} lines, moved to each tier in turn and read again byte for byte:")
+        for tier in StorageHint:
+            results = read_all(manager, source, password, written, tier)
+            check_total(results, lines)
+            seconds = sum(read.seconds for read in results)
+            size = sum(read.payload_bytes for read in results) / (1 << 20)
+            print(f"  {tier.name:4}  {lines / seconds:12,.0f} entries/s  {size / seconds:8,.0f} MiB/s, verified")
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pybk.admin.demo", description=__doc__)
+    parser.add_argument("input", nargs="?", help="file or folder; the standard library's source files when left out")
+    parser.add_argument(
+        "--directory", help="where to make the store, which is deleted afterwards; /var/tmp when left out"
+    )
+    arguments = parser.parse_args()
+    # /tmp is often in memory, where a sync costs nothing and shows nothing.
+    place = arguments.directory or ("/var/tmp" if os.path.isdir("/var/tmp") else None)
+    begin = time.perf_counter()
+    try:
+        source = Source.of(arguments.input)
+        with tempfile.TemporaryDirectory(prefix="pybk-demo-", dir=place) as directory:
+            run(os.path.join(directory, "store"), source)
+    except (PybkError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"Done in {time.perf_counter() - begin:.1f} s.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
