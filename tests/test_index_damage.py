@@ -198,9 +198,9 @@ def test_lost_page_between_others(monkeypatch: pytest.MonkeyPatch) -> None:
         update.put_ledger(ledger_row(8, 5))
         update.append_runs(8, runs)
     for first in (0, 2, 4):
-        index = Index(
-            MapEnvironment({key: environment.rows[key] for key in environment.rows if key != page_key(8, first)})
-        )
+        lost = dict(environment.rows)
+        del lost[page_key(8, first)]
+        index = Index(MapEnvironment(lost))
         assert list(index.check())
         with pytest.raises(CorruptError):
             list(index.pages(8))
@@ -239,6 +239,14 @@ def test_sound_shares_that_contradict_the_pages(share: int) -> None:
         update.drop_ledger(4)
     with pytest.raises(CorruptError):
         index.file_bytes_live()
+
+
+def test_a_share_never_falls_below_zero() -> None:
+    rows, _ = sound_answers()
+    key = share_key(2, 4)
+    index = Index(MapEnvironment({**rows, key: encode_share(key, 1)}))
+    with pytest.raises(CorruptError, match="are to leave it"), index.update() as update:
+        update.replace_runs(4, runs_of((0, 3, 2, 2048)), runs_of((0, 3, 9, 0)))
 
 
 def test_check_names_what_sound_values_contradict() -> None:
