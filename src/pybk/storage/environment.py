@@ -141,6 +141,11 @@ class _Shared:
                 # Killed readers would keep the pages they saw from being used again.
                 self.lmdb.reader_check()
         except lmdb.Error as error:
+            if path in _inherited:
+                raise ForkedProcessError(
+                    f"{path}: in use by the process that this one was forked from when it was: {error}; open it in a "
+                    "process that was started anew (multiprocessing's spawn)"
+                ) from error
             raise _meaning(path, error) from error
         if not read_only:
             # LMDB syncs its file but not the file's name.
@@ -162,11 +167,16 @@ class _Shared:
 # Reentrant, because a signal handler may fork.
 _guard: Final = threading.RLock()
 _open: Final[dict[str, _Shared]] = {}
+_inherited: Final[set[str]] = set()
 
 
 def _disown() -> None:
-    for shared in _open.values():
+    for path, shared in _open.items():
         shared.forked = True
+        # Not closed: that would take the parent's places in the reader table away. Without references it may be opened
+        # anew; a transaction that was under way at the fork still has one.
+        del shared.lmdb
+        _inherited.add(path)
     _open.clear()
     _guard.release()
 
@@ -252,7 +262,8 @@ class LmdbEnvironment:
     """An LMDB environment in a directory of its own; see :class:`Environment`.
 
     Opening a path again in the same process shares what is open. After ``fork`` the child gets ForkedProcessError from
-    what its parent opened, and may open the path for itself. Reading one key costs about a microsecond.
+    what its parent opened; it may open the path for itself unless a transaction was under way at the fork. Reading one
+    key costs about a microsecond.
 
     Args:
         path: The directory; made if it is missing and ``read_only`` is not set. Its parent must be there.
@@ -262,6 +273,7 @@ class LmdbEnvironment:
     Raises:
         CorruptError: The file is not an LMDB file of format 1, or is damaged.
         IllegalOperationError: To be opened for writing while this process has it open read-only.
+        ForkedProcessError: A transaction of the parent process was under way when this one was forked.
         StorageFailedError: LMDB refuses for another reason, such as a missing file or permission.
         OSError: The directory cannot be made or synced.
     """

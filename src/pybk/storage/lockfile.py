@@ -69,5 +69,7 @@ class FileLock:
             # Not there: released already, or dropped by a fork; the number may belong to another file by now.
             if self._fd in _lock_fds:
                 _lock_fds.remove(self._fd)
+                # Closing would do, but for a child that was forked this moment and has not closed its own yet.
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
                 os.close(self._fd)
             self._fd = -1
