@@ -1,0 +1,1 @@
+"""What pybk costs on this machine, beside raw writes, sqlite3, LMDB and RocksDB."""

@@ -1,0 +1,185 @@
+"""Contests: contestants that do the same work take turns, and their figures are compared."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SETTLE_SECONDS: Final = 1.0
+SETTLE_STEP: Final = 0.02
+
+Rates = Mapping[str, float]
+"""What the contestants of one round reached, by name."""
+
+Run = Callable[[float], float]
+"""Works for about that many seconds; returns the figure reached, most often a rate per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is done.
+
+    Attributes:
+        rounds: How often the contestants take turns.
+        seconds: How long each works per round.
+        entries: Entries in what is read.
+        ledgers: Ledgers created, one after the other.
+        reopen_bytes: Payload in the store that is killed and opened again.
+        memory_bytes: Payload written while memory is watched.
+    """
+
+    rounds: int
+    seconds: float
+    entries: int
+    ledgers: int
+    reopen_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a contestant should reach.
+
+    Attributes:
+        text: The target in words.
+        value: The figure to reach, from what all reached in the same round.
+        at_most: Less is better.
+    """
+
+    text: str
+    value: Callable[[Rates], float]
+    at_most: bool = False
+
+    def ratio(self, name: str, rates: Rates) -> float:
+        """Return how well it was reached; 1 and more is reached."""
+        value = self.value(rates)
+        return value / rates[name] if self.at_most else rates[name] / value
+
+
+def at_least(value: float) -> Target:
+    """Return a target that no other contestant has a say in."""
+    return Target(f">= {value:,.0f}", lambda _: value)
+
+
+def at_most(value: float) -> Target:
+    """Return a target that should not be exceeded."""
+    return Target(f"<= {value:,.0f}", lambda _: value, at_most=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way of doing the work.
+
+    Attributes:
+        name: What it is; unique in its contest.
+        enter: Makes it ready in an empty directory, and gives its run.
+        targets: What it should reach.
+    """
+
+    name: str
+    enter: Callable[[Path, Scale], AbstractContextManager[Run]]
+    targets: Sequence[Target] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Contestants and their common work.
+
+    Attributes:
+        name: Its name on the command line.
+        title: What is done.
+        unit: Of the figures.
+        contestants: Who takes part.
+        once: The work has its own size and is done once, whatever the scale says about rounds.
+    """
+
+    name: str
+    title: str
+    unit: str
+    contestants: Sequence[Contestant]
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a contestant reached.
+
+    Attributes:
+        contest: The contest's name.
+        contestant: The contestant's name.
+        unit: Of ``rounds`` and ``median``.
+        rounds: The figure of each round.
+        median: Their median.
+        targets: Each target in words, and the median of the ratios that were reached in the rounds; 1 is reached.
+    """
+
+    contest: str
+    contestant: str
+    unit: str
+    rounds: list[float]
+    median: float
+    targets: list[tuple[str, float]]
+
+
+def hold(contest: Contest, scale: Scale, directory: Path, tell: Callable[[str], None]) -> list[Figure]:
+    """Let all contestants take turns, round by round, so that a machine that drifts drifts for all of them.
+
+    Args:
+        contest: The contest.
+        scale: How much is done.
+        directory: An existing directory on the disk in question; what is made in it is deleted again.
+        tell: Called with a line of progress now and then.
+    """
+    rounds: list[dict[str, float]] = []
+    with ExitStack() as stack:
+        runs: dict[str, Run] = {}
+        for contestant in contest.contestants:
+            tell(f"{contest.name}: {contestant.name} gets ready")
+            place = tempfile.mkdtemp(prefix="contest-", dir=directory)
+            stack.callback(shutil.rmtree, place)
+            runs[contestant.name] = stack.enter_context(contestant.enter(Path(place), scale))
+        for number in range(1 if contest.once else scale.rounds):
+            rates = {}
+            for name, run in runs.items():
+                tell(f"{contest.name}: round {number + 1}, {name}")
+                rates[name] = run(scale.seconds)
+                settle()
+            rounds.append(rates)
+    return [_figure(contest, contestant, rounds) for contestant in contest.contestants]
+
+
+def settle() -> None:
+    """Wait until background threads rest, a second at most, so that none works in another contestant's turn."""
+    end = time.perf_counter() + SETTLE_SECONDS
+    busy = SETTLE_STEP
+    while busy > SETTLE_STEP / 20 and time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(SETTLE_STEP)
+        busy = time.process_time() - before
+
+
+def _figure(contest: Contest, contestant: Contestant, rounds: Sequence[Rates]) -> Figure:
+    values = [rates[contestant.name] for rates in rounds]
+    targets = [
+        (target.text, statistics.median(target.ratio(contestant.name, rates) for rates in rounds))
+        for target in contestant.targets
+    ]
+    return Figure(contest.name, contestant.name, contest.unit, values, statistics.median(values), targets)
+
+
+def rate(step: Callable[[], int], seconds: float) -> float:
+    """Repeat ``step``, which returns how much it did, for about ``seconds``; return how much was done per second."""
+    done = 0
+    begin = now = time.perf_counter()
+    end = begin + seconds
+    while now < end:
+        done += step()
+        now = time.perf_counter()
+    return done / (now - begin)
