@@ -25,6 +25,7 @@ from pybk.errors import (
     StorageFullError,
 )
 from pybk.storage.filesystem import OsFileSystem
+from pybk.storage.lmdb_file import missing_pages
 
 
 class ReadTransaction(Protocol):
@@ -125,6 +126,9 @@ class _Shared:
         self.forked = False
         self.writing = threading.Lock()
         self.failure: str | None = None
+        cut = missing_pages(path)
+        if cut is not None:
+            raise CorruptError(f"{cut}; close the store and run `pybk rebuild-index` on it", path=path)
         try:
             self.lmdb = lmdb.open(
                 path,

@@ -18,6 +18,7 @@ from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import Mark
+from pybk.storage.lmdb_file import LMDB_FILE
 from pybk.storage.logfile import BLOCK_BYTES, decode_file_header
 from pybk.storage.replay import LogFile, scan_commits
 from pybk.storage.tail import apply_commit
@@ -29,7 +30,14 @@ _ATTEMPTS: Final = 16
 
 
 def open_environment_read_only(path: str) -> Environment:
-    """Open an LMDB environment that another process may be writing."""
+    """Open an LMDB environment that another process may be writing.
+
+    Raises:
+        CorruptError: It is damaged, or its file is not there.
+    """
+    file = os.path.join(path, LMDB_FILE)
+    if not os.path.exists(file) or not os.path.getsize(file):
+        raise CorruptError(f"{file} is missing or empty; run `pybk rebuild-index` on the store", path=path)
     return LmdbEnvironment(path, read_only=True)
 
 

@@ -1,0 +1,111 @@
+"""Whether an LMDB file has all the pages that it refers to.
+
+LMDB maps its file and looks at pages without asking whether the file reaches that far; where it was cut, the process is
+killed. A file may be shorter than its meta page says, if its last pages are of no use, so this file looks at which are.
+
+The layout is that of LMDB's data format 1 on 64-bit little-endian machines.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, Final, NamedTuple
+
+LMDB_FILE: Final = "data.mdb"
+
+_MAGIC: Final = 0xBEEFC0DE
+_FORMAT: Final = 1
+_PAGE: Final = struct.Struct("<QHHHH")
+_META: Final = struct.Struct("<IIQQ" + "IHHQQQQQ" * 2 + "QQ")
+_NODE: Final = struct.Struct("<HHHH")
+_PGNO: Final = struct.Struct("<Q")
+_BRANCH: Final = 1
+_LEAF: Final = 2
+_BIG_DATA: Final = 1
+_NO_PAGE: Final = (1 << 64) - 1
+_TRIES: Final = 8
+
+
+class _Meta(NamedTuple):
+    """What the newest meta page says."""
+
+    page_bytes: int
+    roots: tuple[int, int]
+    last_page: int
+    transaction: int
+
+
+def missing_pages(path: str) -> str | None:
+    """Say how an LMDB environment's file ends too early; None if it does not, or if LMDB itself will refuse it.
+
+    Args:
+        path: The environment's directory. Another process may be writing it.
+
+    Cost: Two reads; all pages but those of large values are read if the file is shorter than it might be.
+    """
+    name = os.path.join(path, LMDB_FILE)
+    if not os.path.exists(name):
+        return None
+    with open(name, "rb") as file:
+        found = None
+        for _ in range(_TRIES):
+            meta = _newest_meta(file)
+            if meta is None:
+                return None
+            size = os.fstat(file.fileno()).st_size
+            if size >= (meta.last_page + 1) * meta.page_bytes:
+                return None
+            end = next((end for end in _ends(file, meta) if end > size), None)
+            if end is None:
+                return None
+            found = f"{path}: the LMDB file ends after {size} bytes, but refers to pages up to byte {end}"
+            if _newest_meta(file) == meta:
+                return found
+        return found
+
+
+def _newest_meta(file: BinaryIO) -> _Meta | None:
+    """Return the newer of the two meta pages; None if LMDB will find the file to be none of its own."""
+    metas = []
+    page_bytes = 4096
+    for number in range(2):
+        file.seek(number * page_bytes + _PAGE.size)
+        data = file.read(_META.size)
+        if len(data) < _META.size:
+            return None
+        magic, version, _, _, page_bytes, _, _, _, _, _, _, free, _, _, _, _, _, _, _, root, last, transaction = (
+            _META.unpack(data)
+        )
+        if magic != _MAGIC or version != _FORMAT or not 512 <= page_bytes <= 1 << 16:
+            return None
+        metas.append(_Meta(page_bytes, (free, root), last, transaction))
+    return max(metas, key=lambda meta: meta.transaction)
+
+
+def _ends(file: BinaryIO, meta: _Meta) -> Iterator[int]:
+    """Yield where each page in use ends, bytes; a page beyond the end of the file is not followed."""
+    waiting = [page for page in meta.roots if page != _NO_PAGE]
+    seen: set[int] = set()
+    while waiting:
+        number = waiting.pop()
+        if number in seen or number > meta.last_page:
+            continue  # LMDB finds that out by itself
+        seen.add(number)
+        yield (number + 1) * meta.page_bytes
+        file.seek(number * meta.page_bytes)
+        page = file.read(meta.page_bytes)
+        if len(page) < meta.page_bytes:
+            continue
+        _, _, flags, lower, _ = _PAGE.unpack_from(page)
+        for at in struct.unpack_from(f"<{max(0, lower - _PAGE.size) // 2}H", page.ljust(lower, b"\0"), _PAGE.size):
+            if at + _NODE.size > len(page):
+                continue
+            low, high, more, key_bytes = _NODE.unpack_from(page, at)
+            if flags & _BRANCH:
+                waiting.append(low | high << 16 | more << 32)
+            elif flags & _LEAF and more & _BIG_DATA and at + _NODE.size + key_bytes + _PGNO.size <= len(page):
+                (first,) = _PGNO.unpack_from(page, at + _NODE.size + key_bytes)
+                if first <= meta.last_page:
+                    yield first * meta.page_bytes + _PAGE.size + (low | high << 16)
