@@ -14,6 +14,7 @@ from pybk.errors import (
     IllegalOperationError,
     LedgerClosedError,
     LedgerFencedError,
+    LedgerRecoveryError,
     PybkError,
     TooManyRequestsError,
     UsageError,
@@ -188,16 +189,20 @@ class LedgerWriter:
             with descriptor.lock:
                 if self._closed:
                     self._refuse()
-                entry_id = descriptor.last_pushed + 1
-                length = descriptor.length_pushed + size
-                prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, length, payload)
-                commit = self._log.stage_entry(
-                    descriptor, entry_id, size + self._overhead, prefix, payload, length, self._wanted
-                )
-                if commit is not None:
-                    descriptor.last_pushed = entry_id
-                    descriptor.length_pushed = length
-                    return entry_id, commit
+                try:
+                    entry_id = descriptor.last_pushed + 1
+                    before = descriptor.length_pushed
+                    prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + size, payload)
+                    commit = self._log.stage_entry(
+                        descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted
+                    )
+                    if commit is not None:
+                        descriptor.last_pushed = entry_id
+                        descriptor.length_pushed = before + size
+                        return entry_id, commit
+                except BaseException:
+                    descriptor.account_staged()
+                    raise
             self._wait_for_space(size, wait=wait)
 
     def _stage_many(self, payloads: Iterable[Payload]) -> tuple[range, Commit]:
@@ -216,8 +221,12 @@ class LedgerWriter:
             if self._closed:
                 self._refuse()
             first = descriptor.last_pushed + 1
-            for piece in _pieces(batch, self._overhead):
-                commit = self._stage_piece(piece)
+            try:
+                for piece in _pieces(batch, self._overhead):
+                    commit = self._stage_piece(piece)
+            except BaseException:
+                descriptor.account_staged()
+                raise
         return range(first, first + len(batch)), commit
 
     def _stage_piece(self, payloads: list[bytes]) -> Commit:
@@ -231,14 +240,16 @@ class LedgerWriter:
         parts[::2] = prefixes
         parts[1::2] = payloads
         sizes = [length + overhead for length in lengths]
-        length = descriptor.length_pushed + sum(lengths)
+        before = descriptor.length_pushed
         while True:
-            commit = self._log.stage(descriptor, first, sizes, parts, length, wanted=self._wanted)
+            commit = self._log.stage(
+                descriptor, first, sizes, parts, base_length=before, overhead=overhead, wanted=self._wanted
+            )
             if commit is not None:
                 break
             self._wait_for_space(sum(sizes), wait=True)
         descriptor.last_pushed = first + len(payloads) - 1
-        descriptor.length_pushed = length
+        descriptor.length_pushed = before + sum(lengths)
         return commit
 
     def _wait_for_space(self, size: int, *, wait: bool) -> None:
@@ -284,7 +295,19 @@ class LedgerWriter:
                 )
             self._early[entry_id] = (payload, future)
             self._early_bytes += len(payload)
-            self._stage_early(wait=wait)
+            try:
+                self._stage_early(wait=wait)
+            except TooManyRequestsError:
+                del self._early[entry_id]
+                self._early_bytes -= len(payload)
+                raise
+            except BaseException:
+                descriptor.error = descriptor.error or LedgerRecoveryError(
+                    f"appending to ledger {self.ledger_id} was interrupted; open the ledger to recover it",
+                    outcome_unknown=True,
+                )
+                self._give_up_early(descriptor.error)
+                raise
         self._log.kick()
         return future
 
@@ -294,18 +317,24 @@ class LedgerWriter:
         while (early := self._early.get(descriptor.last_pushed + 1)) is not None:
             payload, future = early
             entry_id = descriptor.last_pushed + 1
-            length = descriptor.length_pushed + len(payload)
-            prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, length, payload)
-            size = len(payload) + self._overhead
-            commit = self._log.stage_entry(descriptor, entry_id, size, prefix, payload, length, self._wanted)
+            before = descriptor.length_pushed
+            prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
+            commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
             if commit is None:
-                self._wait_for_space(size, wait=True)
+                self._wait_for_space(len(payload), wait=wait)
                 continue
+            descriptor.last_pushed = entry_id
+            descriptor.length_pushed = before + len(payload)
             del self._early[entry_id]
             self._early_bytes -= len(payload)
-            descriptor.last_pushed = entry_id
-            descriptor.length_pushed = length
             future.staged(commit if self._wanted else ACKNOWLEDGED)
+
+    def _give_up_early(self, error: PybkError) -> None:
+        """Fail the futures of entries whose turn did not come; the caller holds the ledger's lock."""
+        self._descriptor.account_staged()
+        while self._early:
+            _, (_, future) = self._early.popitem()
+            future.staged(None, error)
 
     # ---- forcing and closing -------------------------------------------------------------------------------------
 
@@ -339,10 +368,8 @@ class LedgerWriter:
             if self._closed:
                 return
             self._closed = True
-            early, self._early = self._early, {}
-        for _, future in early.values():
-            future.staged(
-                None, LedgerClosedError(f"ledger {self.ledger_id} was closed before the entries before this one came")
+            self._give_up_early(
+                LedgerClosedError(f"ledger {self.ledger_id} was closed before the entries before this one came")
             )
         if descriptor.deleted:
             return

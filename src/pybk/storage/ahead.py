@@ -58,7 +58,8 @@ class LogFileSupply:
         """
         with self._lock:
             current = self._current
-            if current is not None and current[0].file_id > after:
+            if current is not None and current[0].file_id > after:  # an interrupted call chose it
+                self._volumes.add(current[0])
                 return current[0].file_id, current[1]
             passed = [pair for pair in self._ahead if pair[1].size < bytes_min]
             ready = [pair for pair in self._ahead if pair[1].size >= bytes_min]

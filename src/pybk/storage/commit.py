@@ -13,18 +13,44 @@ if TYPE_CHECKING:
 
 
 class StagedRun:
-    """Consecutive entries of one ledger in one commit."""
+    """Consecutive entries of one ledger in one commit.
 
-    __slots__ = ("commit", "descriptor", "first", "length", "parts", "sizes", "staged_ns")
+    ``parts`` holds two pieces for each entry of ``sizes``. An entry is staged when its size is there, which comes last and at
+    once; what an exception left before that counts for nothing.
+    """
 
-    def __init__(self, commit: Commit, descriptor: LedgerDescriptor, first: int, staged_ns: int) -> None:
+    __slots__ = ("base_length", "commit", "descriptor", "first", "overhead", "parts", "sizes", "staged_ns")
+
+    def __init__(
+        self,
+        commit: Commit,
+        descriptor: LedgerDescriptor,
+        first: int,
+        *,
+        base_length: int,
+        overhead: int,
+        staged_ns: int,
+    ) -> None:
         self.commit = commit
         self.descriptor = descriptor
         self.first = first
+        self.base_length = base_length
+        self.overhead = overhead
         self.sizes: list[int] = []
         self.parts: list[bytes | memoryview] = []
-        self.length = 0
         self.staged_ns = staged_ns
+
+    def trim(self) -> None:
+        """Drop what an exception left behind the last staged entry."""
+        del self.parts[2 * len(self.sizes) :]
+
+    def last(self) -> int:
+        """Return the id of the last staged entry, ``first - 1`` for none."""
+        return self.first + len(self.sizes) - 1
+
+    def length(self) -> int:
+        """Return the payload bytes of the ledger up to the last staged entry."""
+        return self.base_length + sum(self.sizes) - self.overhead * len(self.sizes)
 
 
 class Commit:

@@ -109,6 +109,12 @@ class LedgerDescriptor:
         self.last_pushed = self.last_durable
         self.length_pushed = self.length_durable
 
+    def account_staged(self) -> None:
+        """Bring what was pushed up to what was staged, after an exception between the two; the caller holds ``lock``."""
+        run = self.staging
+        if run is not None and run.last() > self.last_pushed:
+            self.last_pushed, self.length_pushed = run.last(), run.length()
+
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
         """Record that a run is durable at its place; called in entry order, by whoever holds the log's baton."""
         with self.place_lock:

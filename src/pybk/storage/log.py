@@ -81,7 +81,6 @@ class Log:
         self._observer = observer
         self._next_lsn = next_lsn
         self._outstanding_max = outstanding_bytes_max
-        self._outstanding = 0
         self._held = False
         self._mutex = threading.Lock()
         self._forming = Commit()
@@ -104,7 +103,8 @@ class Log:
     @property
     def outstanding_bytes(self) -> int:
         """Bytes staged and not yet durable."""
-        return self._outstanding
+        inflight = self._inflight
+        return self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
 
     @property
     def durable_lsn(self) -> int:
@@ -126,8 +126,9 @@ class Log:
         first_entry_id: int,
         sizes: Sequence[int],
         parts: Sequence[bytes | memoryview],
-        length: int,
         *,
+        base_length: int,
+        overhead: int,
         wanted: bool,
     ) -> Commit | None:
         """Stage entries of one ledger; the caller holds ``descriptor.lock``.
@@ -136,72 +137,70 @@ class Log:
             descriptor: The ledger.
             first_entry_id: Id of the first entry.
             sizes: Encoded bytes of each entry.
-            parts: The encoded bytes, in order, in any pieces.
-            length: Cumulative payload bytes of the ledger with these entries.
+            parts: The encoded bytes, in order, in two pieces for each entry.
+            base_length: Cumulative payload bytes of the ledger before these entries.
+            overhead: Bytes of each entry that are not payload.
             wanted: Whether somebody will wait for it; unwanted entries stay buffered until a wanted commit takes them.
 
         Returns:
             The commit they are part of, or None when too many bytes are outstanding: nothing was staged then.
 
         Raises:
-            PybkError: The log failed or is closed.
+            PybkError: The log failed or is closed, or the ledger takes no more.
         """
-        nbytes = sum(sizes)
         with self._mutex:
-            if self._error is not None:
-                raise self._error
-            if descriptor.error is not None:
-                raise descriptor.error
-            if self._held or (self._outstanding and self._outstanding + nbytes > self._outstanding_max):
+            run = self._open_run(descriptor, first_entry_id, sum(sizes), base_length, overhead, wanted)
+            if run is None:
                 return None
-            commit = self._forming
-            run = descriptor.staging
-            if run is None or run.commit is not commit:
-                run = StagedRun(commit, descriptor, first_entry_id, time.monotonic_ns())
-                commit.runs.append(run)
-                descriptor.staging = run
-            run.sizes.extend(sizes)
             run.parts.extend(parts)
-            run.length = length
-            self._outstanding += nbytes
-            commit.payload_bytes += nbytes
-            if wanted:
-                commit.wanted = True
-        return commit
+            run.sizes.extend(sizes)
+            return run.commit
 
     def stage_entry(
         self,
         descriptor: LedgerDescriptor,
         entry_id: int,
-        size: int,
         prefix: bytes,
         payload: bytes,
-        length: int,
+        base_length: int,
+        overhead: int,
         wanted: bool,
     ) -> Commit | None:
         """Stage one entry, given as what stands before its payload, and the payload; otherwise as ``stage``."""
+        size = overhead + len(payload)
         with self._mutex:
-            if self._error is not None:
-                raise self._error
-            if descriptor.error is not None:
-                raise descriptor.error
-            if self._held or (self._outstanding and self._outstanding + size > self._outstanding_max):
+            run = self._open_run(descriptor, entry_id, size, base_length, overhead, wanted)
+            if run is None:
                 return None
-            commit = self._forming
-            run = descriptor.staging
-            if run is None or run.commit is not commit:
-                run = StagedRun(commit, descriptor, entry_id, time.monotonic_ns())
-                commit.runs.append(run)
-                descriptor.staging = run
-            run.sizes.append(size)
             run.parts.append(prefix)
             run.parts.append(payload)
-            run.length = length
-            self._outstanding += size
-            commit.payload_bytes += size
-            if wanted:
-                commit.wanted = True
-        return commit
+            run.sizes.append(size)
+            return run.commit
+
+    def _open_run(
+        self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int, wanted: bool
+    ) -> StagedRun | None:
+        """Return the ledger's run in the forming commit, with room for some bytes; the caller holds the mutex."""
+        if self._error is not None:
+            raise self._error
+        if descriptor.error is not None:
+            raise descriptor.error
+        commit = self._forming
+        if self._held or (commit.payload_bytes and self.outstanding_bytes + nbytes > self._outstanding_max):
+            return None
+        run = descriptor.staging
+        if run is None or run.commit is not commit:
+            run = StagedRun(
+                commit, descriptor, first, base_length=base_length, overhead=overhead, staged_ns=time.monotonic_ns()
+            )
+            commit.runs.append(run)
+            descriptor.staging = run
+        elif len(run.parts) != 2 * len(run.sizes):
+            run.trim()
+        commit.payload_bytes += nbytes
+        if wanted:
+            commit.wanted = True
+        return run
 
     def stage_control(self, encode: Callable[[int], bytes], apply: Callable[[], None]) -> Commit:
         """Stage a control record behind everything staged so far.
@@ -359,12 +358,12 @@ class Log:
 
     def _drive_once(self) -> None:
         """Make one commit durable, or fail it; the caller holds the baton."""
-        commit = self._inflight
-        if commit is None:
-            with self._mutex:
-                commit = self._forming
+        with self._mutex:
+            if self._inflight is None:
+                self._inflight = self._forming
+            commit = self._inflight
+            if self._forming is commit:  # also when an interrupt came between the two
                 self._forming = Commit()
-                self._inflight = commit
         if not commit.done:
             try:
                 if commit.is_empty():
@@ -402,6 +401,9 @@ class Log:
         records: list[bytes | memoryview] = []
         places = []
         at = COMMIT_HEADER_BYTES
+        for run in commit.runs:
+            run.trim()
+        commit.runs = [run for run in commit.runs if run.sizes]
         for run in commit.runs:
             header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
             records.append(header)
@@ -450,7 +452,7 @@ class Log:
         place = commit.base | commit.file_id << 32
         for run, (at, body_bytes) in zip(commit.runs, commit.places, strict=True):
             count = len(run.sizes)
-            run.descriptor.publish(run.first, count, run.length, (run.first, count | 1 << 32, place + at, body_bytes))
+            run.descriptor.publish(run.first, count, run.length(), (run.first, count | 1 << 32, place + at, body_bytes))
         for _, apply in commit.controls:
             apply()
         with self._mutex:
@@ -472,7 +474,6 @@ class Log:
         """Wake who waits for a done commit; may be repeated."""
         with self._mutex:
             if self._inflight is commit:
-                self._outstanding -= commit.payload_bytes
                 self._inflight = None
             if commit.callbacks:
                 self._callbacks.extend(commit.callbacks)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -57,7 +58,8 @@ class Maintenance:
         self._mark = mark
         self._catalog = catalog
         self._job = threading.Lock()
-        self._wakeup = threading.Event()
+        self._wakeup = threading.Lock()  # an Event is Python code: an interrupt inside it would leave it locked for ever
+        self._wakeup.acquire()
         self._progress = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -76,12 +78,14 @@ class Maintenance:
 
     def wake(self) -> None:
         """Have the thread look for work now."""
-        self._wakeup.set()
+        if self._wakeup.locked():
+            with suppress(RuntimeError):  # somebody else woke it meanwhile
+                self._wakeup.release()
 
     def stop(self) -> None:
         """Stop the thread after its current job."""
         self._stopping = True
-        self._wakeup.set()
+        self.wake()
         if self._thread is not None:
             self._thread.join()
 
@@ -98,8 +102,7 @@ class Maintenance:
             except (PybkError, OSError) as error:
                 self._fail(error)
                 return
-            self._wakeup.wait(_TICK_SECONDS)
-            self._wakeup.clear()
+            self._wakeup.acquire(timeout=_TICK_SECONDS)
 
     def _say(self, full: str | None) -> None:
         if full != self.full:

@@ -333,6 +333,8 @@ class Store(StoreView):
             if self.log.error is not None:
                 raise self.log.error
             failed = descriptor.error
+            if failed is not None and not isinstance(failed, LedgerFencedError):
+                self.log.flush()  # nothing more can be staged, so what is durable then is all
             if fence and failed is None:
                 descriptor.error = LedgerFencedError(
                     f"ledger {descriptor.ledger_id} was opened for recovery by another handle; stop writing to it"
