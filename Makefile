@@ -39,7 +39,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis src/*.egg-info
 	find src tests bench examples -name __pycache__ -type d -exec rm -rf {} +
 
 $(BIN)/python:

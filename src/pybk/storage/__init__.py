@@ -1,0 +1,1 @@
+"""One bookie's disks: the log, the index over it, and the tiers that entries live in."""
