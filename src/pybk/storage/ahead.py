@@ -45,7 +45,7 @@ class LogFileSupply:
         self._next_bytes = FIRST_FILE_BYTES
         self._zeroed = True
         self._left: dict[int, int] = {}
-        self._closing: list[tuple[FileRow, File]] = []
+        self._in_use: list[tuple[FileRow, File]] = []
 
     # ---- what the log asks ---------------------------------------------------------------------------------------
 
@@ -75,8 +75,7 @@ class LogFileSupply:
             return self.next_log_file(bytes_min, after)
         with self._lock:
             self._ahead = [pair for pair in self._ahead if pair[0].file_id > ready[0][0].file_id]
-            if current is not None:
-                self._closing.append(current)
+            self._in_use.append(ready[0])
             self._current = ready[0]
             self._next_bytes = min(2 * ready[0][1].size, self._config.log_file_bytes)
         self._volumes.add(ready[0][0])
@@ -148,19 +147,17 @@ class LogFileSupply:
         file = self._volumes.fs.open(self._volumes.path_of(row), writable=True)
         with self._lock:
             self._left[row.file_id] = used_bytes
-            self._closing.append((row, file))
+            self._in_use.append((row, file))
 
     def tidy(self) -> None:
         """Close files the log has left, and give the blocks back that it did not use; those stay zeros."""
         with self._lock:
-            closing, self._closing = self._closing, []
-            if self._current is not None and self._current[0].file_id in self._left:
-                closing.append(self._current)
-                self._current = None
-        for row, file in closing:
-            used = self._left.get(row.file_id, file.size)
-            if used < file.size:
-                file.punch(used, file.size - used)
+            left = [(row, file) for row, file in self._in_use if row.file_id in self._left]
+            self._in_use = [(row, file) for row, file in self._in_use if row.file_id not in self._left]
+            used = dict(self._left)
+        for row, file in left:
+            if used[row.file_id] < file.size:
+                file.punch(used[row.file_id], file.size - used[row.file_id])
             file.close()
 
     def forget(self, file_id: int) -> None:

@@ -1,13 +1,13 @@
 """The log: group commit by whoever waits.
 
-Appends *stage* their entries in the commit that is forming. One thread at a time holds the **baton**: it takes the forming
-commit, writes it with one synced write, publishes where its entries lie, and wakes who waits. Waiting threads are drivers;
+Appends *stage* their entries in the commit that is forming. One thread at a time holds the **baton**: it takes the
+forming commit, has it written with one synced write, and wakes who waits. Waiting threads are drivers;
 the committer thread drives only for futures, and is the one that runs callbacks.
 
 Invariants:
     A commit is written only after the one before it is durable, so a valid commit proves all before it.
-    Every step of a commit can be repeated: a driver that is interrupted at any line leaves the commit in ``_inflight``, and the
-    next driver does it again from the start, the same bytes at the same place.
+    Every step of a commit can be repeated: a driver that is interrupted at any line leaves the commit in ``_inflight``,
+    and the next driver does it again from the start, the same bytes at the same place.
     A write or sync that failed is final: the log takes nothing more.
 """
 
@@ -18,45 +18,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageFullError
 from pybk.storage.commit import Commit, StagedRun
-from pybk.storage.logfile import (
-    BLOCK_BYTES,
-    COMMIT_HEADER_BYTES,
-    encode_commit_header,
-    encode_file_header,
-    padding,
-)
-from pybk.storage.record import RECORD_HEADER_BYTES, encode_entries
+from pybk.storage.commit_writer import CommitObserver, CommitWriter, LogFiles
 
 if TYPE_CHECKING:
     from pybk.storage.descriptor import LedgerDescriptor
-    from pybk.storage.filesystem import File
     from pybk.storage.watermark import Watermark
 
 logger = logging.getLogger(__name__)
-
-_ZEROS: Final = bytes(BLOCK_BYTES)
-_FULL: Final = "full"
-
-
-class LogFiles(Protocol):
-    """What hands the log its files. Both calls may be repeated with the same arguments, with the same result."""
-
-    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
-        """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
-
-    def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
-        """Take note that the log will write no more to a file of which it used this much for this many commits."""
-
-
-class CommitObserver(Protocol):
-    """Who is told of each durable commit, for metrics and for the size of the unchecked tail."""
-
-    def committed(self, commit: Commit, now_ns: int) -> None:
-        """Called once per commit by the driver, after publishing."""
 
 
 class Log:
@@ -75,11 +47,9 @@ class Log:
         next_lsn: int,
         outstanding_bytes_max: int,
     ) -> None:
-        self._store_id = store_id
-        self._files = files
-        self._watermark = watermark
-        self._observer = observer
-        self._next_lsn = next_lsn
+        self._writer = CommitWriter(
+            store_id=store_id, files=files, watermark=watermark, observer=observer, next_lsn=next_lsn
+        )
         self._outstanding_max = outstanding_bytes_max
         self._held = False
         self._mutex = threading.Lock()
@@ -87,10 +57,6 @@ class Log:
         self._inflight: Commit | None = None
         self._driver: threading.Lock | None = None
         self._error: PybkError | None = None
-        self._file: File | None = None
-        self._file_id = 0
-        self._file_offset = 0
-        self._file_lsn = 0
         self._callbacks: deque[Callable[[], None]] = deque()
         self._kick = threading.Lock()
         self._kick.acquire()
@@ -109,7 +75,7 @@ class Log:
     @property
     def durable_lsn(self) -> int:
         """LSN of the last durable commit."""
-        return self._next_lsn - 1
+        return self._writer.next_lsn - 1
 
     @property
     def error(self) -> PybkError | None:
@@ -371,11 +337,11 @@ class Log:
                 elif (error := commit.error or self._error) is not None:
                     self._fail(commit, error)
                 else:
-                    self._write(commit)
-                    self._publish(commit)
+                    self._writer.write(commit)
+                    self._writer.publish(commit)
             except StorageFullError as error:
                 self._fail(commit, error)
-            except (OSError, StorageFailedError) as error:
+            except Exception as error:  # noqa: BLE001  # whatever it was, what is on disk is unknown now
                 failed = StorageFailedError(
                     f"writing the log failed ({error}); this store takes no more appends: close it, mend the device, "
                     "open it again"
@@ -384,82 +350,6 @@ class Log:
                 self._error = failed
                 self._fail(commit, failed)
         self._finish(commit)
-
-    def _write(self, commit: Commit) -> None:
-        if not commit.buffers:
-            records = self._encode(commit)
-            self._place(commit)
-            commit.buffers = self._frame(commit, records)
-        assert self._file is not None
-        header_bytes = BLOCK_BYTES if commit.base == BLOCK_BYTES else 0
-        self._file.write_durable(commit.buffers, commit.base - header_bytes)
-
-    def _encode(self, commit: Commit) -> list[bytes | memoryview]:
-        """Build the records of a commit and remember where in the commit each run's record begins."""
-        lsn = self._next_lsn
-        commit.lsn = lsn
-        records: list[bytes | memoryview] = []
-        places = []
-        at = COMMIT_HEADER_BYTES
-        for run in commit.runs:
-            run.trim()
-        commit.runs = [run for run in commit.runs if run.sizes]
-        for run in commit.runs:
-            header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
-            records.append(header)
-            records.append(body)
-            places.append((at, len(body)))
-            at += RECORD_HEADER_BYTES + len(body)
-        for encode, _ in commit.controls:
-            record = encode(lsn)
-            records.append(record)
-            at += len(record)
-        commit.places = places
-        commit.size = at
-        return records
-
-    def _place(self, commit: Commit) -> None:
-        """Choose file and offset, going on in the next file when this one is full."""
-        size = commit.size + padding(commit.size)
-        if self._file is None or self._file_offset + size > self._file.size:
-            file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
-            if self._file is not None:
-                self._leave_file()
-            self._file, self._file_id, self._file_offset, self._file_lsn = file, file_id, BLOCK_BYTES, commit.lsn
-        commit.file_id = self._file_id
-        commit.base = self._file_offset
-
-    def _leave_file(self) -> None:
-        self._files.log_file_left(self._file_id, self._file_offset, self._next_lsn - self._file_lsn)
-
-    def _frame(self, commit: Commit, records: list[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Return what to write: a new file's header goes out with its first commit, under the same sync."""
-        buffers: list[bytes | memoryview] = []
-        if commit.base == BLOCK_BYTES:
-            buffers.append(encode_file_header(self._store_id, commit.file_id, commit.lsn, commit.lsn - 1))
-        record_count = len(commit.runs) + len(commit.controls)
-        body_bytes = commit.size - COMMIT_HEADER_BYTES
-        buffers.append(encode_commit_header(commit.lsn, commit.lsn - 1, commit.file_id, record_count, body_bytes))
-        buffers += records
-        pad = padding(commit.size)
-        if pad:
-            buffers.append(_ZEROS[:pad])
-        return buffers
-
-    def _publish(self, commit: Commit) -> None:
-        """Tell the ledgers where their entries lie; may be repeated."""
-        self._watermark.advance(commit.lsn)
-        place = commit.base | commit.file_id << 32
-        for run, (at, body_bytes) in zip(commit.runs, commit.places, strict=True):
-            count = len(run.sizes)
-            run.descriptor.publish(run.first, count, run.length(), (run.first, count | 1 << 32, place + at, body_bytes))
-        for _, apply in commit.controls:
-            apply()
-        with self._mutex:
-            self._next_lsn = commit.lsn + 1
-            self._file_offset = commit.base + commit.size + padding(commit.size)
-            commit.done = True
-        self._observer.committed(commit, time.monotonic_ns())
 
     def _fail(self, commit: Commit, error: PybkError) -> None:
         """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap."""
@@ -498,12 +388,9 @@ class Log:
     def _cut(self, snapshot: Callable[[], None]) -> int:
         while self._inflight is not None:
             self._drive_once()
-        file = self._file
-        if file is not None:
-            self._leave_file()
-            self._file = None
+        self._writer.leave_file()
         snapshot()
-        return self._next_lsn - 1
+        return self.durable_lsn
 
     def _holding_baton(self, work: Callable[[], int]) -> int:
         token = threading.Lock()
@@ -557,9 +444,7 @@ class Log:
             if threading.current_thread() is not self._committer:
                 self._committer.join()
             self._run_callbacks()
-            file, self._file = self._file, None
-            if file is not None:
-                self._leave_file()
+            self._writer.leave_file()
 
 
 def _wake(commit: Commit) -> None:

@@ -1,0 +1,149 @@
+"""Writing a commit: its records, its place in the log files, one synced write, and telling the ledgers.
+
+Every step can be repeated with the same outcome, because a driver may be interrupted between any two.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pybk.storage.commit import Commit
+from pybk.storage.logfile import (
+    BLOCK_BYTES,
+    COMMIT_HEADER_BYTES,
+    encode_commit_header,
+    encode_file_header,
+    padding,
+)
+from pybk.storage.record import RECORD_HEADER_BYTES, encode_entries
+
+if TYPE_CHECKING:
+    from pybk.storage.filesystem import File
+    from pybk.storage.watermark import Watermark
+
+_ZEROS: Final = bytes(BLOCK_BYTES)
+
+
+class LogFiles(Protocol):
+    """What hands the log its files. Both calls may be repeated with the same arguments, with the same result."""
+
+    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
+        """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
+
+    def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
+        """Take note that the log will write no more to a file of which it used this much for this many commits."""
+
+
+class CommitObserver(Protocol):
+    """Who is told of each durable commit, for metrics and for the size of the unchecked tail."""
+
+    def committed(self, commit: Commit, now_ns: int) -> None:
+        """Called once per commit by the driver, after publishing."""
+
+
+class CommitWriter:
+    """The end of the log: the file it is in, and how far.
+
+    Threads: one at a time, whoever holds the log's baton.
+    """
+
+    def __init__(
+        self, *, store_id: bytes, files: LogFiles, watermark: Watermark, observer: CommitObserver, next_lsn: int
+    ) -> None:
+        self.next_lsn = next_lsn
+        self._store_id = store_id
+        self._files = files
+        self._watermark = watermark
+        self._observer = observer
+        self._file: File | None = None
+        self._file_id = 0
+        self._file_offset = 0
+        self._file_lsn = 0
+        self._left: tuple[int, int, int] | None = None
+
+    def write(self, commit: Commit) -> None:
+        """Make a commit durable.
+
+        Raises:
+            StorageFullError: There is no room for another file; nothing was written.
+            OSError: Writing or syncing failed; what is on disk is unknown.
+        """
+        if not commit.buffers:
+            records = self._encode(commit)
+            self._place(commit)
+            commit.buffers = self._frame(commit, records)
+        assert self._file is not None
+        header_bytes = BLOCK_BYTES if commit.base == BLOCK_BYTES else 0
+        self._file.write_durable(commit.buffers, commit.base - header_bytes)
+
+    def _encode(self, commit: Commit) -> list[bytes | memoryview]:
+        """Build the records of a commit and remember where in the commit each run's record begins."""
+        lsn = self.next_lsn
+        commit.lsn = lsn
+        records: list[bytes | memoryview] = []
+        places = []
+        at = COMMIT_HEADER_BYTES
+        for run in commit.runs:
+            run.trim()
+        commit.runs = [run for run in commit.runs if run.sizes]
+        for run in commit.runs:
+            header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
+            records.append(header)
+            records.append(body)
+            places.append((at, len(body)))
+            at += RECORD_HEADER_BYTES + len(body)
+        for encode, _ in commit.controls:
+            record = encode(lsn)
+            records.append(record)
+            at += len(record)
+        commit.places = places
+        commit.size = at
+        return records
+
+    def _place(self, commit: Commit) -> None:
+        """Choose file and offset, going on in the next file when this one is full."""
+        size = commit.size + padding(commit.size)
+        if self._file is None or self._file_offset + size > self._file.size:
+            file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
+            self.leave_file()
+            self._file, self._file_id, self._file_offset, self._file_lsn = file, file_id, BLOCK_BYTES, commit.lsn
+        commit.file_id = self._file_id
+        commit.base = self._file_offset
+
+    def leave_file(self) -> None:
+        """Have the next commit begin another file."""
+        if self._file is not None:
+            self._left = self._file_id, self._file_offset, self.next_lsn - self._file_lsn
+            self._file = None
+        if self._left is not None:
+            self._files.log_file_left(*self._left)
+            self._left = None
+
+    def _frame(self, commit: Commit, records: list[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Return what to write: a new file's header goes out with its first commit, under the same sync."""
+        buffers: list[bytes | memoryview] = []
+        if commit.base == BLOCK_BYTES:
+            buffers.append(encode_file_header(self._store_id, commit.file_id, commit.lsn, commit.lsn - 1))
+        record_count = len(commit.runs) + len(commit.controls)
+        body_bytes = commit.size - COMMIT_HEADER_BYTES
+        buffers.append(encode_commit_header(commit.lsn, commit.lsn - 1, commit.file_id, record_count, body_bytes))
+        buffers += records
+        pad = padding(commit.size)
+        if pad:
+            buffers.append(_ZEROS[:pad])
+        return buffers
+
+    def publish(self, commit: Commit) -> None:
+        """Tell the ledgers where their entries lie; may be repeated."""
+        self._watermark.advance(commit.lsn)
+        place = commit.base | commit.file_id << 32
+        for run, (at, body_bytes) in zip(commit.runs, commit.places, strict=True):
+            count = len(run.sizes)
+            run.descriptor.publish(run.first, count, run.length(), (run.first, count | 1 << 32, place + at, body_bytes))
+        for _, apply in commit.controls:
+            apply()
+        self.next_lsn = commit.lsn + 1
+        self._file_offset = commit.base + commit.size + padding(commit.size)
+        commit.done = True
+        self._observer.committed(commit, time.monotonic_ns())
