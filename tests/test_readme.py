@@ -41,6 +41,20 @@ def test_the_two_commands_stand_at_the_top() -> None:
     assert set(named) <= set(targets)
 
 
+def test_the_commands_exist() -> None:
+    """The console script of the project's metadata knows what the README names."""
+    entry = re.search(r"^ +pybk = ([\w.]+):(\w+)$", (ROOT / "setup.cfg").read_text(encoding="utf-8"), re.MULTILINE)
+    assert entry is not None
+    program = f"import sys; from {entry[1]} import {entry[2]}; sys.exit({entry[2]}())"
+    run = subprocess.run(
+        [sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    named = set(re.findall(r"`pybk ([a-z-]+)", README))
+    assert named == {"verify", "dump", "rebuild-index", "ls", "cat"}
+    assert [name for name in named if not re.search(rf"\b{name}\b", run.stdout)] == []
+
+
 def test_links_lead_somewhere() -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert len(links) > 5
