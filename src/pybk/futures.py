@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -11,12 +13,16 @@ from pybk.errors import AppendTimeoutError, PybkError
 from pybk.storage.commit import Commit
 
 if TYPE_CHECKING:
+    from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.log import Log
 
 T = TypeVar("T")
 
 ACKNOWLEDGED: Final = Commit.finished(None)
 """The commit of appends that are acknowledged when they are made."""
+
+_LOOK_SECONDS: Final = 0.5
+"""How often an append that waits for entries before it looks whether they can still come."""
 
 
 class AppendFuture(Generic[T]):
@@ -124,10 +130,11 @@ class AdvancedFuture(AppendFuture[T]):
     Threads: any.
     """
 
-    __slots__ = ("_callbacks", "_lock", "_staged")
+    __slots__ = ("_callbacks", "_descriptor", "_lock", "_staged")
 
-    def __init__(self, log: Log, value: T) -> None:
+    def __init__(self, log: Log, descriptor: LedgerDescriptor, value: T) -> None:
         self._log = log
+        self._descriptor = descriptor
         self._value = value
         self._lock = threading.Lock()
         self._staged = threading.Event()
@@ -150,12 +157,21 @@ class AdvancedFuture(AppendFuture[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Wait like any append, first for the entries before it; arguments and errors are the same."""
-        if not self._staged.wait(timeout):
-            raise AppendTimeoutError(
-                f"entries before {self._value} were not appended within {timeout} s; append them: until "
-                "then it is not acknowledged"
-            )
-        return super().result(timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._staged.wait(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
+            self._check_hope()
+            if time.monotonic() >= deadline:
+                raise AppendTimeoutError(
+                    f"entries before {self._value} were not appended within {timeout} s; append them: until "
+                    "then it is not acknowledged"
+                )
+        return super().result(None if timeout is None else max(0.0, deadline - time.monotonic()))
+
+    def _check_hope(self) -> None:
+        """Raise if the entries before it cannot come any more, because the ledger or the store takes none."""
+        error = self._descriptor.error or self._log.error
+        if error is not None and not self._staged.is_set():
+            raise error
 
     def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:
         """Have ``callback(self)`` called once when done; in the store's committer thread, so it must be short."""
@@ -167,14 +183,25 @@ class AdvancedFuture(AppendFuture[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in an event loop."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
         if not self.done():
             loop = asyncio.get_running_loop()
-            waiter = loop.create_future()
-            self.add_done_callback(lambda _: loop.call_soon_threadsafe(_finish, waiter))
-            yield from waiter
+            finished = asyncio.Event()
+            self.add_done_callback(lambda _: set_in_loop(loop, finished))
+            while not self.done():
+                try:
+                    await asyncio.wait_for(finished.wait(), _LOOK_SECONDS)
+                except TimeoutError:
+                    self._check_hope()
         return self.result()
 
 
-def _finish(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+def set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set an event of a loop from any thread; in a loop that was closed nobody waits."""
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

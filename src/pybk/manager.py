@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
-from pybk.errors import IllegalOperationError, UnauthorizedError, UsageError
+from pybk.errors import IllegalOperationError, NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import MetricsSnapshot
@@ -25,13 +28,32 @@ from pybk.writer import LedgerWriter
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 
+_LEDGER_ID_MAX: Final = (1 << 63) - 2
+
+# Without a handler of its own a library's warnings would be printed to stderr by logging's last resort.
+logging.getLogger("pybk").addHandler(logging.NullHandler())
+
+
+class LedgerOptions(TypedDict, total=False):
+    """Keyword arguments of ``LedgerManager.create_ledger``."""
+
+    password: bytes
+    ledger_type: str
+    storage_hints: Iterable[StorageHint]
+    write_flags: WriteFlag
+    digest_type: DigestType
+    custom_metadata: Mapping[str, bytes] | None
+    ledger_id: int | None
+    insecure: bool
+
 
 class _Closable(Protocol):
-    async def close_async(self) -> None:
+    def close(self) -> None:
         """Close it."""
 
 
 H = TypeVar("H", bound=_Closable)
+E = TypeVar("E", bound=Enum)
 
 
 class Opening(Generic[H], Awaitable[H]):
@@ -43,12 +65,21 @@ class Opening(Generic[H], Awaitable[H]):
 
     def __await__(self) -> Generator[Any, None, H]:
         """Open it."""
-        return asyncio.to_thread(self._call).__await__()
+        return self._open().__await__()
 
     async def __aenter__(self) -> H:
         """Open it."""
-        self._handle = await asyncio.to_thread(self._call)
+        self._handle = await self._open()
         return self._handle
+
+    async def _open(self) -> H:
+        opening = asyncio.ensure_future(asyncio.to_thread(self._call))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The thread goes on, and what it opens would stay open with nobody to close it.
+            opening.add_done_callback(_close_unwanted)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -56,6 +87,12 @@ class Opening(Generic[H], Awaitable[H]):
         """Close it as its own ``async with`` would."""
         handle: Any = self._handle
         await handle.__aexit__(kind, error, traceback)
+
+
+def _close_unwanted(opening: asyncio.Future[Any]) -> None:
+    """Close in a thread what was opened for somebody who does not want it any more."""
+    if not opening.cancelled() and opening.exception() is None:
+        threading.Thread(target=opening.result().close, name="pybk-close").start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +124,7 @@ class LedgerManager:
         """Use ``LedgerManager.open`` instead."""
         self._store = store
         self._keys = KeyRing(store.store_id, _salt(store), cost=store.cookie.scrypt_cost or 0)
+        self._closing = threading.Lock()
         self._closed = False
 
     # ---- opening and closing -------------------------------------------------------------------------------------
@@ -104,8 +142,8 @@ class LedgerManager:
 
         Args:
             path: The store's directory.
-            tiers: Directories of tiers that lie elsewhere, one or several each, as ``{StorageHint.HDD: "/mnt/hdd/pybk"}``.
-                Needed when the store is made or a device moved; remembered.
+            tiers: Directories of tiers that lie elsewhere, one or several each, as
+                ``{StorageHint.HDD: "/mnt/hdd/pybk"}``. Needed when the store is made or a device moved; remembered.
             read_only: Read beside the process that writes; nothing is locked, recovered or written.
             config: Settings; None for the defaults.
 
@@ -136,10 +174,16 @@ class LedgerManager:
         return Opening(lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config))
 
     def close(self) -> None:
-        """Wait for what is outstanding and close the store; ledgers that are open stay open. Closing again does nothing."""
-        if not self._closed:
-            self._closed = True
-            if not self._store.forked:
+        """Wait for what is outstanding and close the store; ledgers that are open stay open.
+
+        Handles of this manager raise ClosedError afterwards, followers that wait do so at once. Closing again does
+        nothing, nor does closing in a forked child.
+        """
+        if self._store.forked:
+            return
+        with self._closing:
+            if not self._closed:
+                self._closed = True
                 self._store.close()
 
     async def close_async(self) -> None:
@@ -173,9 +217,7 @@ class LedgerManager:
 
     def _view(self) -> Store | ReadOnlyStore:
         """Return the store for reading."""
-        self._store.check_process()
-        if self._closed:
-            raise IllegalOperationError(f"the manager of {self._store.volumes.root} is closed; open it again")
+        self._store.check_usable()
         return self._store
 
     def _live(self) -> Store:
@@ -204,8 +246,8 @@ class LedgerManager:
         """Create a ledger and return its writer.
 
         Args:
-            password: Needed to open the ledger; with HMAC_SHA256, also what its entries are authenticated by. It is stored
-                nowhere.
+            password: Needed to open the ledger; with HMAC_SHA256, also what its entries are authenticated by. It is
+                stored nowhere.
             ledger_type: What the ledger is for; metrics are split by it. Names beginning with "." are the system's.
             storage_hints: Where it should live; the first of NVME, SSD, HDD that is named is taken.
             write_flags: How it is written.
@@ -213,6 +255,9 @@ class LedgerManager:
             custom_metadata: Anything else, kept with it.
             ledger_id: Makes an advanced ledger of this id, whose entry ids the caller gives.
             insecure: Needed for ``DigestType.NONE``, which guards nothing.
+
+        Returns:
+            The writer; closing it, or leaving its ``with``, closes the ledger.
 
         Raises:
             UsageError: An argument cannot be; nothing was done.
@@ -223,21 +268,28 @@ class LedgerManager:
         Cost: One synced write; the first use of a password costs one scrypt, about 50 ms.
         """
         store = self._live()
-        digest_type = DigestType(digest_type)
+        kind = LedgerType(ledger_type)
+        if kind.is_system:
+            raise UsageError(f"ledger_type {ledger_type!r} is the system's own; choose a name that begins with no '.'")
+        if isinstance(storage_hints, str):
+            raise UsageError(f"storage_hints is {storage_hints!r}; it takes a set of hints: {{StorageHint.NVME}}")
+        hints = frozenset(_member(StorageHint, hint, "storage_hints") for hint in storage_hints)
+        flags = _member(WriteFlag, write_flags, "write_flags")
+        digest_type = _member(DigestType, digest_type, "digest_type")
         if digest_type is DigestType.NONE and not insecure:
             raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
-        if ledger_id is not None and not 0 <= ledger_id < (1 << 63) - 1:
-            raise UsageError(f"ledger_id is {ledger_id}; it lies within 0 to {(1 << 63) - 2}")
-        hints = frozenset(StorageHint(hint) for hint in storage_hints)
+        if ledger_id is not None and (type(ledger_id) is not int or not 0 <= ledger_id <= _LEDGER_ID_MAX):
+            raise UsageError(f"ledger_id is {ledger_id!r}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
         salt = secrets.token_bytes(16)
+        root_password = _password(password)
         new_id = store.new_ledger_id() if ledger_id is None else ledger_id
-        keys = self._keys.ledger_keys(_password(password), new_id, salt, 0)
+        keys = self._keys.ledger_keys(root_password, new_id, salt, 0)
         metadata = LedgerMetadata(
             ledger_id=new_id,
             state=LedgerState.OPEN,
-            ledger_type=LedgerType(ledger_type),
+            ledger_type=kind,
             storage_hints=hints,
-            write_flags=WriteFlag(write_flags),
+            write_flags=flags,
             digest_type=digest_type,
             last_entry_id=-1,
             length=0,
@@ -253,9 +305,9 @@ class LedgerManager:
         )
         return LedgerWriter(store, store.create(metadata), entry_digest(digest_type, new_id, keys.entry_key))
 
-    def create_ledger_async(self, **arguments: Any) -> Opening[LedgerWriter]:
+    def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(lambda: self.create_ledger(**arguments))
+        return Opening(lambda: self.create_ledger(**options))
 
     def open_ledger(
         self,
@@ -274,25 +326,41 @@ class LedgerManager:
             recover: True fences whoever is writing it and closes it, so that its last entry is final: every
                 acknowledged entry is in it. False leaves it alone. None: True, but False in a read-only manager.
 
+        Returns:
+            A reader of the entries up to its last add confirmed.
+
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
             UnauthorizedError: The password is another; nothing was changed.
+            IllegalOperationError: ``recover`` is True in a read-only manager.
+            StorageFailedError: The store failed and can close no ledger; ``recover=False`` still reads.
+
+        Durability: With ``recover``, the ledger is closed on disk on return.
+        Cost: One synced write if there was something to recover; scrypt as for ``create_ledger``.
         """
         store = self._view()
+        flags = _member(ReadFlag, read_flags, "read_flags")
         if recover is None:
             recover = not self.read_only
         if recover:
             self._live()
         store.catch_up()
-        descriptor = store.descriptor(ledger_id)
+        descriptor = store.descriptor(_ledger_id(ledger_id))
         digest = self._authorised(descriptor.metadata, password)
         if recover and isinstance(store, Store):
             store.close_ledger(descriptor, fence=True)
-        return LedgerReader(store, descriptor, digest, ReadFlag(read_flags))
+        return LedgerReader(store, descriptor, digest, flags)
 
-    def open_ledger_async(self, ledger_id: int, **arguments: Any) -> Opening[LedgerReader]:
+    def open_ledger_async(
+        self,
+        ledger_id: int,
+        *,
+        password: bytes = b"",
+        read_flags: ReadFlag = ReadFlag.NONE,
+        recover: bool | None = None,
+    ) -> Opening[LedgerReader]:
         """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(lambda: self.open_ledger(ledger_id, **arguments))
+        return Opening(lambda: self.open_ledger(ledger_id, password=password, read_flags=read_flags, recover=recover))
 
     def _authorised(self, metadata: LedgerMetadata, password: bytes) -> EntryDigest:
         keys = self._keys.ledger_keys(_password(password), metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
@@ -303,10 +371,13 @@ class LedgerManager:
     def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
 
-        Durable on return; disk space comes back in the background while writes go on.
+        Raises:
+            NoSuchLedgerError: It was never created, or deleted before.
+
+        Durability: On return it is gone for good; its disk space comes back in the background while writes go on.
         """
         store = self._live()
-        store.delete(store.descriptor(ledger_id))
+        store.delete(store.descriptor(_ledger_id(ledger_id)))
 
     async def delete_ledger_async(self, ledger_id: int) -> None:
         """Delete in a thread, so that the event loop goes on."""
@@ -331,7 +402,7 @@ class LedgerManager:
         """
         store = self._view()
         store.catch_up()
-        return store.metadata(ledger_id)
+        return store.metadata(_ledger_id(ledger_id))
 
     async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
         """Look up in a thread, so that the event loop goes on."""
@@ -345,7 +416,8 @@ class LedgerManager:
             StorageFullError: The target has no room; the ledger stays readable where it is.
         """
         store = self._live()
-        store.move(store.descriptor(ledger_id), StorageHint(target))
+        tier = _member(StorageHint, target, "target")
+        store.move(store.descriptor(_ledger_id(ledger_id)), tier)
 
     async def move_ledger_async(self, ledger_id: int, target: StorageHint) -> None:
         """Move in a thread, so that the event loop goes on."""
@@ -354,7 +426,10 @@ class LedgerManager:
     # ---- the store -----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Bring everything durable to its tier and into the index now, and free what is dead; reads and appends go on."""
+        """Bring everything durable to its tier and into the index now, and free what is dead.
+
+        Done on return; reads and appends go on meanwhile.
+        """
         store = self._live()
         store.maintenance.checkpoint()
         store.maintenance.collect()
@@ -376,15 +451,41 @@ class LedgerManager:
             state, reason = "read_only", store.maintenance.full
         return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free)
 
+    async def health_async(self) -> Health:
+        """Look in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.health)
+
     def metrics(self) -> MetricsSnapshot:
         """Return counters and latency histograms since opening, split by ledger type and tier."""
         return self._view().metrics.snapshot()
+
+    async def metrics_async(self) -> MetricsSnapshot:
+        """Take the snapshot in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.metrics)
 
 
 def _salt(store: Store | ReadOnlyStore) -> bytes:
     salt = store.cookie.salt
     assert salt is not None, "a store's own cookie carries its salt"
     return salt
+
+
+def _member(kind: type[E], value: object, name: str) -> E:
+    """Return the member of an enum that an argument names."""
+    try:
+        return kind(value)
+    except ValueError as error:
+        known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        raise UsageError(f"{name}: {error}; there are {known}") from error
+
+
+def _ledger_id(ledger_id: object) -> int:
+    """Return the id of a ledger that may exist."""
+    if not isinstance(ledger_id, int):
+        raise UsageError(f"a ledger id is a whole number, not {ledger_id!r}")
+    if not 0 <= ledger_id <= _LEDGER_ID_MAX:
+        raise NoSuchLedgerError(f"there is no ledger {ledger_id}: ids lie within 0 to {_LEDGER_ID_MAX}")
+    return ledger_id
 
 
 def _password(password: object) -> bytes:

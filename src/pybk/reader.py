@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Final, Self
 
 from pybk.digest import EntryDigest
 from pybk.entry import Entry, EntryBatch, decode_entry
-from pybk.errors import ClosedError, NoSuchLedgerError, ReadRangeError, UsageError
+from pybk.errors import ClosedError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
+from pybk.futures import set_in_loop
 from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.reading import entry_span
 from pybk.storage.readonly import ReadOnlyStore
@@ -37,7 +40,9 @@ class LedgerReader:
         self._direct = ReadFlag.DONT_CACHE in read_flags
         self._plain = not self._direct and digest.size > 0
         self._closed = False
+        self._lock = threading.Lock()
         self._last_add_confirmed = descriptor.last_add_confirmed
+        self._metered, self._meter = self._new_meter()
         self.ledger_id: Final = descriptor.ledger_id
 
     def __repr__(self) -> str:
@@ -69,8 +74,9 @@ class LedgerReader:
         self._check_open()
         self._store.catch_up()
         self._check_open()
-        self._last_add_confirmed = self._descriptor.last_add_confirmed
-        return self._last_add_confirmed
+        with self._lock:  # another thread may have looked later and be here already
+            self._last_add_confirmed = max(self._last_add_confirmed, self._descriptor.last_add_confirmed)
+            return self._last_add_confirmed
 
     async def read_last_add_confirmed_async(self) -> int:
         """Look in a thread, so that the event loop goes on."""
@@ -98,10 +104,19 @@ class LedgerReader:
 
         What a ``DEFERRED_FORCE`` writer has buffered is written first; it is not confirmed by that.
         """
+        self._check_unconfirmed(first, last)
+        return self._entries(first, last)
+
+    async def read_unconfirmed_async(self, first: int, last: int) -> AsyncIterator[Entry]:
+        """Read like ``read_unconfirmed``; use with ``async for``. Disk and digests are worked on in a thread."""
+        await asyncio.to_thread(self._check_unconfirmed, first, last)
+        async for entry in self._entries_async(first, last):
+            yield entry
+
+    def _check_unconfirmed(self, first: int, last: int) -> None:
         self._check_open()
         self._store.write_buffered()
         self._check_range(first, last, self._descriptor.last_durable)
-        return self._entries(first, last)
 
     def read_batch(self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None) -> EntryBatch:
         """Read consecutive entries as one batch, verified, without copying them where the tier allows.
@@ -117,8 +132,11 @@ class LedgerReader:
         Raises:
             ReadRangeError, DigestMismatchError, CorruptError: As ``read``.
         """
-        last = self._last_add_confirmed if last is None else last
-        self._check_range(first, max(first, last), self._last_add_confirmed)
+        most = self._last_add_confirmed
+        last = max(first, most) if last is None else last
+        self._check_range(first, last, most)
+        if last < first:
+            raise ReadRangeError(f"a batch from entry {first} to {last} holds no entry; last is at least first")
         if max_bytes < 1:
             raise UsageError(f"max_bytes is {max_bytes}; it takes at least 1")
         return self._batch(first, last, max_bytes)
@@ -132,17 +150,29 @@ class LedgerReader:
     async def read_async(self, first: int, last: int) -> AsyncIterator[Entry]:
         """Read like ``read``; use with ``async for``. Disk and digests are worked on in a thread."""
         self._check_range(first, last, self._last_add_confirmed)
-        while first <= last:
-            batch = await asyncio.to_thread(self._batch, first, last, _READ_BYTES)
-            for entry in batch:
-                yield entry
-            first = int(batch.entry_ids[-1]) + 1
+        async for entry in self._entries_async(first, last):
+            yield entry
 
     def follow(self, first: int = 0) -> Iterator[Entry]:
-        """Yield entries from ``first`` on as they are confirmed, until the ledger is closed and read to its end."""
+        """Yield entries from ``first`` on as they are confirmed, until the ledger is closed and read to its end.
+
+        Args:
+            first: First entry id; may lie beyond what is there yet.
+
+        Raises:
+            ClosedError: The reader or its manager was closed, also while waiting here.
+            NoSuchLedgerError: The ledger was deleted, also while waiting here.
+            DigestMismatchError, CorruptError: As ``read``.
+
+        Cost: Beside the writer in its process, nothing while waiting; in a read-only manager, a look every 20 ms.
+        """
+        self._check_first(first)
+        moved = threading.Event()
+        self._descriptor.when_advanced(moved.set)
         while True:
-            moved = threading.Event()
-            self._descriptor.when_advanced(moved.set)
+            if moved.is_set():  # before looking, so that no move falls between
+                moved.clear()
+                self._descriptor.when_advanced(moved.set)
             last, final = self._position()
             if first <= last:
                 yield from self._entries(first, last)
@@ -154,13 +184,21 @@ class LedgerReader:
 
     async def follow_async(self, first: int = 0) -> AsyncIterator[Entry]:
         """Follow like ``follow``; use with ``async for``."""
+        self._check_first(first)
         loop = asyncio.get_running_loop()
+        moved = asyncio.Event()
+
+        def wake() -> None:
+            set_in_loop(loop, moved)
+
+        self._descriptor.when_advanced(wake)
         while True:
-            moved = asyncio.Event()
-            self._descriptor.when_advanced(lambda event=moved: _set_in(loop, event))  # type: ignore[misc]  # bound now
+            if moved.is_set():
+                moved.clear()
+                self._descriptor.when_advanced(wake)
             last, final = await asyncio.to_thread(self._position)
             if first <= last:
-                async for entry in self.read_async(first, last):
+                async for entry in self._entries_async(first, last):
                     yield entry
                 first = last + 1
             elif final:
@@ -187,25 +225,60 @@ class LedgerReader:
             yield from batch
             first = int(batch.entry_ids[-1]) + 1
 
+    async def _entries_async(self, first: int, last: int) -> AsyncIterator[Entry]:
+        while first <= last:
+            batch = await asyncio.to_thread(self._batch, first, last, _READ_BYTES)
+            for entry in batch:
+                yield entry
+            first = int(batch.entry_ids[-1]) + 1
+
     def _entry(self, entry_id: int) -> Entry:
         """Read one entry by the shortest way: a cached run, a mapped file."""
-        found = self._store.record_of(self.ledger_id, self._store.place_of(self._descriptor, entry_id))
+        if self._metered is not self._descriptor.metadata:
+            self._metered, self._meter = self._new_meter()
+        singles = self._meter.single_reads
+        began_ns = 0 if singles else time.monotonic_ns()
+        try:
+            found = self._store.record_of(self.ledger_id, self._store.place_of(self._descriptor, entry_id))
+        except PybkError:
+            self._check_open()
+            raise
         if found is None:
             return self._batch(entry_id, entry_id, 1)[0]
         buffer, words = found
         start, end = entry_span(buffer, words, entry_id)
         self._digest.check(buffer, start, end, entry_id)
+        singles.append(end - start)
+        if began_ns:
+            self._meter.observe(READ_LATENCY, time.monotonic_ns() - began_ns)
+        elif len(singles) >= SINGLE_READS_MAX:
+            self._meter.count_single_reads()
         return decode_entry(buffer, start, end, self._digest_bytes)
 
     def _batch(self, first: int, last: int, max_bytes: int) -> EntryBatch:
-        batch = self._store.read_batch(
-            self._descriptor, first, last, max_bytes, digest_bytes=self._digest_bytes, direct=self._direct
-        )
+        began_ns = time.monotonic_ns()
+        if self._closed or self._descriptor.deleted or self._store.ended:
+            self._check_open()
+        try:
+            batch = self._store.read_batch(
+                self._descriptor, first, last, max_bytes, digest_bytes=self._digest_bytes, direct=self._direct
+            )
+        except PybkError:
+            self._check_open()  # deleted or closed meanwhile: then that is why
+            raise
         self._digest.check_many(batch)
+        if self._metered is not self._descriptor.metadata:
+            self._metered, self._meter = self._new_meter()
+        self._meter.read(len(batch), int(batch.sizes.sum()), time.monotonic_ns() - began_ns)
         return batch
 
+    def _new_meter(self) -> tuple[LedgerMetadata, MetricsScope]:
+        """Return the scope to count reads in, and the metadata that it was chosen by."""
+        metadata = self._descriptor.metadata
+        return metadata, self._store.metrics.scope(metadata.ledger_type, metadata.tier)
+
     def _check_range(self, first: int, last: int, most: int) -> None:
-        if self._closed or self._descriptor.deleted or self._store.forked:
+        if self._closed or self._descriptor.deleted or self._store.ended:
             self._check_open()
         if first < 0 or last > most or last < first - 1 or first > most + 1:
             raise ReadRangeError(
@@ -213,8 +286,13 @@ class LedgerReader:
                 "read_last_add_confirmed() looks how far an open ledger has come"
             )
 
+    @staticmethod
+    def _check_first(first: int) -> None:
+        if first < 0:
+            raise ReadRangeError(f"following from entry {first}; entry ids count from 0")
+
     def _check_open(self) -> None:
-        self._store.check_process()
+        self._store.check_usable()
         if self._closed:
             raise ClosedError(f"this reader of ledger {self.ledger_id} is closed; open the ledger again")
         if self._descriptor.deleted:
@@ -245,9 +323,3 @@ class LedgerReader:
     async def __aexit__(self, *_: object) -> None:
         """Close the reader."""
         self.close()
-
-
-def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set an event of a loop from any thread; a closed loop has nobody waiting."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)

@@ -286,7 +286,7 @@ class LedgerWriter:
                 self._refuse()
             if entry_id <= descriptor.last_pushed or entry_id in self._early:
                 raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")
-            future: AdvancedFuture[int] = AdvancedFuture(self._log, entry_id)
+            future: AdvancedFuture[int] = AdvancedFuture(self._log, descriptor, entry_id)
             limit = self._store.config.max_outstanding_bytes
             if entry_id != descriptor.last_pushed + 1 and self._early_bytes + len(payload) > limit:
                 raise TooManyRequestsError(
@@ -296,7 +296,7 @@ class LedgerWriter:
             self._early[entry_id] = (payload, future)
             self._early_bytes += len(payload)
             try:
-                self._stage_early(wait=wait)
+                self._stage_early(None if wait else entry_id)
             except TooManyRequestsError:
                 del self._early[entry_id]
                 self._early_bytes -= len(payload)
@@ -311,8 +311,13 @@ class LedgerWriter:
         self._log.kick()
         return future
 
-    def _stage_early(self, *, wait: bool) -> None:
-        """Stage the entries whose turn has come; the caller holds the ledger's lock."""
+    def _stage_early(self, unless_full: int | None) -> None:
+        """Stage the entries whose turn has come; the caller holds the ledger's lock.
+
+        Args:
+            unless_full: Entry that is refused instead of waited with when too much is outstanding. Those behind it were
+                taken before, and nobody would come back for them.
+        """
         descriptor = self._descriptor
         while (early := self._early.get(descriptor.last_pushed + 1)) is not None:
             payload, future = early
@@ -321,7 +326,7 @@ class LedgerWriter:
             prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
             commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
             if commit is None:
-                self._wait_for_space(len(payload), wait=wait)
+                self._wait_for_space(len(payload), wait=entry_id != unless_full)
                 continue
             descriptor.last_pushed = entry_id
             descriptor.length_pushed = before + len(payload)

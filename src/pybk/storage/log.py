@@ -431,6 +431,15 @@ class Log:
             if self._error is None:
                 self._error = error
 
+    def after_fork(self, error: PybkError) -> None:
+        """Be of no use in a forked child: nothing is locked, nothing is pending, and all that is asked raises ``error``."""
+        self._mutex = threading.Lock()
+        self._error = error
+        for commit in (self._inflight, self._forming):
+            if commit is not None and not commit.done:
+                commit.error = error
+                commit.done = True
+
     def close(self) -> None:
         """Commit what is staged, stop the committer thread and leave the file; further appends are refused."""
         try:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
 from pybk.config import StoreConfig
-from pybk.errors import CookieError, CorruptError
+from pybk.entry import EntryBatch
+from pybk.errors import CookieError, CorruptError, NoSuchEntryError, NoSuchLedgerError
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.cookie import Cookie
@@ -106,6 +107,7 @@ class ReadOnlyStore(StoreView):
         self._index_environment = index_environment
         self._watermark = watermark
         self._catching = threading.Lock()
+        self._rebuilding = False
         self._start_at(mark)
         self.catch_up()
 
@@ -123,14 +125,21 @@ class ReadOnlyStore(StoreView):
         """
         with self._catching:
             for _ in range(_ATTEMPTS):
+                mark = checked_mark(self.index, self.cookie, self.volumes.root)
                 try:
-                    mark = checked_mark(self.index, self.cookie, self.volumes.root)
-                    if mark != self._mark:
+                    if self._rebuilding or mark != self._mark:
                         self._restart(mark)
                     if self._follow():
+                        if self._rebuilding:
+                            self._settle()
                         return
                 except FileNotFoundError:
-                    continue
+                    self._rebuilding = True
+                except CorruptError:
+                    self._rebuilding = True
+                    # The index may have moved on while the log was read from an older mark: the two do not fit then.
+                    if checked_mark(self.index, self.cookie, self.volumes.root) == mark:
+                        raise
             raise CorruptError(
                 f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
                 f"{self._watermark.durable_lsn()} were durable; run `pybk verify {self.volumes.root}`"
@@ -138,8 +147,12 @@ class ReadOnlyStore(StoreView):
 
     def _restart(self, mark: Mark) -> None:
         """Begin again from a newer checkpoint: what was tail is in the index now, maybe elsewhere."""
-        for row in self.index.files().values():
+        self._rebuilding = True
+        files = self.index.files()
+        for row in files.values():
             self.volumes.add(row)
+        for file_id in [known for known in self.volumes.rows if known not in files]:
+            self.volumes.forget(file_id)
         self._start_at(mark)
         with self._lock:
             self._dirty.clear()
@@ -148,15 +161,24 @@ class ReadOnlyStore(StoreView):
             self._reset(descriptor)
 
     def _reset(self, descriptor: LedgerDescriptor) -> None:
-        """Bring a descriptor to what the index knows."""
+        """Bring a descriptor to what the index knows; nothing, if the ledger is younger, or gone."""
         row = self.index.ledger(descriptor.ledger_id)
         if row is None:
-            descriptor.deleted = True
-            descriptor.wake_followers()
+            descriptor.rebase(-1, 0)
             return
         descriptor.metadata = row.metadata
         descriptor.rebase(row.last_entry_id, row.length)
         descriptor.confirm(row.last_add_confirmed)
+
+    def _settle(self) -> None:
+        """After index and log were read anew: ledgers that neither knows were deleted."""
+        with self._lock:
+            unknown = [d for d in self._descriptors.values() if d.ledger_id not in self._dirty and not d.deleted]
+        for descriptor in unknown:
+            if self.index.ledger(descriptor.ledger_id) is None:
+                descriptor.deleted = True
+                descriptor.wake_followers()
+        self._rebuilding = False
 
     def _follow(self) -> bool:
         """Apply commits up to the durable watermark; tell whether all were found."""
@@ -178,12 +200,13 @@ class ReadOnlyStore(StoreView):
     def _next_file(self) -> bool:
         """Go on in the file that begins with the next LSN, if it is there."""
         for file_id, row in self.volumes.found(LOG).items():
-            if file_id <= self._file_id:
+            if file_id <= self._file_id or row.bytes < BLOCK_BYTES:
                 continue
-            self.volumes.add(row)
             path = self.volumes.path_of(row)
-            header = decode_file_header(self.volumes.view(file_id), store_id=self.store_id, file_id=file_id, where=path)
+            # Not by the map that is kept: a file that is being made ahead still grows.
+            header = decode_file_header(self.fs.view(path), store_id=self.store_id, file_id=file_id, where=path)
             if header is not None and header.first_lsn == self._lsn:
+                self.volumes.add(row)
                 self._file_id = file_id
                 self._offset = BLOCK_BYTES
                 return True
@@ -196,8 +219,27 @@ class ReadOnlyStore(StoreView):
         for row in self.index.files().values():
             self.volumes.add(row)
 
+    def read_batch(
+        self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest_bytes: int, direct: bool
+    ) -> EntryBatch:
+        """Read as any store does, once more if another thread was just learning what the writer changed."""
+        try:
+            return super().read_batch(descriptor, first, last, max_bytes, digest_bytes=digest_bytes, direct=direct)
+        except (CorruptError, NoSuchEntryError, NoSuchLedgerError):
+            self.catch_up()
+            return super().read_batch(descriptor, first, last, max_bytes, digest_bytes=digest_bytes, direct=direct)
+
+    def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
+        """Find an entry as any store does, once more if another thread was just learning what the writer changed."""
+        try:
+            return super().place_of(descriptor, entry_id)
+        except (CorruptError, NoSuchEntryError, NoSuchLedgerError):
+            self.catch_up()
+            return super().place_of(descriptor, entry_id)
+
     def close(self) -> None:
         """Close what was opened."""
+        self.end()
         self._watermark.close()
         for environment in self.entries.values():
             environment.close()

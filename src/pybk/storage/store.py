@@ -215,8 +215,9 @@ class Store(StoreView):
             self.log.wait_for_space()
 
     def write_buffered(self) -> None:
-        """Write and sync what deferred appends have buffered, without confirming it."""
-        self.log.flush()
+        """Write and sync what deferred appends have buffered, without confirming it; a store that failed just reads."""
+        if self.log.error is None:
+            self.log.flush()
 
     def take_dirty(self) -> dict[int, LedgerDescriptor]:
         """Return the ledgers changed since the last call; called while the log stands still."""
@@ -406,10 +407,16 @@ class Store(StoreView):
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
+    def after_fork(self) -> None:
+        """Be of no use in a forked child, for appending either."""
+        super().after_fork()
+        self.log.after_fork(self.fork_error())
+
     def close(self) -> None:
         """Wait for what is outstanding, stop the threads and give the directory free; open ledgers stay open."""
         try:
             self.maintenance.stop()
+            self.end()
             self.log.close()
         finally:
             try:

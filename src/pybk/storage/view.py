@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pybk.config import StoreConfig
 from pybk.entry import EntryBatch
-from pybk.errors import CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
+from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.storage.cold import decompress
@@ -47,7 +47,7 @@ _VIEWS: Final[WeakSet[StoreView]] = WeakSet()
 
 def _mark_forked() -> None:
     for view in _VIEWS:
-        view.forked = True
+        view.after_fork()
 
 
 os.register_at_fork(after_in_child=_mark_forked)
@@ -91,18 +91,55 @@ class StoreView:
         self._dirty: dict[int, LedgerDescriptor] = {}
         self._cached: deque[tuple[int, int]] = deque()
         self._cached_max = max(8, config.index_cache_bytes // _PAGE_BYTES)
-        self.forked = False
+        self.ended = False
+        """Whether reading is over: the store was closed, or this process is a fork of the one that opened it."""
+        self._forked = False
         _VIEWS.add(self)
 
     # ---- processes -----------------------------------------------------------------------------------------------
 
-    def check_process(self) -> None:
-        """Raise ForkedProcessError in a process that was forked from the one that opened the store."""
-        if self.forked:
-            raise ForkedProcessError(
-                f"{self.volumes.root} was opened before this process was forked; open it here again: read-only beside the "
-                "process that has it, or after that one has closed it"
-            )
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened the store."""
+        return self._forked
+
+    def after_fork(self) -> None:
+        """Be of no use in a forked child; called in it before anything else.
+
+        The parent's threads are not there: the locks they may hold are replaced, so that nobody waits for them.
+        """
+        self._forked = self.ended = True
+        self._lock = threading.Lock()
+        for descriptor in self._descriptors.values():
+            descriptor.lock = threading.Lock()
+            descriptor.place_lock = threading.Lock()
+
+    def end(self) -> None:
+        """Refuse further reads, and wake who follows a ledger."""
+        self.ended = True
+        with self._lock:
+            descriptors = list(self._descriptors.values())
+        for descriptor in descriptors:
+            descriptor.wake_followers()
+
+    def check_usable(self) -> None:
+        """Raise unless the store may be read.
+
+        Raises:
+            ForkedProcessError: This process was forked from the one that opened the store.
+            ClosedError: The store was closed.
+        """
+        if self._forked:
+            raise self.fork_error()
+        if self.ended:
+            raise ClosedError(f"the manager of {self.volumes.root} is closed; open it again")
+
+    def fork_error(self) -> ForkedProcessError:
+        """Return what a forked child is told."""
+        return ForkedProcessError(
+            f"{self.volumes.root} was opened before this process was forked; open it here again: read-only beside the "
+            "process that has it, or after that one has closed it"
+        )
 
     def catch_up(self) -> None:
         """See what was appended since; a live store always knows."""
@@ -118,7 +155,6 @@ class StoreView:
         Raises:
             NoSuchLedgerError: It never existed or was deleted.
         """
-        self.check_process()
         with self._lock:
             descriptor = self._find(ledger_id)
         if descriptor is None or descriptor.deleted:
@@ -166,7 +202,7 @@ class StoreView:
         return self.descriptor(ledger_id).metadata
 
     def ledgers(self) -> Iterator[LedgerMetadata]:
-        """Yield the metadata of all ledgers by ascending id; ledgers made or deleted meanwhile may or may not be there."""
+        """Yield the metadata of all ledgers by ascending id; what is made or deleted meanwhile may or may not be there."""
         with self._lock:
             recent = dict(sorted(self._dirty.items()))
         pending = iter(recent.values())
@@ -189,7 +225,7 @@ class StoreView:
     def read_batch(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest_bytes: int, direct: bool
     ) -> EntryBatch:
-        """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``; digests are not checked here.
+        """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``; digests are not checked.
 
         Args:
             descriptor: The ledger; it is known to hold ``first`` to ``last``.

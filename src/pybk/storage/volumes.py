@@ -189,6 +189,12 @@ class Volumes:
         with self._lock:
             self.rows[row.file_id] = row
 
+    def forget(self, file_id: int) -> None:
+        """Let go of a file that another process unlinked; maps of it that are in use stay valid."""
+        with self._lock:
+            self.rows.pop(file_id, None)
+            self._views.pop(file_id, None)
+
     def drop(self, file_id: int) -> None:
         """Unlink a file; maps of it that are in use stay valid."""
         with self._lock:
