@@ -186,6 +186,28 @@ class ColdSegmentWriter:
             self._flush()
         return run
 
+    def add_lost(self, ledger_id: int, first_entry_id: int, entry_count: int) -> None:
+        """Add a record of entries that are lost, so that reading them fails as corruption and not as absence.
+
+        It has no body, and a checksum that no empty body has. It says that it is compressed, because such a body is
+        checked whichever way it is read. Call it in order, as ``add``.
+        """
+        header = encode_header(
+            RecordKind.ENTRIES,
+            ledger_id,
+            first_entry_id,
+            0,
+            xxh3_64_intdigest(b"") ^ 1,
+            entry_count=entry_count,
+            codec=Codec.ZSTD,
+        )
+        offset = self._written + self._pending_bytes
+        self._pending.append(header)
+        self._pending_bytes += RECORD_HEADER_BYTES
+        run = (first_entry_id, entry_count, 1, offset, self._file_id, 0, RUN_COMPRESSED)
+        self._rows += _ROW.pack(ledger_id, *run)
+        self._last = (ledger_id, first_entry_id + entry_count - 1)
+
     def _encode(
         self, ledger_id: int, first: int, sizes: Sequence[int], parts: Sequence[bytes | memoryview], stride: int
     ) -> tuple[bytes, bytes, bool]:
@@ -379,3 +401,43 @@ class ColdSegment:
         used = bytes(self._data[start:end]).lstrip(b"\0")
         if used:
             yield self._error(end - len(used), "padding that is not zero")
+
+
+def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Runs:
+    """Return footer rows of a segment that ``ColdSegment`` refuses: of its records up to the first damaged header.
+
+    Args:
+        fs: The file system.
+        path: Of the segment.
+        store_id: The store it must belong to, 16 bytes.
+        file_id: The id it must carry.
+
+    Returns:
+        ``(records,)`` of ``FOOTER_DTYPE``; none if it is soundly another store's or another file, or seems to be.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    data = fs.view(path)
+    rows: list[tuple[int, ...]] = []
+    if len(data) >= _HEADER_BYTES:
+        _, _, found_store, found_file = _HEADER.unpack_from(data)
+        (expected,) = _CHECKSUM.unpack_from(data, _HEADER.size)
+        whole = xxh3_64_intdigest(data[: _HEADER.size]) == expected
+        same = (found_store == store_id, found_file == file_id)
+        at = _HEADER_BYTES if all(same) or (any(same) and not whole) else len(data)
+        while at < len(data):
+            try:
+                header = decode_header(data, at, where=path)
+            except CorruptError:
+                break
+            flags = 0 if header.codec == Codec.PLAIN else RUN_COMPRESSED
+            rows.append(
+                (
+                    *(header.ledger_id, header.first_entry_id, header.entry_count, header.stride),
+                    *(at, file_id, header.body_bytes, flags),
+                )
+            )
+            at += RECORD_HEADER_BYTES + header.body_bytes
+            at += -at % 8
+    return np.array(rows, FOOTER_DTYPE)
