@@ -1,0 +1,384 @@
+"""Making the index again from the catalog and the files.
+
+The catalog says which ledgers there are, up to which entry, and which files count; the files say where the entries
+lie; the log from the mark on is replayed when the store is opened. The new index is made beside the old one, and takes
+its place by a rename once it is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pybk.errors import CookieError, CorruptError, PybkError
+from pybk.flags import StorageHint
+from pybk.storage.catalog import CatalogState, CatalogWriter, read_catalog
+from pybk.storage.cold import FOOTER_DTYPE, ColdSegmentWriter
+from pybk.storage.creation import INDEX, OpenEnvironment, catalog_path, main_cookie, store_directories
+from pybk.storage.environment import Environment, LmdbEnvironment
+from pybk.storage.filesystem import FileSystem, OsFileSystem
+from pybk.storage.index import Index
+from pybk.storage.index_rows import FileRow, LedgerRow, Mark
+from pybk.storage.inspection import RecordReader, file_rows, runs_of
+from pybk.storage.record import Runs
+from pybk.storage.replay import LogFile, Replay
+from pybk.storage.tiling import tile
+from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
+from pybk.storage.watermark import Watermark
+
+logger = logging.getLogger(__name__)
+
+_CATALOG: Final = "catalog-"
+_LEDGERS_AT_A_TIME: Final = 10_000
+_RUN_ENTRIES_MAX: Final = (1 << 32) - 1
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, and of how many."""
+
+
+class LostEntries(NamedTuple):
+    """Entries that were acknowledged and that no file holds any more; both ends inclusive."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+
+
+class Rebuilt(NamedTuple):
+    """What making the index again found.
+
+    Attributes:
+        ledgers: Ledgers in it.
+        entries: Entries in it, the lost ones included; without those that are in the log's tail only.
+        lost: Entries that are missing everywhere.
+        problems: What was wrong with files, a sentence each.
+        old_index: Where the old index is kept; None if it was refused to go on, and nothing was changed.
+    """
+
+    ledgers: int
+    entries: int
+    lost: tuple[LostEntries, ...]
+    problems: tuple[str, ...]
+    old_index: str | None
+
+
+def rebuild_index(
+    root: str,
+    *,
+    accept_loss: bool = False,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+    fs: FileSystem | None = None,
+    environment: OpenEnvironment = LmdbEnvironment,
+    progress: Progress | None = None,
+) -> Rebuilt:
+    """Make the index of a store again; no process may have the store open.
+
+    Args:
+        root: The store's directory.
+        accept_loss: Go on although entries are missing. Their ledgers are kept, and reading those entries raises
+            CorruptError.
+        tiers: The tier directories, if they are not where the store remembers them.
+        fs: The file system.
+        environment: Opens LMDB environments.
+        progress: Told about the files that were read.
+
+    Returns:
+        What was found. Without ``accept_loss`` nothing is changed when entries are missing: see ``old_index``.
+
+    Raises:
+        StoreLockedError: A process has the store open.
+        CookieError: There is no store, or a directory is not what it should be.
+        CorruptError: The catalog or the log's tail is damaged, so that it is unknown what there should be.
+        StorageFullError: No room for the new index; nothing was changed.
+
+    Durability: On return the new index is in place. After a stop at any point the store has its old index, none, or the
+        new one; where it has none, opening says so and this can be called again.
+    Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
+    """
+    fs = fs or OsFileSystem()
+    root = os.path.abspath(root)
+    if main_cookie(fs, root) is None:
+        raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
+    lock = fs.lock(os.path.join(root, "LOCK"))
+    try:
+        rebuilder = _Rebuilder(fs, root, tiers, environment, progress or (lambda done, total: None))
+        try:
+            return rebuilder.run(accept_loss=accept_loss)
+        finally:
+            rebuilder.close()
+    finally:
+        lock.release()
+
+
+class _Rebuilder:
+    """One run of ``rebuild_index``."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+        environment: OpenEnvironment,
+        progress: Progress,
+    ) -> None:
+        cookie = main_cookie(fs, root)
+        assert cookie is not None, "the caller looked"
+        self._fs = fs
+        self._root = root
+        self._store_id = cookie.store_id
+        self._volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers))
+        self._environment = environment
+        self._progress = progress
+        self._entries: dict[int, Environment] = {}
+        self._problems: list[str] = []
+        self._unopened: list[FileRow] = []
+        self._reader = RecordReader(self._volumes, self._entries)
+        self._state = newest_catalog(fs, root, self._store_id)
+        self._files = dict(self._state.files)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for environment in self._entries.values():
+            environment.close()
+
+    def run(self, *, accept_loss: bool) -> Rebuilt:
+        """Do it; see ``rebuild_index``."""
+        self._check_log()
+        named, others = self._gather()
+        placed, lost = self._place(named, others)
+        ledgers = self._state.ledgers
+        entries = sum(row.last_entry_id + 1 for row in ledgers.values())
+        found = Rebuilt(len(ledgers), entries, tuple(lost), tuple(self._problems), None)
+        if (lost or self._unopened) and not accept_loss:
+            return found
+        self._set_aside_entries()
+        if lost:
+            self._fill(placed, lost)
+        mark = self._write_catalog()
+        new = self._write_index(placed, mark)
+        return found._replace(old_index=self._swap(new))
+
+    # ---- what there is -------------------------------------------------------------------------------------------
+
+    def _check_log(self) -> None:
+        """Raise CorruptError unless the log goes on where the catalog ends: else that is not the last checkpoint."""
+        mark = self._state.mark
+        rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
+        watermark = Watermark.open(self._fs, os.path.join(self._root, "watermark"), self._store_id, writable=False)
+        durable = max(mark.durable_lsn, watermark.durable_lsn())
+        watermark.close()
+        paths = ((row.file_id, self._volumes.path_of(row)) for row in rows)
+        files = (LogFile(file_id, path, self._fs.view(path)) for file_id, path in paths)
+        for _ in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
+            pass
+
+    def _gather(self) -> tuple[Runs, Runs]:
+        """Return the records in the files that the catalog names, and those in cold segments that it does not."""
+        found = {**self._volumes.found(LOG), **self._volumes.found(COLD)}
+        self._volumes.reserve_ids(max(self._state.mark.next_file_id, max(found, default=0) + 1))
+        for row in self._state.files.values():
+            self._volumes.add(row)
+            if row.kind == ENTRIES:
+                self._open_entries(row)
+            elif row.file_id not in found:
+                self._problems.append(f"{self._volumes.path_of(row)} is missing")
+                del self._files[row.file_id]
+        strays = [row for row in found.values() if row.kind == COLD and row.file_id not in self._state.files]
+        total = sum(row.bytes for row in (*self._files.values(), *strays))
+        known = np.fromiter(self._state.ledgers, np.int64)
+        found_rows: list[Runs] = [np.empty(0, FOOTER_DTYPE)]
+        done = 0
+        for row in (*self._files.values(), *strays):
+            self._volumes.add(row)
+            rows = self._rows_in(row)
+            found_rows.append(rows[np.isin(rows["ledger"], known)])
+            done += row.bytes
+            self._progress(done, total)
+        split = 1 + len(self._files)
+        return np.concatenate(found_rows[:split]), np.concatenate(found_rows[:1] + found_rows[split:])
+
+    def _open_entries(self, row: FileRow) -> None:
+        path = self._volumes.path_of(row)
+        try:
+            self._entries[row.file_id] = self._environment(path)
+        except CorruptError as error:
+            self._problems.append(str(error))
+            self._unopened.append(row)
+
+    def _rows_in(self, row: FileRow) -> Runs:
+        if row in self._unopened:
+            return np.empty(0, FOOTER_DTYPE)
+        return file_rows(row, self._volumes, self._entries, self._store_id)
+
+    # ---- what belongs where --------------------------------------------------------------------------------------
+
+    def _place(self, named: Runs, others: Runs) -> tuple[dict[int, Runs], list[LostEntries]]:
+        """Return the runs of each ledger, and what is missing; stray segments are looked at only for what is."""
+        placed: dict[int, Runs] = {}
+        lost: list[LostEntries] = []
+        parts = _by_ledger(named)
+        stray_parts = _by_ledger(others)
+        nothing = np.empty(0, FOOTER_DTYPE)
+        for ledger_id, row in self._state.ledgers.items():
+            runs = runs_of(parts.get(ledger_id, nothing))
+            chosen, gaps = self._tile(row, runs)
+            if gaps and ledger_id in stray_parts:
+                runs = np.concatenate((runs, runs_of(stray_parts[ledger_id])))
+                chosen, gaps = self._tile(row, runs)
+            placed[ledger_id] = runs[chosen]
+            lost += [LostEntries(ledger_id, first, last) for first, last in gaps]
+        for runs in placed.values():
+            for file_id in np.unique(runs["file"]).tolist():
+                self._files.setdefault(file_id, self._volumes.rows[file_id])
+        return placed, lost
+
+    def _tile(self, row: LedgerRow, runs: Runs) -> tuple[list[int], list[tuple[int, int]]]:
+        """Choose the records of a ledger: those in its own tier first, then those written last."""
+        ledger_id, tier = row.metadata.ledger_id, row.metadata.tier.value
+        files = self._volumes.rows
+
+        def preference(place: int) -> int:
+            file_id = int(runs["file"][place])
+            known = file_id in self._state.files
+            return file_id + (known << 62) + ((files[file_id].tier == tier) << 61)
+
+        def is_sound(place: int) -> bool:
+            try:
+                self._reader.plain_body(ledger_id, runs[place].item())
+            except CorruptError as error:
+                logger.info("another copy is looked for: %s", error)
+                return False
+            return True
+
+        return tile(runs, row.last_entry_id, preference=preference, is_sound=is_sound)
+
+    def _fill(self, placed: dict[int, Runs], lost: list[LostEntries]) -> None:
+        """Write a cold segment of records that say that entries are lost, and place them."""
+        volumes = self._volumes
+        row = volumes.new_file(COLD, StorageHint.NVME)
+        writer = ColdSegmentWriter(self._fs, volumes.path_of(row), self._store_id, row.file_id, compression=None)
+        try:
+            for ledger_id, first, last in lost:
+                for start in range(first, last + 1, _RUN_ENTRIES_MAX):
+                    writer.add_lost(ledger_id, start, min(_RUN_ENTRIES_MAX, last + 1 - start))
+            rows = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        for ledger_id, mine in _by_ledger(rows).items():
+            runs = np.concatenate((placed[ledger_id], runs_of(mine)))
+            placed[ledger_id] = runs[np.argsort(runs["first"], kind="stable")]
+        self._files[row.file_id] = row._replace(bytes=self._fs.file_bytes(volumes.path_of(row)))
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def _set_aside_entries(self) -> None:
+        """Give entries environments that cannot be opened another name and make empty ones."""
+        for row in self._unopened:
+            path = self._volumes.path_of(row)
+            self._fs.rename(path, _free_name(self._fs, path))
+            self._fs.sync_directory(os.path.dirname(path))
+            self._entries[row.file_id] = self._environment(path)
+
+    def _write_catalog(self) -> Mark:
+        """Append to the catalog what became of the files, if anything did; return the mark for the index."""
+        if self._files == self._state.files:
+            return self._state.mark
+        mark = self._state.mark._replace(next_file_id=self._volumes.next_file_id)
+        path = catalog_path(self._root, mark.catalog_file_id)
+        catalog = CatalogWriter.resume(self._fs, path, self._store_id, mark.catalog_file_id, mark.catalog_bytes)
+        try:
+            return mark._replace(catalog_bytes=catalog.append((), (), mark, self._files.values()))
+        finally:
+            catalog.close()
+
+    def _write_index(self, placed: dict[int, Runs], mark: Mark) -> str:
+        """Write the new index beside the old one, check it, and return its path."""
+        path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], f"{INDEX}.new")
+        if self._fs.exists(path):
+            for name in self._fs.list_directory(path):
+                self._fs.unlink(os.path.join(path, name))
+        environment = self._environment(path)
+        try:
+            index = Index(environment)
+            with index.update() as update:
+                for file_row in self._files.values():
+                    update.put_file(file_row)
+                update.put_mark(mark)
+            for rows in _chunks(self._state.ledgers.values(), _LEDGERS_AT_A_TIME):
+                with index.update() as update:
+                    for row in rows:
+                        update.put_ledger(row)
+                        update.append_runs(row.metadata.ledger_id, placed[row.metadata.ledger_id])
+            wrong = list(index.check())
+        finally:
+            environment.close()
+        if wrong:
+            raise CorruptError(
+                f"the index made from the files of {self._root} contradicts itself: {wrong[0]}; nothing was changed; "
+                "restore the store from a backup"
+            )
+        return path
+
+    def _swap(self, new: str) -> str:
+        """Put the new index in the place of the old one; return where the old one is kept."""
+        fs = self._fs
+        directory = os.path.dirname(new)
+        path = os.path.join(directory, INDEX)
+        kept = _free_name(fs, path)
+        if fs.exists(path):
+            fs.rename(path, kept)
+        fs.rename(new, path)
+        fs.sync_directory(directory)
+        return kept
+
+
+def newest_catalog(fs: FileSystem, root: str, store_id: bytes) -> CatalogState:
+    """Return what the newest whole catalog in a store's directory says; one that is being written may lie beside it.
+
+    Raises:
+        CorruptError: There is none that is whole.
+    """
+    states: list[CatalogState] = []
+    errors: list[str] = []
+    for name in fs.list_directory(root):
+        stem = name.removeprefix(_CATALOG)
+        if stem == name or len(stem) != 16:
+            continue
+        try:
+            states.append(read_catalog(fs, os.path.join(root, name), store_id, int(stem, 16)))
+        except (PybkError, ValueError) as error:
+            errors.append(str(error))
+    if not states:
+        raise CorruptError(
+            f"{root} has no whole catalog, so nothing says which ledgers there are; restore it from a backup: "
+            f"{'; '.join(errors) or 'no file begins with ' + _CATALOG}"
+        )
+    for problem in errors:
+        logger.warning("a catalog was passed over: %s", problem)
+    return max(states, key=lambda state: (state.mark.next_lsn, state.mark.next_file_id, state.mark.catalog_file_id))
+
+
+def _by_ledger(rows: Runs) -> dict[int, Runs]:
+    """Split footer rows by ledger."""
+    if not len(rows):
+        return {}
+    rows = rows[np.argsort(rows["ledger"], kind="stable")]
+    parts = np.split(rows, np.flatnonzero(np.diff(rows["ledger"])) + 1)
+    return {int(part["ledger"][0]): part for part in parts}
+
+
+def _chunks(rows: Iterable[LedgerRow], size: int) -> Iterator[list[LedgerRow]]:
+    iterator = iter(rows)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def _free_name(fs: FileSystem, path: str) -> str:
+    """Return the first of ``path.damaged-1``, ``path.damaged-2``, … that is not taken."""
+    return next(name for name in (f"{path}.damaged-{n}" for n in itertools.count(1)) if not fs.exists(name))
