@@ -98,7 +98,7 @@ def test_metrics_are_told_apart_by_type_and_tier() -> None:
 
 def test_appended_counts_entries_bytes_and_latency() -> None:
     metrics = Metrics()
-    metrics.appended("orders", "nvme", 512, 4096, 30_000)
+    metrics.scope("orders", "nvme").appended(512, 4096, 30_000)
     metrics.scope("orders", "nvme").appended(1, 10, 90_000)
     snapshot = metrics.snapshot()
     assert snapshot.counters[MetricKey(APPENDED_ENTRIES, "orders", "nvme")] == 513
@@ -109,9 +109,9 @@ def test_appended_counts_entries_bytes_and_latency() -> None:
 
 def test_a_snapshot_stays_as_it_was() -> None:
     metrics = Metrics()
-    metrics.appended("a", "nvme", 1, 1, 1)
+    metrics.scope("a", "nvme").appended(1, 1, 1)
     before = metrics.snapshot()
-    metrics.appended("a", "nvme", 1, 1, 1)
+    metrics.scope("a", "nvme").appended(1, 1, 1)
     assert before.counters[MetricKey(APPENDED_ENTRIES, "a", "nvme")] == 1
     assert before.histograms[MetricKey(APPEND_LATENCY, "a", "nvme")].count == 1
     with pytest.raises(TypeError):
@@ -136,7 +136,7 @@ def test_threads_lose_nothing() -> None:
 
     def work() -> None:
         for _ in range(2000):
-            metrics.appended("t", "nvme", 1, 3, 50)
+            metrics.scope("t", "nvme").appended(1, 3, 50)
             scope.appended(1, 3, 50)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

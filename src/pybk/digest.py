@@ -7,7 +7,7 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hmac import compare_digest
@@ -177,11 +177,10 @@ class EntryDigest(ABC):
             return False
         if not self.size:
             return True
-        buffer = batch.buffer
-        starts_ends = zip((starts + sealed_bytes).tolist(), (starts + batch.sizes).tolist(), strict=True)
-        digests = self._digest_many(
-            headers.view(f"V{ENTRY_HEADER_BYTES}").ravel().tolist(), [buffer[start:end] for start, end in starts_ends]
-        )
+        # Slices one at a time: a list of thousands of views would have the garbage collector look at all of them.
+        slices = map(slice, (starts + sealed_bytes).tolist(), (starts + batch.sizes).tolist())
+        payloads = map(batch.buffer.__getitem__, slices)
+        digests = self._digest_many(headers.view(f"V{ENTRY_HEADER_BYTES}").ravel().tolist(), payloads)
         return compare_digest(digests, parts[:, ENTRY_HEADER_BYTES:].tobytes())
 
     def _mismatch(self, entry_id: int, why: str) -> DigestMismatchError:
@@ -206,7 +205,7 @@ class EntryDigest(ABC):
         """Return the digest of one entry."""
 
     @abstractmethod
-    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
         """Return the digests of some entries, one after the other."""
 
     def _seal_headers(self, headers: npt.NDArray[np.void], payloads: Sequence[bytes]) -> list[bytes]:
@@ -229,7 +228,7 @@ class _NoneDigest(EntryDigest):
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         return b""
 
-    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
         return b""
 
 
@@ -243,7 +242,7 @@ class _Crc32cDigest(EntryDigest):
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         return _pack_crc(crc32c(payload, crc32c(header)))
 
-    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
         values = map(crc32c, payloads, map(crc32c, headers))
         return np.fromiter(values, np.uint32, len(headers)).astype(">u4").tobytes()
 
@@ -258,7 +257,7 @@ class _Xxh3Digest(EntryDigest):
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         return _pack_xxh3(xxh3_64_intdigest(payload, xxh3_64_intdigest(header)))
 
-    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
         values = map(xxh3_64_intdigest, payloads, map(xxh3_64_intdigest, headers))
         return np.fromiter(values, np.uint64, len(headers)).astype(">u8").tobytes()
 
@@ -276,6 +275,16 @@ class _HmacDigest(EntryDigest):
         self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
         self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
 
+    def seal(self, entry_id: int, lac: int, length: int, payload: bytes) -> bytes:
+        """See ``EntryDigest.seal``; written out, because every append waits for it."""
+        header = _pack_header(self.ledger_id, entry_id, lac, length)
+        inner = self._inner.copy()
+        inner.update(header)
+        inner.update(payload)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return header + outer.digest()
+
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         inner = self._inner.copy()
         inner.update(header)
@@ -284,7 +293,7 @@ class _HmacDigest(EntryDigest):
         outer.update(inner.digest())
         return outer.digest()
 
-    def _digest_many(self, headers: list[bytes], payloads: Sequence[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
         copy_inner, copy_outer = self._inner.copy, self._outer.copy
         digests = []
         for header, payload in zip(headers, payloads, strict=True):

@@ -24,6 +24,9 @@ READ_LATENCY: Final = "read_latency_ns"
 SINGLE_READS_MAX: Final = 64
 """Entries read one by one that are counted together."""
 
+COMMITS_MAX: Final = 256
+"""Commits of appends that are counted together."""
+
 SCOPES_MAX: Final = 1024
 """Pairs of ledger type and tier that are told apart; further types are counted under ``OTHER_TYPES``."""
 
@@ -139,12 +142,13 @@ class MetricsSnapshot:
 class _Series:
     """The counters and histograms of one ledger type in one tier; used under the lock of the ``Metrics``."""
 
-    __slots__ = ("counters", "histograms", "single_reads")
+    __slots__ = ("commits", "counters", "histograms", "single_reads")
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
         self.histograms: dict[str, Histogram] = {}
         self.single_reads: deque[int] = deque()
+        self.commits: deque[tuple[int, int, int]] = deque()
 
     def add(self, name: str, amount: int) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount
@@ -155,10 +159,12 @@ class _Series:
             histogram = self.histograms[name] = Histogram()
         histogram.record(ns, count)
 
-    def appended(self, entries: int, size_bytes: int, latency_ns: int) -> None:
-        self.add(APPENDED_ENTRIES, entries)
-        self.add(APPENDED_BYTES, size_bytes)
-        self.observe(APPEND_LATENCY, latency_ns, entries)
+    def count_commits(self) -> None:
+        for _ in range(len(self.commits)):  # others only add to it meanwhile
+            entries, size_bytes, latency_ns = self.commits.popleft()
+            self.add(APPENDED_ENTRIES, entries)
+            self.add(APPENDED_BYTES, size_bytes)
+            self.observe(APPEND_LATENCY, latency_ns, entries)
 
     def read(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         self.add(READ_ENTRIES, entries)
@@ -183,11 +189,12 @@ class MetricsScope:
     Threads: any.
     """
 
-    __slots__ = ("_lock", "_series", "single_reads")
+    __slots__ = ("_commits", "_lock", "_series", "single_reads")
 
     def __init__(self, lock: threading.Lock, series: _Series) -> None:
         self._lock = lock
         self._series = series
+        self._commits = series.commits
         self.single_reads: Final = series.single_reads
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -201,9 +208,14 @@ class MetricsScope:
             self._series.observe(name, ns, count)
 
     def appended(self, entries: int, size_bytes: int, latency_ns: int) -> None:
-        """Count entries that became durable, their bytes, and how long each took."""
-        with self._lock:
-            self._series.appended(entries, size_bytes, latency_ns)
+        """Count entries that became durable, their bytes, and how long each took.
+
+        Only noted here, and counted some hundred at a time, because appends wait for it.
+        """
+        self._commits.append((entries, size_bytes, latency_ns))
+        if len(self._commits) >= COMMITS_MAX:
+            with self._lock:
+                self._series.count_commits()
 
     def read(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         """Count entries that were read and verified together, their bytes, and how long that took."""
@@ -221,7 +233,7 @@ class Metrics:
 
     Threads: any. One lock, taken once per call, so callers record once per batch and not per entry.
 
-    Cost: Half a microsecond per call, a microsecond for ``appended``.
+    Cost: Half a microsecond per call.
     """
 
     def __init__(self) -> None:
@@ -243,17 +255,13 @@ class Metrics:
         with self._lock:
             self._of(ledger_type, tier).observe(name, ns, count)
 
-    def appended(self, ledger_type: str, tier: str, entries: int, size_bytes: int, latency_ns: int) -> None:
-        """Count entries that became durable, their bytes, and how long each took."""
-        with self._lock:
-            self._of(ledger_type, tier).appended(entries, size_bytes, latency_ns)
-
     def snapshot(self) -> MetricsSnapshot:
         """Return all metrics as they are now; what was recorded in one call is there as a whole or not at all."""
         counters = {}
         histograms = {}
         with self._lock:
             for (ledger_type, tier), series in self._series.items():
+                series.count_commits()
                 series.count_single_reads()
                 for name, value in series.counters.items():
                     counters[MetricKey(name, ledger_type, tier)] = value

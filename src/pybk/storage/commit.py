@@ -69,14 +69,27 @@ class Commit:
         "error",
         "file_id",
         "lsn",
+        "padded",
         "payload_bytes",
         "places",
+        "records",
         "runs",
         "size",
+        "start",
         "waiters",
         "wakers",
         "wanted",
     )
+
+    # Set when the commit is written: its records, where in it each run's record begins and how long its body is, its bytes
+    # without and with padding, its file, the offset of its header there, and the offset at which writing starts.
+    records: list[bytes | memoryview]
+    places: list[tuple[int, int]]
+    size: int
+    padded: int
+    file_id: int
+    base: int
+    start: int
 
     def __init__(self) -> None:
         self.runs: list[StagedRun] = []
@@ -89,11 +102,7 @@ class Commit:
         self.done = False
         self.error: PybkError | None = None
         self.lsn = 0
-        self.file_id = 0
-        self.base = 0
-        self.size = 0
         self.buffers: list[bytes | memoryview] = []
-        self.places: list[tuple[int, int]] = []
 
     @classmethod
     def finished(cls, error: PybkError | None) -> Commit:

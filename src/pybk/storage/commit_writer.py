@@ -70,17 +70,16 @@ class CommitWriter:
             OSError: Writing or syncing failed; what is on disk is unknown.
         """
         if not commit.buffers:
-            records = self._encode(commit)
+            self._encode(commit)
             self._place(commit)
-            commit.buffers = self._frame(commit, records)
-        assert self._file is not None
-        header_bytes = BLOCK_BYTES if commit.base == BLOCK_BYTES else 0
-        self._file.write_durable(commit.buffers, commit.base - header_bytes)
+            self._frame(commit)
+        file = self._file
+        assert file is not None
+        file.write_durable(commit.buffers, commit.start)
 
-    def _encode(self, commit: Commit) -> list[bytes | memoryview]:
-        """Build the records of a commit and remember where in the commit each run's record begins."""
-        lsn = self.next_lsn
-        commit.lsn = lsn
+    def _encode(self, commit: Commit) -> None:
+        """Build the records of a commit, and remember where in the commit each run's record begins."""
+        lsn = commit.lsn = self.next_lsn
         records: list[bytes | memoryview] = []
         places = []
         at = COMMIT_HEADER_BYTES
@@ -97,13 +96,14 @@ class CommitWriter:
             record = encode(lsn)
             records.append(record)
             at += len(record)
+        commit.records = records
         commit.places = places
         commit.size = at
-        return records
+        commit.padded = at + padding(at)
 
     def _place(self, commit: Commit) -> None:
         """Choose file and offset, going on in the next file when this one is full."""
-        size = commit.size + padding(commit.size)
+        size = commit.padded
         if self._file is None or self._file_offset + size > self._file.size:
             file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
             self.leave_file()
@@ -120,19 +120,17 @@ class CommitWriter:
             self._files.log_file_left(*self._left)
             self._left = None
 
-    def _frame(self, commit: Commit, records: list[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Return what to write: a new file's header goes out with its first commit, under the same sync."""
-        buffers: list[bytes | memoryview] = []
+    def _frame(self, commit: Commit) -> None:
+        """Put what is to be written together: a new file's header goes out with its first commit, under the same sync."""
+        lsn = commit.lsn
+        count = len(commit.runs) + len(commit.controls)
+        header = encode_commit_header(lsn, lsn - 1, commit.file_id, count, commit.size - COMMIT_HEADER_BYTES)
+        buffers = [header, *commit.records, _ZEROS[: commit.padded - commit.size]]
+        commit.start = commit.base
         if commit.base == BLOCK_BYTES:
-            buffers.append(encode_file_header(self._store_id, commit.file_id, commit.lsn, commit.lsn - 1))
-        record_count = len(commit.runs) + len(commit.controls)
-        body_bytes = commit.size - COMMIT_HEADER_BYTES
-        buffers.append(encode_commit_header(commit.lsn, commit.lsn - 1, commit.file_id, record_count, body_bytes))
-        buffers += records
-        pad = padding(commit.size)
-        if pad:
-            buffers.append(_ZEROS[:pad])
-        return buffers
+            commit.start = 0
+            buffers.insert(0, encode_file_header(self._store_id, commit.file_id, lsn, lsn - 1))
+        commit.buffers = buffers
 
     def publish(self, commit: Commit) -> None:
         """Tell the ledgers where their entries lie; may be repeated."""
@@ -140,10 +138,11 @@ class CommitWriter:
         place = commit.base | commit.file_id << 32
         for run, (at, body_bytes) in zip(commit.runs, commit.places, strict=True):
             count = len(run.sizes)
-            run.descriptor.publish(run.first, count, run.length(), (run.first, count | 1 << 32, place + at, body_bytes))
+            words = (run.first, count | 1 << 32, place + at, body_bytes)
+            run.descriptor.publish(run.first, count, run.length(), words)
         for _, apply in commit.controls:
             apply()
         self.next_lsn = commit.lsn + 1
-        self._file_offset = commit.base + commit.size + padding(commit.size)
+        self._file_offset = commit.base + commit.padded
         commit.done = True
         self._observer.committed(commit, time.monotonic_ns())

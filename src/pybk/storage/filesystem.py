@@ -226,18 +226,26 @@ class OsFile:
 
     def write_durable(self, buffers: Buffers, offset: int) -> None:
         """See :meth:`File.write_durable`."""
-        if self._durable_flag:
+        size = sum(map(len, buffers))
+        if self._durable_flag and len(buffers) <= _IOV_MAX:
             try:
-                self._write(self._fd, buffers, offset, self._durable_flag)
+                written = os.pwritev(self._fd, buffers, offset, self._durable_flag)
             except OSError as error:
                 # The flag is refused before a byte is written, so this is not a second try at a write that failed.
                 if error.errno != errno.EOPNOTSUPP:
                     raise
                 self._durable_flag = 0
             else:
+                if written != size:
+                    raise self._short(written, size, offset)
+                if offset + size > self.size:
+                    self.size = offset + size
                 return
         self._write(self._fd, buffers, offset, 0)
         os.fdatasync(self._fd)
+
+    def _short(self, written: int, size: int, offset: int) -> OSError:
+        return OSError(errno.EIO, f"short write of {written} of {size} bytes at offset {offset}", self._path)
 
     def _write(self, fd: int, buffers: Buffers, offset: int, flags: int) -> None:
         if len(buffers) > _IOV_MAX:
@@ -245,7 +253,7 @@ class OsFile:
         size = sum(map(len, buffers))
         written = os.pwritev(fd, buffers, offset, flags)
         if written != size:
-            raise OSError(errno.EIO, f"short write of {written} of {size} bytes at offset {offset}", self._path)
+            raise self._short(written, size, offset)
         if offset + size > self.size:
             self.size = offset + size
 

@@ -207,7 +207,6 @@ class Log:
             raise
 
     def _wait(self, commit: Commit, token: threading.Lock, timeout: float) -> bool:
-        token.acquire()
         with self._mutex:
             if commit.done:
                 return True
@@ -216,6 +215,7 @@ class Log:
             if leads:
                 self._driver = token
             else:
+                token.acquire()
                 commit.waiters.append(token)
         if not leads and not token.acquire(timeout=timeout):
             return False
