@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from xxhash import xxh3_64_intdigest
 
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UsageError
 
 KEY_BYTES: Final = 32
@@ -39,6 +39,7 @@ _VECTOR_MIN: Final = 32
 """From this many entries on, numpy makes or checks the headers of a batch quicker than they are one by one."""
 
 _pack_header = Struct(">qqqq").pack
+_unpack_header = Struct(">qqqq").unpack_from
 _unpack_ids = Struct(">qq").unpack_from
 _pack_crc = Struct(">I").pack
 _pack_xxh3 = Struct(">Q").pack
@@ -121,7 +122,7 @@ class EntryDigest(ABC):
         lengths = np.fromiter(map(len, payloads), np.int64, count)
         lengths[0] += length_before
         headers[:, 3] = lengths.cumsum()
-        return self._seal_headers(headers.view(f"V{ENTRY_HEADER_BYTES}").ravel(), payloads)
+        return self._seal_headers(headers.view(np.uint8).reshape(count, ENTRY_HEADER_BYTES), payloads)
 
     def check(self, buffer: memoryview, start: int, end: int, entry_id: int) -> None:
         """Check that ``buffer[start:end]`` is this ledger's entry of this id, as its writer made it.
@@ -144,6 +145,27 @@ class EntryDigest(ABC):
             raise self._mismatch(entry_id, f"the bytes say ledger {ids[0]} entry {ids[1]}")
         if not compare_digest(self._digest(buffer[start:middle], buffer[body:end]), buffer[middle:body]):
             raise self._mismatch(entry_id, f"the {self.digest_type.name} digest is not that of the bytes")
+
+    def open(self, buffer: memoryview, start: int, end: int, entry_id: int) -> Entry:
+        """Check as ``check`` does, and return the entry, copied out of the buffer.
+
+        Raises:
+            DigestMismatchError: It is not the entry that its writer made.
+        """
+        body = start + ENTRY_HEADER_BYTES + self.size
+        if not 0 <= start < body <= end <= len(buffer):
+            raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are no entry")
+        data = bytes(buffer[start:end])
+        ledger_id, found_id, lac, length = _unpack_header(data)
+        payload = data[body - start :]
+        header, digest = data[:ENTRY_HEADER_BYTES], data[ENTRY_HEADER_BYTES : body - start]
+        if (
+            found_id != entry_id
+            or ledger_id != self.ledger_id
+            or not compare_digest(self._digest(header, payload), digest)
+        ):
+            self.check(memoryview(data), 0, len(data), entry_id)  # says what is wrong
+        return Entry(ledger_id, entry_id, lac, length, payload)
 
     def check_many(self, batch: EntryBatch) -> None:
         """Check every entry of a batch as ``check`` does.
@@ -180,7 +202,7 @@ class EntryDigest(ABC):
         # Slices one at a time: a list of thousands of views would have the garbage collector look at all of them.
         slices = map(slice, (starts + sealed_bytes).tolist(), (starts + batch.sizes).tolist())
         payloads = map(batch.buffer.__getitem__, slices)
-        digests = self._digest_many(headers.view(f"V{ENTRY_HEADER_BYTES}").ravel().tolist(), payloads)
+        digests = self._digest_many(headers, payloads)
         return compare_digest(digests, parts[:, ENTRY_HEADER_BYTES:].tobytes())
 
     def _mismatch(self, entry_id: int, why: str) -> DigestMismatchError:
@@ -205,17 +227,23 @@ class EntryDigest(ABC):
         """Return the digest of one entry."""
 
     @abstractmethod
-    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: npt.NDArray[np.uint8], payloads: Iterable[bytes | memoryview]) -> bytes:
         """Return the digests of some entries, one after the other."""
 
-    def _seal_headers(self, headers: npt.NDArray[np.void], payloads: Sequence[bytes]) -> list[bytes]:
+    def _seal_headers(self, headers: npt.NDArray[np.uint8], payloads: Sequence[bytes]) -> list[bytes]:
         """Return each header with the digest of its entry."""
         sealed = np.empty((len(payloads), ENTRY_HEADER_BYTES + self.size), np.uint8)
-        sealed[:, :ENTRY_HEADER_BYTES] = headers.view(np.uint8).reshape(len(payloads), ENTRY_HEADER_BYTES)
-        digests = self._digest_many(headers.tolist(), payloads)
+        sealed[:, :ENTRY_HEADER_BYTES] = headers
+        digests = self._digest_many(headers, payloads)
         sealed[:, ENTRY_HEADER_BYTES:] = np.frombuffer(digests, np.uint8).reshape(len(payloads), self.size)
         joined: list[bytes] = sealed.view(f"V{sealed.shape[1]}").ravel().tolist()
         return joined
+
+
+def _as_bytes(headers: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Return the headers of some entries, ``(n, 32)``, one by one."""
+    one_by_one: list[bytes] = headers.view(f"V{ENTRY_HEADER_BYTES}").ravel().tolist()
+    return one_by_one
 
 
 class _NoneDigest(EntryDigest):
@@ -228,8 +256,22 @@ class _NoneDigest(EntryDigest):
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         return b""
 
-    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: npt.NDArray[np.uint8], payloads: Iterable[bytes | memoryview]) -> bytes:
         return b""
+
+
+def _crc_tables() -> tuple[int, npt.NDArray[np.uint32]]:
+    """Return the CRC of a header of zeros, and what each byte value at each place of a header changes in it.
+
+    CRC-32C is linear, so a header's CRC is the XOR of what its bytes change: 32 look-ups, for all headers of a batch at once.
+    """
+    zeros = bytes(ENTRY_HEADER_BYTES)
+    base = crc32c(zeros)
+    table = np.empty((ENTRY_HEADER_BYTES, 256), np.uint32)
+    for place in range(ENTRY_HEADER_BYTES):
+        for value in range(256):
+            table[place, value] = base ^ crc32c(zeros[:place] + bytes((value,)) + zeros[place + 1 :])
+    return base, table
 
 
 class _Crc32cDigest(EntryDigest):
@@ -239,11 +281,19 @@ class _Crc32cDigest(EntryDigest):
     digest_type = DigestType.CRC32C
     size = 4
 
+    _tables: ClassVar[tuple[int, npt.NDArray[np.uint32]] | None] = None
+
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         return _pack_crc(crc32c(payload, crc32c(header)))
 
-    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
-        values = map(crc32c, payloads, map(crc32c, headers))
+    def _digest_many(self, headers: npt.NDArray[np.uint8], payloads: Iterable[bytes | memoryview]) -> bytes:
+        if _Crc32cDigest._tables is None:
+            _Crc32cDigest._tables = _crc_tables()
+        base, table = _Crc32cDigest._tables
+        header_crcs = np.full(len(headers), base, np.uint32)
+        for place in range(ENTRY_HEADER_BYTES):
+            header_crcs ^= table[place][headers[:, place]]
+        values = map(crc32c, payloads, header_crcs.tolist())
         return np.fromiter(values, np.uint32, len(headers)).astype(">u4").tobytes()
 
 
@@ -257,8 +307,8 @@ class _Xxh3Digest(EntryDigest):
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         return _pack_xxh3(xxh3_64_intdigest(payload, xxh3_64_intdigest(header)))
 
-    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
-        values = map(xxh3_64_intdigest, payloads, map(xxh3_64_intdigest, headers))
+    def _digest_many(self, headers: npt.NDArray[np.uint8], payloads: Iterable[bytes | memoryview]) -> bytes:
+        values = map(xxh3_64_intdigest, payloads, map(xxh3_64_intdigest, _as_bytes(headers)))
         return np.fromiter(values, np.uint64, len(headers)).astype(">u8").tobytes()
 
 
@@ -293,10 +343,10 @@ class _HmacDigest(EntryDigest):
         outer.update(inner.digest())
         return outer.digest()
 
-    def _digest_many(self, headers: list[bytes], payloads: Iterable[bytes | memoryview]) -> bytes:
+    def _digest_many(self, headers: npt.NDArray[np.uint8], payloads: Iterable[bytes | memoryview]) -> bytes:
         copy_inner, copy_outer = self._inner.copy, self._outer.copy
         digests = []
-        for header, payload in zip(headers, payloads, strict=True):
+        for header, payload in zip(_as_bytes(headers), payloads, strict=True):
             inner = copy_inner()
             inner.update(header)
             inner.update(payload)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final, Self
 
 from pybk.digest import EntryDigest
-from pybk.entry import Entry, EntryBatch, decode_entry
+from pybk.entry import Entry, EntryBatch
 from pybk.errors import ClosedError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
 from pybk.futures import set_in_loop
@@ -247,13 +247,13 @@ class LedgerReader:
             return self._batch(entry_id, entry_id, 1)[0]
         buffer, words = found
         start, end = entry_span(buffer, words, entry_id)
-        self._digest.check(buffer, start, end, entry_id)
+        entry = self._digest.open(buffer, start, end, entry_id)
         singles.append(end - start)
         if began_ns:
             self._meter.observe(READ_LATENCY, time.monotonic_ns() - began_ns)
         elif len(singles) >= SINGLE_READS_MAX:
             self._meter.count_single_reads()
-        return decode_entry(buffer, start, end, self._digest_bytes)
+        return entry
 
     def _batch(self, first: int, last: int, max_bytes: int) -> EntryBatch:
         began_ns = time.monotonic_ns()

@@ -337,7 +337,7 @@ class StoreView:
         """
         file_id = int(runs["file"][0])
         if self.volumes.rows[file_id].kind == ENTRIES:
-            return self._load_from_environment(ledger_id, file_id, runs)
+            return self._load_from_environment(ledger_id, file_id, runs, check=check)
         base = 0
         if direct:
             base, end = span(runs)
@@ -376,11 +376,12 @@ class StoreView:
             bodies.append(decompress(header, body))
         return _joined(runs, bodies)
 
-    def _load_from_environment(self, ledger_id: int, file_id: int, runs: Runs) -> Loaded:
-        bodies: list[bytes | memoryview] = []
+    def _load_from_environment(self, ledger_id: int, file_id: int, runs: Runs, *, check: bool) -> Loaded:
+        firsts = runs["first"].tolist()
         with self.entries[file_id].read() as transaction:
-            values = [transaction.get(entries_key(ledger_id, first)) for first in runs["first"].tolist()]
-        for first, value in zip(runs["first"].tolist(), values, strict=True):
+            values = [transaction.get(entries_key(ledger_id, first)) for first in firsts]
+        records: list[bytes] = []
+        for first, body_bytes, value in zip(firsts, runs["body"].tolist(), values, strict=True):
             if value is None:
                 if not self._still_there(ledger_id, first, file_id):
                     raise KeyError(file_id)
@@ -388,8 +389,11 @@ class StoreView:
                     f"ledger {ledger_id} from entry {first} is missing in {self.volumes.root}'s SSD tier; run "
                     f"`pybk verify {self.volumes.root}` and restore the tier from a backup"
                 )
-            bodies.append(self._record(memoryview(value), 0, ledger_id, first, file_id)[1])
-        return _joined(runs, bodies)
+            if check or len(value) != RECORD_HEADER_BYTES + body_bytes:
+                self._record(memoryview(value), 0, ledger_id, first, file_id)
+            records.append(value)
+        sizes = np.array([len(record) for record in records], np.int64)
+        return Loaded(memoryview(b"".join(records)), runs, np.cumsum(sizes) - sizes + RECORD_HEADER_BYTES)
 
     def _still_there(self, ledger_id: int, first: int, file_id: int) -> bool:
         """Tell whether the index, read anew, still says that the record lies in this file."""
