@@ -377,7 +377,7 @@ class ColdSegment:
             try:
                 self._check_record(row)
             except CorruptError as error:
-                yield error
+                yield CorruptError(str(error), path=self._path, offset=int(row["offset"]))
             yield from self._check_zeros(end, end + -end % 8)
 
     def _check_record(self, row: np.void) -> None:
