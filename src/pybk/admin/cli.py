@@ -1,0 +1,281 @@
+"""The command ``pybk``: looks into stores, checks them, makes their index again.
+
+Exit status: 0 all is sound, 1 damage was found, 2 wrong usage or a store that cannot be opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from binascii import b2a_base64
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from pybk.admin.dump import dump_store
+from pybk.config import StoreConfig
+from pybk.errors import CorruptError, DigestMismatchError, PybkError, UsageError
+from pybk.ledger import LedgerMetadata
+from pybk.manager import LedgerManager
+from pybk.storage.readonly import ReadOnlyStore
+from pybk.storage.rebuild import Progress, Rebuilt, rebuild_index
+from pybk.storage.verify import Problem, Verified, verify_store
+
+SOUND: Final = 0
+DAMAGED: Final = 1
+FAILED: Final = 2
+
+_PASSWORD_VARIABLE: Final = "PYBK_PASSWORD"
+_PASSWORD_BYTES_MAX: Final = 1 << 16
+_PROGRESS_AFTER_SECONDS: Final = 1.0
+_LAST_COLUMN: Final = 100
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Those of the command line; None takes the process's own.
+
+    Returns:
+        The exit status.
+    """
+    parsed = _parser().parse_args(arguments)
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read has seen enough; without this the interpreter would complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SOUND
+    except (CorruptError, DigestMismatchError) as error:
+        print(f"pybk: {_one_line(error)}", file=sys.stderr)
+        return DAMAGED
+    except (PybkError, OSError) as error:
+        print(f"pybk: {_one_line(error)}", file=sys.stderr)
+        return FAILED
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pybk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("path", metavar="PATH", help="the directory of the store")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=run)
+        return command
+
+    def takes_password(command: argparse.ArgumentParser) -> None:
+        command.add_argument(
+            "--password-file",
+            metavar="FILE",
+            help=f"holds the password, a line end after it left out; else it is taken from {_PASSWORD_VARIABLE}",
+        )
+
+    add("ls", _ls, "list the ledgers")
+    cat = add("cat", _cat, "print the payloads of a ledger's entries, one after the other")
+    cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
+    cat.add_argument("--first", type=int, default=0, metavar="ENTRY", help="first entry; default: 0")
+    cat.add_argument("--last", type=int, metavar="ENTRY", help="last entry; default: the last one confirmed")
+    cat.add_argument("--headers", action="store_true", help="print a line before each payload, and a line end after it")
+    takes_password(cat)
+    add("dump", _dump, "print what lies in the files, record by record")
+    verify = add("verify", _verify, "check everything, also beside a live writer, up to the durable watermark")
+    takes_password(verify)
+    rebuild = add("rebuild-index", _rebuild, "make the index again from the catalog and the files")
+    rebuild.add_argument(
+        "--accept-loss",
+        action="store_true",
+        help="go on although entries are missing; reading them fails from then on",
+    )
+    return parser
+
+
+def _password(parsed: argparse.Namespace) -> bytes | None:
+    """Return the password from where it was said to be, None if nothing was said."""
+    if parsed.password_file is None:
+        return os.environb.get(_PASSWORD_VARIABLE.encode())
+    with open(parsed.password_file, "rb") as file:
+        data = file.read(_PASSWORD_BYTES_MAX + 1)
+    if len(data) > _PASSWORD_BYTES_MAX:
+        raise UsageError(f"{parsed.password_file} has more than {_PASSWORD_BYTES_MAX} bytes, too many for a password")
+    return data.removesuffix(b"\n").removesuffix(b"\r")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Progress]:
+    """Show how far it is, on a terminal, once it takes long."""
+    with tqdm(
+        desc=what, unit="B", unit_scale=True, delay=_PROGRESS_AFTER_SECONDS, disable=None, file=sys.stderr, leave=False
+    ) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def _print_json(content: Any, *, indent: int | None = 2) -> None:
+    print(json.dumps(content, indent=indent, sort_keys=True))
+
+
+def _table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> None:
+    widths = [None] * (len(headers) - 1) + [_LAST_COLUMN]
+    print(tabulate(rows, headers=headers, disable_numparse=True, stralign="left", maxcolwidths=widths))
+
+
+# ---- ls and cat --------------------------------------------------------------------------------------------------
+
+
+def _ls(parsed: argparse.Namespace) -> int:
+    store = ReadOnlyStore.open(parsed.path, config=StoreConfig())
+    try:
+        rows = [_ledger_row(store, metadata) for metadata in store.ledgers()]
+    finally:
+        store.close()
+    if parsed.json:
+        _print_json(rows)
+        return SOUND
+    names = ("ledger", "type", "state", "tier", "entries", "bytes", "digest")
+    times = (datetime.fromtimestamp(row["created_ns"] // 1_000_000_000, UTC) for row in rows)
+    shown = [
+        (*(row[name] for name in names), f"{time:%Y-%m-%d %H:%M:%S}") for row, time in zip(rows, times, strict=True)
+    ]
+    _table(shown, (*names, "created (UTC)"))
+    return SOUND
+
+
+def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any]:
+    """Return what is listed of a ledger; of an open one, what is confirmed and what is durable."""
+    descriptor = store.descriptor(metadata.ledger_id)
+    return {
+        "ledger": metadata.ledger_id,
+        "type": str(metadata.ledger_type),
+        "state": metadata.state.value,
+        "tier": metadata.tier.value,
+        "entries": descriptor.last_add_confirmed + 1,
+        "bytes": descriptor.length_durable,
+        "digest": metadata.digest_type.name,
+        "created_ns": metadata.creation_time_ns,
+        "creation_sequence": metadata.creation_sequence,
+        "storage_hints": sorted(hint.value for hint in metadata.storage_hints),
+        "write_flags": int(metadata.write_flags),
+        "custom_metadata": {key: _base64(value) for key, value in metadata.custom_metadata.items()},
+    }
+
+
+def _base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode()
+
+
+def _cat(parsed: argparse.Namespace) -> int:
+    password = _password(parsed) or b""
+    with (
+        LedgerManager.open(parsed.path, read_only=True) as manager,
+        manager.open_ledger(parsed.ledger, password=password) as reader,
+    ):
+        last = reader.last_add_confirmed if parsed.last is None else parsed.last
+        for entry in reader.read(parsed.first, last):
+            if parsed.json:
+                _print_json({**entry._asdict(), "payload": _base64(entry.payload)}, indent=None)
+                continue
+            if parsed.headers:
+                print(
+                    f"entry {entry.entry_id}, last add confirmed {entry.last_add_confirmed}, length {entry.length}, "
+                    f"{len(entry.payload)} bytes",
+                    flush=True,
+                )
+            sys.stdout.buffer.write(entry.payload + (b"\n" if parsed.headers else b""))
+    return SOUND
+
+
+def _dump(parsed: argparse.Namespace) -> int:
+    for row in dump_store(parsed.path):
+        if parsed.json:
+            _print_json(row, indent=None)
+        else:
+            print("  ".join(f"{name}={value}" for name, value in row.items()))
+    return SOUND
+
+
+# ---- verify and rebuild-index ------------------------------------------------------------------------------------
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    with _progress("verify") as progress:
+        found = verify_store(parsed.path, password=_password(parsed), progress=progress)
+    status = DAMAGED if found.problems else SOUND
+    if parsed.json:
+        problems = [problem._asdict() for problem in found.problems]
+        _print_json({**found._asdict(), "problems": problems, "sound": not problems})
+        return status
+    if found.problems:
+        _table(
+            (_problem_row(problem, parsed.path) for problem in found.problems),
+            ("file", "offset", "ledger", "entries", "problem"),
+        )
+    print(_summary(found))
+    return status
+
+
+def _problem_row(problem: Problem, root: str) -> tuple[Any, ...]:
+    entries = ""
+    if problem.first_entry_id is not None:
+        entries = f"{problem.first_entry_id} to {problem.last_entry_id}"
+    numbers = ("" if number is None else number for number in (problem.offset, problem.ledger_id))
+    return ("" if problem.path is None else os.path.relpath(problem.path, root), *numbers, entries, problem.message)
+
+
+def _summary(found: Verified) -> str:
+    text = (
+        f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in {found.ledgers} ledgers, "
+        f"{found.entries} entries, {found.files} files; the log was checked up to LSN {found.durable_lsn}, its durable "
+        "watermark"
+    )
+    if found.unauthenticated:
+        text += (
+            f"; the entries of {found.unauthenticated} ledgers were checked by checksum only, their digests need the "
+            f"password: --password-file or {_PASSWORD_VARIABLE}"
+        )
+    return text
+
+
+def _rebuild(parsed: argparse.Namespace) -> int:
+    with _progress("rebuild-index") as progress:
+        found = rebuild_index(parsed.path, accept_loss=parsed.accept_loss, progress=progress)
+    refused = found.old_index is None
+    if parsed.json:
+        _print_json({**found._asdict(), "lost": [one._asdict() for one in found.lost]})
+        return DAMAGED if refused else SOUND
+    for problem in found.problems:
+        print(problem)
+    if found.lost:
+        _table(found.lost, ("ledger", "first entry missing", "last"))
+    print(_outcome(found))
+    return DAMAGED if refused else SOUND
+
+
+def _outcome(found: Rebuilt) -> str:
+    if found.old_index is None:
+        return (
+            "nothing was changed: restore the missing files from a backup, or go on with --accept-loss, which keeps "
+            "the ledgers and lets reading the missing entries fail"
+        )
+    return (
+        f"the index was made again: {found.ledgers} ledgers, {found.entries} entries; the old one is kept as "
+        f"{found.old_index} and may be removed"
+    )
