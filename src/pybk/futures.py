@@ -21,7 +21,7 @@ T = TypeVar("T")
 ACKNOWLEDGED: Final = Commit.finished(None)
 """The commit of appends that are acknowledged when they are made."""
 
-_LOOK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.1
 """How often an append that waits for entries before it looks whether they can still come."""
 
 
@@ -45,10 +45,11 @@ class AppendFuture(Generic[T]):
         return self._commit.done
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the append; the waiting thread itself writes and syncs if no other does.
+        """Wait for the append.
 
         Args:
-            timeout: Seconds; None waits for as long as it takes.
+            timeout: Seconds; None waits for as long as it takes, and the waiting thread itself writes and syncs if no
+                other does, which is what makes appends of one thread quick.
 
         Returns:
             The entry id, or the range of ids.
@@ -58,11 +59,21 @@ class AppendFuture(Generic[T]):
             PybkError: It failed; ``outcome_unknown`` says whether the entry may be there all the same.
         """
         commit = self._commit
-        if not commit.done and not self._log.wait(commit, -1.0 if timeout is None else max(timeout, 0.0)):
-            raise AppendTimeoutError(f"the append was not durable after {timeout} s; it goes on: ask the future again")
+        if not commit.done:
+            if timeout is None:
+                self._log.wait(commit)
+            else:
+                self._wait_for(commit, timeout)
         if commit.error is not None:
-            raise commit.error
+            raise commit.error.with_traceback(None)  # shared by all futures of the commit
         return self._value
+
+    def _wait_for(self, commit: Commit, timeout: float) -> None:
+        """Wait for a time while the committer thread works: a sync that this thread drives could not be cut short."""
+        finished = threading.Event()
+        self._log.when_done(commit, finished.set)
+        if not finished.wait(timeout) and not commit.done:
+            raise AppendTimeoutError(f"the append was not durable after {timeout} s; it goes on: ask the future again")
 
     def exception(self, timeout: float | None = None) -> PybkError | None:
         """Wait like ``result``; return the error instead of raising it, None if there was none."""
@@ -171,7 +182,7 @@ class AdvancedFuture(AppendFuture[T]):
         """Raise if the entries before it cannot come any more, because the ledger or the store takes none."""
         error = self._descriptor.error or self._log.error
         if error is not None and not self._staged.is_set():
-            raise error
+            raise error.with_traceback(None)
 
     def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:
         """Have ``callback(self)`` called once when done; in the store's committer thread, so it must be short."""

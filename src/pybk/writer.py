@@ -109,7 +109,7 @@ class LedgerWriter:
         if self._wanted:
             self._log.wait(commit)
             if commit.error is not None:
-                raise commit.error
+                raise commit.error.with_traceback(None)
         return entry_id
 
     def append_async(self, payload: Payload, *, entry_id: int | None = None, wait: bool = True) -> AppendFuture[int]:
@@ -118,7 +118,8 @@ class LedgerWriter:
         Args:
             payload: As for ``append``; copied before the call returns unless it is ``bytes``.
             entry_id: As for ``append``.
-            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some to be; False raises instead.
+            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some, which stops an event loop that
+                calls, too; False raises instead.
 
         Returns:
             A future of the entry id: ``result()``, ``add_done_callback``, or ``await`` it.
@@ -147,19 +148,31 @@ class LedgerWriter:
             The entries' ids, consecutive.
 
         Raises:
-            PybkError: As ``append``. The batch is acknowledged as a whole; after a crash a prefix of an unacknowledged batch
-                may be there.
+            PybkError: As ``append``. The batch is acknowledged as a whole; after a crash a prefix of an unacknowledged
+                batch may be there.
         """
         ids, commit = self._stage_many(payloads)
         if self._wanted:
             self._log.wait(commit)
             if commit.error is not None:
-                raise commit.error
+                raise commit.error.with_traceback(None)
         return ids
 
-    def append_many_async(self, payloads: Iterable[Payload]) -> AppendFuture[range]:
-        """Append a batch as ``append_many`` does, and return a future of its ids."""
-        ids, commit = self._stage_many(payloads)
+    def append_many_async(self, payloads: Iterable[Payload], *, wait: bool = True) -> AppendFuture[range]:
+        """Append a batch as ``append_many`` does, without waiting for it to be durable.
+
+        Args:
+            payloads: As for ``append_many``.
+            wait: As for ``append_async``; a batch is refused whole or not at all.
+
+        Returns:
+            A future of the entries' ids.
+
+        Raises:
+            TooManyRequestsError: ``wait`` is False and too much is outstanding; nothing was done.
+            PybkError: As ``append_many``, for what is known at once.
+        """
+        ids, commit = self._stage_many(payloads, wait=wait)
         if not self._wanted:
             return AppendFuture(self._log, ACKNOWLEDGED, ids)
         self._log.kick()
@@ -169,10 +182,10 @@ class LedgerWriter:
         """Return a payload as bytes, or say what is wrong with it."""
         try:
             view = memoryview(payload)  # type: ignore[arg-type]  # whatever has a buffer is welcome
-        except TypeError:
+        except (TypeError, ValueError, BufferError) as error:
             raise UsageError(
-                f"a payload is bytes, bytearray, memoryview or another bytes-like object, not {type(payload).__name__}; "
-                "encode text first: text.encode()"
+                f"a payload is bytes, bytearray, memoryview or another bytes-like object, not this "
+                f"{type(payload).__name__} ({error}); encode text first: text.encode()"
             ) from None
         if view.nbytes > self._max_entry_bytes:
             raise UsageError(
@@ -205,7 +218,7 @@ class LedgerWriter:
                     raise
             self._wait_for_space(size, wait=wait)
 
-    def _stage_many(self, payloads: Iterable[Payload]) -> tuple[range, Commit]:
+    def _stage_many(self, payloads: Iterable[Payload], *, wait: bool = True) -> tuple[range, Commit]:
         """Give entries their ids and stage them in order, in pieces that one commit can take."""
         if self._advanced:
             raise IllegalOperationError(
@@ -223,13 +236,14 @@ class LedgerWriter:
             first = descriptor.last_pushed + 1
             try:
                 for piece in _pieces(batch, self._overhead):
-                    commit = self._stage_piece(piece)
+                    commit = self._stage_piece(piece, wait=wait)
+                    wait = True  # the rest belongs to what was taken
             except BaseException:
                 descriptor.account_staged()
                 raise
         return range(first, first + len(batch)), commit
 
-    def _stage_piece(self, payloads: list[bytes]) -> Commit:
+    def _stage_piece(self, payloads: list[bytes], *, wait: bool) -> Commit:
         """Stage consecutive entries; the caller holds the ledger's lock."""
         descriptor = self._descriptor
         first = descriptor.last_pushed + 1
@@ -247,7 +261,7 @@ class LedgerWriter:
             )
             if commit is not None:
                 break
-            self._wait_for_space(sum(sizes), wait=True)
+            self._wait_for_space(sum(sizes), wait=wait)
         descriptor.last_pushed = first + len(payloads) - 1
         descriptor.length_pushed = before + sum(lengths)
         return commit
@@ -264,7 +278,7 @@ class LedgerWriter:
     def _refuse(self) -> None:
         error = self._descriptor.error
         if error is not None:
-            raise error
+            raise error.with_traceback(None)
         raise LedgerClosedError(f"ledger {self.ledger_id} is closed; create another ledger to append more")
 
     # ---- advanced ledgers ----------------------------------------------------------------------------------------
@@ -379,7 +393,7 @@ class LedgerWriter:
         if descriptor.deleted:
             return
         if isinstance(descriptor.error, LedgerFencedError):
-            raise descriptor.error
+            raise descriptor.error.with_traceback(None)
         self._store.close_ledger(descriptor, fence=False)
 
     async def close_async(self) -> None:

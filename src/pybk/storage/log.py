@@ -148,9 +148,9 @@ class Log:
     ) -> StagedRun | None:
         """Return the ledger's run in the forming commit, with room for some bytes; the caller holds the mutex."""
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
         if descriptor.error is not None:
-            raise descriptor.error
+            raise descriptor.error.with_traceback(None)
         commit = self._forming
         if self._held or (commit.payload_bytes and self.outstanding_bytes + nbytes > self._outstanding_max):
             return None
@@ -177,7 +177,7 @@ class Log:
         """
         with self._mutex:
             if self._error is not None:
-                raise self._error
+                raise self._error.with_traceback(None)
             commit = self._forming
             commit.controls.append((encode, apply))
             commit.wanted = True
@@ -185,20 +185,12 @@ class Log:
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
-    def wait(self, commit: Commit, timeout: float = -1.0) -> bool:
-        """Return when ``commit`` is done, driving the log meanwhile if nobody does.
-
-        Args:
-            commit: What was staged.
-            timeout: Seconds to wait for another driver, negative for no limit; own driving is not cut short.
-
-        Returns:
-            False if the time ran out first.
-        """
+    def wait(self, commit: Commit) -> None:
+        """Return when ``commit`` is done, driving the log meanwhile if nobody does."""
         token = threading.Lock()
         try:
             try:
-                return self._wait(commit, token, timeout)
+                self._wait(commit, token)
             finally:
                 self._release_baton(token)
         except BaseException:
@@ -206,10 +198,10 @@ class Log:
             self._release_baton(token)
             raise
 
-    def _wait(self, commit: Commit, token: threading.Lock, timeout: float) -> bool:
+    def _wait(self, commit: Commit, token: threading.Lock) -> None:
         with self._mutex:
             if commit.done:
-                return True
+                return
             commit.wanted = True
             leads = self._driver is None
             if leads:
@@ -217,14 +209,13 @@ class Log:
             else:
                 token.acquire()
                 commit.waiters.append(token)
-        if not leads and not token.acquire(timeout=timeout):
-            return False
+        if not leads:
+            token.acquire()
         while not commit.is_done():
             self._drive_once()
-        return True
 
     def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called by the committer thread once ``commit`` is done."""
+        """Have ``callback`` called by the committer thread once ``commit`` is done; at once in a log that was closed."""
         with self._mutex:
             commit.wanted = True
             if commit.done:
@@ -232,6 +223,8 @@ class Log:
             else:
                 commit.callbacks.append(callback)
             self._kick_committer()
+        if self._stopping:
+            self._run_callbacks()
 
     def kick(self) -> None:
         """See to it that what is staged and wanted gets committed although nobody waits."""
@@ -260,7 +253,7 @@ class Log:
                 commit = inflight
         self.wait(commit)
         if commit.error is not None:
-            raise commit.error
+            raise commit.error.with_traceback(None)
 
     # ---- the baton -----------------------------------------------------------------------------------------------
 
@@ -313,8 +306,11 @@ class Log:
         return True
 
     def _run_callbacks(self) -> None:
-        while self._callbacks:
-            callback = self._callbacks.popleft()
+        while True:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:
+                return
             try:
                 callback()
             except Exception:

@@ -304,7 +304,7 @@ class Store(StoreView):
         self.log.wait(commit)
         if commit.error is not None:
             descriptor.metadata_pushed = descriptor.metadata
-            raise commit.error
+            raise commit.error.with_traceback(None)
 
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
         """Apply a durable metadata change; called by the log's driver, maybe twice."""
@@ -332,7 +332,7 @@ class Store(StoreView):
             if descriptor.deleted:
                 raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
             if self.log.error is not None:
-                raise self.log.error
+                raise self.log.error.with_traceback(None)
             failed = descriptor.error
             if failed is not None and not isinstance(failed, LedgerFencedError):
                 self.log.flush()  # nothing more can be staged, so what is durable then is all
@@ -353,7 +353,7 @@ class Store(StoreView):
         """Make everything pushed so far durable and confirmed; return the last add confirmed."""
         with descriptor.lock:
             if descriptor.error is not None:
-                raise descriptor.error
+                raise descriptor.error.with_traceback(None)
             last = descriptor.last_pushed
             if last <= descriptor.last_add_confirmed:
                 return descriptor.last_add_confirmed

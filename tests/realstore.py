@@ -1,0 +1,61 @@
+"""Stores on the real disk that are quick to make, and what several tests do with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pybk.config import StoreConfig
+from pybk.manager import LedgerManager
+from pybk.reader import LedgerReader
+from pybk.storage import creation
+
+ROOT = Path(__file__).resolve().parents[1]
+
+QUICK: dict[str, Any] = {
+    "log_file_bytes": 1 << 20,
+    "unchecked_tail_bytes": 4 << 20,
+    "cold_block_bytes": 4 << 10,
+    "ssd_block_bytes": 4 << 10,
+    "free_bytes_low": 0,
+    "free_bytes_ok": 0,
+}
+
+
+def open_quick(path: Path, *, read_only: bool = False, **settings: Any) -> LedgerManager:
+    """Open a store with small files; one that is made here costs no scrypt."""
+    creation.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
+    return LedgerManager.open(path, read_only=read_only, config=StoreConfig(**{**QUICK, **settings}))
+
+
+def payloads(reader: LedgerReader) -> list[bytes]:
+    """Return all payloads that a reader may read."""
+    return [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
+
+
+def contents(manager: LedgerManager, ledger_id: int, password: bytes = b"", *, recover: bool = False) -> list[bytes]:
+    """Return all payloads of a ledger."""
+    with manager.open_ledger(ledger_id, password=password, recover=recover) as reader:
+        return payloads(reader)
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Return payloads that tell their own entry ids."""
+    return [b"entry %d" % number for number in range(start, start + count)]
+
+
+def python(program: str, *arguments: Iterable[str] | str | Path) -> subprocess.Popen[str]:
+    """Start a Python process on a program; its standard input and output are text pipes."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
