@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.config import MIB, StoreConfig
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
+from pybk.storage.failures import is_full, storage_error, syncing
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.volumes import LOG
 
@@ -46,6 +47,7 @@ class LogFileSupply:
         self._zeroed = True
         self._left: dict[int, int] = {}
         self._in_use: list[tuple[FileRow, File]] = []
+        self._refused = False
 
     # ---- what the log asks ---------------------------------------------------------------------------------------
 
@@ -66,11 +68,7 @@ class LogFileSupply:
         for pair in passed:  # too small for this commit: gone before the log passes it, for no file may be skipped
             self._discard(pair)
         if not ready:
-            with self._making:
-                with self._lock:
-                    ready = list(self._ahead)
-                if not ready:
-                    ready = [self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)]
+            ready = [self._make_now(bytes_min)]
         if ready[0][1].size < bytes_min:
             return self.next_log_file(bytes_min, after)
         with self._lock:
@@ -82,6 +80,30 @@ class LogFileSupply:
         self._on_use()
         return ready[0][0].file_id, ready[0][1]
 
+    def _make_now(self, bytes_min: int) -> tuple[FileRow, File]:
+        with self._making:
+            with self._lock:
+                ready = list(self._ahead)
+            if ready:
+                return ready[0]
+            try:
+                return self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+            except StorageFullError:
+                self.note_refusal()
+                self._on_use()
+                raise
+
+    def note_refusal(self) -> None:
+        """Remember that the log was refused a file, so that ledgers wait for appends to be taken again."""
+        with self._lock:
+            self._refused = True
+
+    def take_refusal(self) -> bool:
+        """Tell whether the log was refused a file for want of room since the last call."""
+        with self._lock:
+            refused, self._refused = self._refused, False
+        return refused
+
     def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
         """Take note that the log will write no more to a file of which it used this much for this many commits."""
         with self._lock:
@@ -92,7 +114,7 @@ class LogFileSupply:
     # ---- what maintenance does -----------------------------------------------------------------------------------
 
     def make_ahead(self, *, pause: bool) -> None:
-        """Make files until enough are ready.
+        """Make files until enough are ready, as far as they leave ``free_bytes_ok`` to others.
 
         Raises:
             StorageFullError: There is no room.
@@ -103,7 +125,12 @@ class LogFileSupply:
                 with self._lock:
                     count = len(self._ahead)
                     size = self._next_bytes
-                if count >= _FILES_AHEAD:
+                volumes = self._volumes
+                room = (
+                    min(map(volumes.fs.free_bytes, volumes.tier_paths(StorageHint.NVME))) - self._config.free_bytes_ok
+                )
+                size = min(size, room - room // 8)
+                if count >= _FILES_AHEAD or size < FIRST_FILE_BYTES:
                     return
                 self._make(size, 1.0 if pause and count else 0.0)
 
@@ -118,17 +145,40 @@ class LogFileSupply:
                 f"{volumes.directory_of(row)} has no room for a log file of {size} bytes; free some space or "
                 "delete ledgers, then append again"
             )
-        file = volumes.fs.create(path, size)
+        try:
+            file = volumes.fs.create(path, size)
+            try:
+                self._fill(file, size, pause_ratio)
+                with syncing(path):
+                    file.sync()
+                    volumes.fs.sync_directory(volumes.directory_of(row))
+            except BaseException:
+                file.close()
+                volumes.fs.unlink(path)
+                raise
+        except OSError as error:
+            if is_full(error):
+                raise storage_error(error, "making a log file") from error
+            raise
+        with self._lock:
+            self._ahead.append((row, file))
+        return row, file
+
+    def _fill(self, file: File, size: int, pause_ratio: float) -> None:
         for offset in range(0, size if self._zeroed else 0, _STEP_BYTES):
             began = time.monotonic()
             file.write_zeros(offset, min(_STEP_BYTES, size - offset))
             if pause_ratio:
                 time.sleep((time.monotonic() - began) * pause_ratio)
-        file.sync()
-        volumes.fs.sync_directory(volumes.directory_of(row))
-        with self._lock:
-            self._ahead.append((row, file))
-        return row, file
+
+    def give_back(self) -> bool:
+        """Remove the files made ahead, because space is short; tell whether there were any."""
+        with self._making:
+            with self._lock:
+                ahead = list(self._ahead)
+            for pair in ahead:
+                self._discard(pair)
+        return bool(ahead)
 
     def _discard(self, pair: tuple[FileRow, File]) -> None:
         with self._lock:
@@ -151,14 +201,22 @@ class LogFileSupply:
 
     def tidy(self) -> None:
         """Close files the log has left, and give the blocks back that it did not use; those stay zeros."""
+        while (left := self._take_left()) is not None:
+            file, used = left
+            try:
+                if used < file.size:
+                    file.punch(used, file.size - used)
+            finally:
+                file.close()
+
+    def _take_left(self) -> tuple[File, int] | None:
+        """Return a file that the log has left and that is still open, and the bytes used in it."""
         with self._lock:
-            left = [(row, file) for row, file in self._in_use if row.file_id in self._left]
-            self._in_use = [(row, file) for row, file in self._in_use if row.file_id not in self._left]
-            used = dict(self._left)
-        for row, file in left:
-            if used[row.file_id] < file.size:
-                file.punch(used[row.file_id], file.size - used[row.file_id])
-            file.close()
+            for number, (row, file) in enumerate(self._in_use):
+                if row.file_id in self._left:
+                    del self._in_use[number]
+                    return file, self._left[row.file_id]
+        return None
 
     def forget(self, file_id: int) -> None:
         """Forget a file that was unlinked."""
@@ -167,6 +225,7 @@ class LogFileSupply:
 
     def close(self) -> None:
         """Remove the files that were never begun and close the others."""
-        while self._ahead:
-            self._discard(self._ahead[0])
-        self.tidy()
+        try:
+            self.give_back()
+        finally:
+            self.tidy()

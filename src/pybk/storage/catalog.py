@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, StorageFailedError, UnsupportedFormatError
+from pybk.storage.failures import syncing
 from pybk.storage.filesystem import File, FileSystem
 from pybk.storage.index_rows import (
     FileRow,
@@ -85,6 +86,7 @@ class CatalogWriter:
         self._file_id = file_id
         self._length = length
         self._number = number
+        self._before = length, number
         self._unclean = file.size > length
         self._failed = False
 
@@ -133,6 +135,11 @@ class CatalogWriter:
         return writer
 
     @property
+    def path(self) -> str:
+        """Where the file lies."""
+        return self._path
+
+    @property
     def length(self) -> int:
         """Bytes up to the end of the last checkpoint."""
         return self._length
@@ -159,6 +166,7 @@ class CatalogWriter:
             )
         self._clear_beyond()
         self._unclean = True
+        self._before = self._length, self._number
         number = self._number + 1
         offset, count = self._write_records(self._records(ledgers, dropped, number))
         body = dump_json({**mark._asdict(), "files": [row._asdict() for row in files]})
@@ -169,6 +177,16 @@ class CatalogWriter:
         self._length = offset + len(record) + padding(len(record))
         self._number = number
         return self._length
+
+    def take_back(self) -> None:
+        """Unsay the last ``append``, done or failed, for the index did not follow; durably gone on return.
+
+        Raises:
+            OSError: It may still be there. The next ``append`` clears it away first.
+        """
+        self._length, self._number = self._before
+        self._unclean = True
+        self._clear_beyond()
 
     def close(self) -> None:
         """Close the file; what was appended is durable already."""
@@ -203,7 +221,8 @@ class CatalogWriter:
 
     def _sync(self) -> None:
         try:
-            self._file.sync()
+            with syncing(self._path):
+                self._file.sync()
         except OSError:
             self._failed = True
             raise

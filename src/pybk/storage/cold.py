@@ -15,6 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.storage.failures import syncing
 from pybk.storage.record import (
     RECORD_HEADER_BYTES,
     RUN_COMPRESSED,
@@ -261,8 +262,9 @@ class ColdSegmentWriter:
         trailer = _TRAILER.pack(_TRAILER_MAGIC, offset, len(rows), xxh3_64_intdigest(footer))
         self._pending += (footer, trailer, _CHECKSUM.pack(xxh3_64_intdigest(trailer)))
         self._flush()
-        file.sync()
-        self._fs.sync_directory(os.path.dirname(self._path))
+        with syncing(self._path):
+            file.sync()
+            self._fs.sync_directory(os.path.dirname(self._path))
         file.close()
         self._file = None
         return rows

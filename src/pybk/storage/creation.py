@@ -38,9 +38,12 @@ SCRYPT_COST: Final = 1 << 14
 OpenEnvironment = Callable[[str], Environment]
 
 
+_CATALOG: Final = "catalog-"
+
+
 def catalog_path(root: str, file_id: int) -> str:
     """Return the path of a catalog file."""
-    return os.path.join(root, f"catalog-{file_id:016x}")
+    return os.path.join(root, f"{_CATALOG}{file_id:016x}")
 
 
 def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
@@ -104,6 +107,11 @@ def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
         if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
             logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
             volumes.fs.unlink(volumes.path_of(row))
+    for name in volumes.fs.list_directory(volumes.root):
+        path = os.path.join(volumes.root, name)
+        if name.startswith(_CATALOG) and path != catalog_path(volumes.root, mark.catalog_file_id):
+            logger.info("removing %s, in whose place there is another, or which was never finished", path)
+            volumes.fs.unlink(path)
     for file_id, row in volumes.rows.items():
         if row.kind != ENTRIES and file_id not in found:
             raise CorruptError(
@@ -165,7 +173,7 @@ def _first_mark(
     fs: FileSystem, volumes: Volumes, cookie: Cookie, rows: list[FileRow], environment: OpenEnvironment
 ) -> None:
     """Write the first catalog and the first index of a new store."""
-    catalog_id = volumes.new_file(LOG, StorageHint.NVME).file_id
+    catalog_id = volumes.new_id()
     path = catalog_path(volumes.root, catalog_id)
     if fs.exists(path):
         fs.unlink(path)

@@ -63,7 +63,7 @@ class Mover:
             loaded = view.load(ledger_id, runs)
         except CorruptError:
             return runs
-        plain = view.volumes.rows[int(runs["file"][0])].kind != ENTRIES and not (runs["flags"] & RUN_COMPRESSED).any()
+        plain = not (runs["flags"] & RUN_COMPRESSED).any()  # a compressed record was checked when it was unpacked
         sound = view.sound_runs(ledger_id, loaded) if plain else np.ones(len(runs), np.bool_)
         moved: list[tuple[int, ...]] = []
         for low, high, good in _stretches(sound):
@@ -140,7 +140,9 @@ class Mover:
         assert self._row is not None
         self._writer.finish()
         size = self._view.fs.file_bytes(self._view.volumes.path_of(self._row))
-        self._rows.append(self._row._replace(bytes=size))
+        row = self._row._replace(bytes=size)
+        self._rows.append(row)
+        self._view.volumes.add(row)
         self._writer = None
 
     def finish(self) -> list[FileRow]:
@@ -149,18 +151,16 @@ class Mover:
             self._flush_entries()
         if self._writer is not None:
             self._finish_segment()
-        for row in self._rows:
-            self._view.volumes.add(row)
         return self._rows
 
     def abort(self) -> None:
         """Remove what was written; entries put in the SSD tier stay there unused until they are put again."""
-        if self._writer is not None:
-            self._writer.abort()
-            self._writer = None
-        for row in self._rows:
-            self._view.fs.unlink(self._view.volumes.path_of(row))
-        self._rows = []
+        rows, self._rows = self._rows, []
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.abort()
+        for row in rows:
+            self._view.volumes.drop(row.file_id)
 
 
 def _stretches(sound: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, int, bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -20,13 +21,11 @@ from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
 from pybk.storage.ahead import LogFileSupply
-from pybk.storage.catalog import CatalogWriter
 from pybk.storage.commit import Commit
 from pybk.storage.cookie import Cookie
 from pybk.storage.creation import (
     INDEX,
     OpenEnvironment,
-    catalog_path,
     checked_mark,
     create_store,
     main_cookie,
@@ -35,12 +34,13 @@ from pybk.storage.creation import (
 )
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.environment import Environment, LmdbEnvironment
+from pybk.storage.failures import storage_error
 from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.index import Index
-from pybk.storage.index_rows import Mark
 from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
 from pybk.storage.record import RecordKind, encode_control
+from pybk.storage.registry import Registry
 from pybk.storage.tail import recover_log
 from pybk.storage.view import StoreView
 from pybk.storage.volumes import ENTRIES, Volumes, save_directories
@@ -78,10 +78,11 @@ class Store(StoreView):
         """
         fs = fs or OsFileSystem()
         root = os.path.abspath(root)
-        fs.make_directory(root)
-        lock = fs.lock(os.path.join(root, "LOCK"))
-        opened: list[Callable[[], None]] = [lock.release]
+        opened: list[Callable[[], None]] = []
         try:
+            fs.make_directory(root)
+            lock = fs.lock(os.path.join(root, "LOCK"))
+            opened.append(lock.release)
             cookie = main_cookie(fs, root)
             if cookie is None:
                 cookie = create_store(fs, root, tiers, environment)
@@ -103,12 +104,25 @@ class Store(StoreView):
                 if row.kind == ENTRIES:
                     entries[row.file_id] = environment(volumes.path_of(row))
                     opened.append(entries[row.file_id].close)
+            registry = Registry.open(volumes, index, mark, cookie.store_id)
+            opened.append(registry.close)
             return cls(
-                lock, cookie, config, volumes, index, index_environment, entries, watermark, mark, metrics or Metrics()
+                lock,
+                cookie,
+                config,
+                volumes,
+                index,
+                index_environment,
+                entries,
+                watermark,
+                registry,
+                metrics or Metrics(),
             )
-        except BaseException:
+        except BaseException as error:
             for undo in reversed(opened):
                 undo()
+            if isinstance(error, OSError):
+                raise storage_error(error, f"opening {root}") from error
             raise
 
     def __init__(
@@ -121,7 +135,7 @@ class Store(StoreView):
         index_environment: Environment,
         entries: Mapping[int, Environment],
         watermark: Watermark,
-        mark: Mark,
+        registry: Registry,
         metrics: Metrics,
     ) -> None:
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
@@ -131,6 +145,7 @@ class Store(StoreView):
         self._index_environment = index_environment
         self._watermark = watermark
         self._ids = threading.Lock()
+        mark = registry.mark
         self._tail_bytes = 0
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
@@ -163,14 +178,7 @@ class Store(StoreView):
             next_lsn=recovered.next_lsn,
             outstanding_bytes_max=config.max_outstanding_bytes,
         )
-        catalog = CatalogWriter.resume(
-            self.fs,
-            catalog_path(volumes.root, mark.catalog_file_id),
-            self.store_id,
-            mark.catalog_file_id,
-            mark.catalog_bytes,
-        )
-        self.maintenance = Maintenance(self, mark, catalog)
+        self.maintenance = Maintenance(self, registry)
         self.maintenance.start()
 
     def _wake_maintenance(self) -> None:
@@ -184,15 +192,16 @@ class Store(StoreView):
         """Count a durable commit; called by the log's driver."""
         for run in commit.runs:
             descriptor = run.descriptor
-            self._dirty[descriptor.ledger_id] = descriptor
             meter = descriptor.meter
             if meter is None:
                 metadata = descriptor.metadata
                 meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
             meter.appended(len(run.sizes), sum(run.sizes), now_ns - run.staged_ns)
-        self._tail_bytes += commit.size
-        if self._tail_bytes >= self.config.unchecked_tail_bytes:
-            self.log.hold(True)
+        with self._lock:
+            for run in commit.runs:
+                self._dirty[run.descriptor.ledger_id] = run.descriptor
+            self._tail_bytes += commit.size
+            self._hold_or_release()
         if self._tail_bytes * 2 >= self.config.unchecked_tail_bytes:
             self.maintenance.wake()
 
@@ -203,12 +212,40 @@ class Store(StoreView):
 
     def tail_checked(self, tail_bytes: int) -> None:
         """Take note that a checkpoint took care of this much of the tail."""
-        self._tail_bytes -= tail_bytes
-        if self._tail_bytes < self.config.unchecked_tail_bytes:
-            self.log.hold(False)
+        with self._lock:
+            self._tail_bytes -= tail_bytes
+            self._hold_or_release()
+
+    def _hold_or_release(self) -> None:
+        """Have the log refuse entries or take them again; the caller holds ``_lock``."""
+        self.log.hold(self.maintenance.full is not None or self._tail_bytes >= self.config.unchecked_tail_bytes)
+
+    def space_checked(self) -> None:
+        """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
+        with self._lock:
+            self._hold_or_release()
+            if self.maintenance.full is not None or not self.supply.take_refusal():
+                return
+            descriptors = list(self._descriptors.values())
+        for descriptor in descriptors:
+            # Deferred entries were acknowledged before they were refused, so there the gap stays.
+            if not isinstance(descriptor.error, StorageFullError) or descriptor.deferred:
+                continue
+            # Not waited for: who holds it may be waiting for maintenance.
+            if descriptor.lock.acquire(blocking=False):
+                descriptor.settle()
+                descriptor.error = None
+                descriptor.lock.release()
+            else:
+                self.supply.note_refusal()
 
     def wait_for_room(self) -> None:
-        """Return when an append that found too much outstanding, or the tail too long, may try again."""
+        """Return when an append that found too much outstanding, or the tail too long, may try again.
+
+        Raises:
+            StorageFullError: There is no space; nothing was appended.
+        """
+        self.check_space()
         if self._tail_bytes >= self.config.unchecked_tail_bytes:
             self.maintenance.wait_for_room()
         else:
@@ -311,10 +348,14 @@ class Store(StoreView):
         descriptor.metadata = metadata
         descriptor.meter = None
         descriptor.changed = True
-        self._dirty[descriptor.ledger_id] = descriptor
+        self._note_change(descriptor)
         if metadata.state is LedgerState.CLOSED:
             descriptor.confirm(metadata.last_entry_id)
         descriptor.wake_followers()
+
+    def _note_change(self, descriptor: LedgerDescriptor) -> None:
+        with self._lock:
+            self._dirty[descriptor.ledger_id] = descriptor
 
     def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
         """Close a ledger behind everything staged so far; durable on return. A closed ledger stays as it is.
@@ -376,13 +417,19 @@ class Store(StoreView):
                 raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
             descriptor.error = NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
             commit = self.log.stage_control(encode, partial(self._deleted, descriptor))
-        self._finish_change(descriptor, commit)
+        try:
+            self._finish_change(descriptor, commit)
+        except StorageFullError:
+            with descriptor.lock:
+                if not descriptor.deleted:
+                    descriptor.error = None
+            raise
         self.maintenance.wake()
 
     def _deleted(self, descriptor: LedgerDescriptor) -> None:
         descriptor.deleted = True
         descriptor.changed = True
-        self._dirty[descriptor.ledger_id] = descriptor
+        self._note_change(descriptor)
         descriptor.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
@@ -414,19 +461,20 @@ class Store(StoreView):
 
     def close(self) -> None:
         """Wait for what is outstanding, stop the threads and give the directory free; open ledgers stay open."""
-        try:
-            self.maintenance.stop()
-            self.end()
-            self.log.close()
-        finally:
+        with ExitStack() as closing:
+            closing.callback(self._lock_file.release)
+            for environment in (self._index_environment, *self.entries.values()):
+                closing.callback(environment.close)
+            closing.callback(self._watermark.close)
             try:
-                self.supply.close()
-                if isinstance(self.log.error, ClosedError):
-                    self._watermark.clean = True
-            finally:
-                self.maintenance.close()
-                self._watermark.close()
-                for environment in self.entries.values():
-                    environment.close()
-                self._index_environment.close()
-                self._lock_file.release()
+                try:
+                    self.maintenance.stop()
+                    self.end()
+                    self.log.close()
+                finally:
+                    self.maintenance.close()
+                    self.supply.close()
+            except OSError as error:
+                raise storage_error(error, f"closing {self.volumes.root}") from error
+            if isinstance(self.log.error, ClosedError):
+                self._watermark.clean = True

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
+from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
 from pybk.storage.filesystem import FileSystem, replace_file
 from pybk.storage.index_rows import FileRow
@@ -125,12 +125,18 @@ class Volumes:
         """The id that the next new file will get."""
         return self._next_file_id
 
-    def new_file(self, kind: str, tier: StorageHint) -> FileRow:
-        """Give a new file its id and its directory; directories of a tier take turns by free space."""
-        paths = self.tier_paths(tier)
+    def new_id(self) -> int:
+        """Return a file id that was never given before."""
         with self._lock:
             file_id = self._next_file_id
             self._next_file_id += 1
+        return file_id
+
+    def new_file(self, kind: str, tier: StorageHint) -> FileRow:
+        """Give a new file its id and its directory; directories of a tier take turns by free space."""
+        paths = self.tier_paths(tier)
+        file_id = self.new_id()
+        with self._lock:
             self._turn += 1
             number = self._turn % len(paths)
         if len(paths) > 1 and self.fs.free_bytes(paths[number]) * 2 < max(map(self.fs.free_bytes, paths)):
@@ -169,11 +175,11 @@ class Volumes:
         Raises:
             KeyError: No such file, or no more: look the place up again.
             FileNotFoundError: It was just removed: look the place up again.
+            StorageError: The operating system refuses.
         """
         view = self._views.get(file_id)
         if view is None:
-            row = self.rows[file_id]
-            view = self.fs.view(self.path_of(row))
+            view = self._read(file_id, self.fs.view)
             with self._lock:
                 while len(self._views) >= _VIEWS_MAX:
                     del self._views[next(iter(self._views))]
@@ -182,7 +188,18 @@ class Volumes:
 
     def read_direct(self, file_id: int, start: int, end: int) -> memoryview:
         """Read bytes of a file into private memory, past the page cache; raises as ``view`` does."""
-        return self.fs.read_direct(self.path_of(self.rows[file_id]), start, end - start)
+        return self._read(file_id, lambda path: self.fs.read_direct(path, start, end - start))
+
+    def _read(self, file_id: int, read: Callable[[str], memoryview]) -> memoryview:
+        path = self.path_of(self.rows[file_id])
+        try:
+            return read(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be read: {error}; try again, and if that fails too, restore the file from a backup"
+            ) from error
 
     def add(self, row: FileRow) -> None:
         """Make a file known."""

@@ -1,0 +1,42 @@
+"""What an error of the operating system means to a store: no room, which may pass, or a failure, which is final."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pybk.errors import StorageError, StorageFailedError, StorageFullError
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether an error says that there is no room; what was asked for may be asked for again."""
+    return isinstance(error, StorageFullError) or (isinstance(error, OSError) and error.errno in _NO_ROOM)
+
+
+def storage_error(error: OSError, doing: str) -> StorageError:
+    """Return the error to raise for one of the operating system.
+
+    Args:
+        error: What it raised; its text names the file.
+        doing: What failed, as in "closing /data".
+    """
+    if is_full(error):
+        return StorageFullError(f"{doing}: {error}; free space on the device or delete ledgers, then try again")
+    return StorageFailedError(f"{doing} failed: {error}; close the store, mend the device, open it again")
+
+
+@contextmanager
+def syncing(path: str) -> Iterator[None]:
+    """Make a sync fail with EIO whatever the device says: trying again proves nothing, so it must not look like full.
+
+    Raises:
+        OSError: The sync inside the ``with`` failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(errno.EIO, f"a sync failed ({error})", path) from error

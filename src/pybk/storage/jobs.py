@@ -1,0 +1,354 @@
+"""What changes where entries lie: checkpoint, move, compaction, dropping what is dead.
+
+Each keeps one order: data synced, catalog synced, index committed, and only then the old place dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pybk.errors import CorruptError
+from pybk.flags import StorageHint
+from pybk.storage.cold import ColdSegment
+from pybk.storage.index_rows import FileRow, LedgerRow, Mark, entries_key
+from pybk.storage.logfile import BLOCK_BYTES
+from pybk.storage.mover import Mover
+from pybk.storage.record import RECORD_HEADER_BYTES, Runs
+from pybk.storage.registry import Registry
+from pybk.storage.volumes import COLD, ENTRIES, LOG
+
+if TYPE_CHECKING:
+    from pybk.storage.descriptor import LedgerDescriptor
+    from pybk.storage.index_update import IndexUpdate
+    from pybk.storage.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Window(NamedTuple):
+    """What a checkpoint takes over: ledgers as they were when the log stood still, and the log files left by then."""
+
+    next_lsn: int
+    descriptors: list[LedgerDescriptor]
+    rows: list[LedgerRow]
+    dropped: list[LedgerDescriptor]
+    tails: list[Runs]
+    log_files: list[FileRow]
+    tail_bytes: int
+
+
+class Placed(NamedTuple):
+    """Where the entries of a window are to lie: runs by ledger, and the files that the store has from then on."""
+
+    runs: list[Runs]
+    files: list[FileRow]
+
+
+class Jobs:
+    """The jobs of one store; whoever calls sees to it that there is one at a time.
+
+    Every job raises StorageFullError, or OSError for want of room, when nothing was changed; any other OSError, and
+    StorageFailedError, when the store must be closed.
+
+    Attributes:
+        freed: Whether something died in files that live on since the last ``collect``.
+    """
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self._store = store
+        self._registry = registry
+        self._whole: dict[int, int] = {}
+        self._unpurged: dict[int, set[bytes]] = defaultdict(set)
+        self.freed = False
+
+    # ---- checkpoint ----------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Bring everything that is durable in the log so far into the index, and entries to their tiers."""
+        self._purge()
+        store = self._store
+        window: list[Window] = []
+        store.log.cut(lambda: window.append(self._snapshot()))
+        taken = window[0]
+        store.supply.tidy()
+        if taken.descriptors or taken.dropped or taken.log_files:
+            self._take_over(taken)
+            self._purge()
+
+    def _take_over(self, taken: Window) -> None:
+        store = self._store
+        dropped = [gone.ledger_id for gone in taken.dropped if store.index.ledger(gone.ledger_id) is not None]
+        purge = self._keys_of_ledgers(dropped)
+        placed = self._place(taken)
+
+        def change(update: IndexUpdate) -> Counter[int]:
+            counts: Counter[int] = Counter()
+            for ledger_id in dropped:
+                counts.subtract(update.drop_ledger(ledger_id))
+            for row, runs in zip(taken.rows, placed.runs, strict=True):
+                update.put_ledger(row)
+                if len(runs):
+                    update.append_runs(row.metadata.ledger_id, runs)
+                    counts.update(_bytes_by_file(runs))
+            return counts
+
+        self._registry.commit(self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files)
+        self.freed = self.freed or bool(dropped)
+        self._remember(purge)
+        self._taken_over(taken, {row.file_id for row in placed.files})
+
+    def _taken_over(self, taken: Window, kept: set[int]) -> None:
+        """Forget what the index knows now."""
+        store = self._store
+        for descriptor, row in zip(taken.descriptors, taken.rows, strict=True):
+            descriptor.checkpointed(row.last_entry_id)
+            if descriptor.metadata.version == row.metadata.version and not descriptor.deleted:
+                descriptor.changed = False
+        for descriptor in taken.dropped:
+            descriptor.changed = False
+            descriptor.checkpointed(descriptor.last_durable)
+        store.clean([*taken.descriptors, *taken.dropped])
+        for log_file in taken.log_files:
+            if log_file.file_id not in kept:
+                store.supply.forget(log_file.file_id)
+                store.volumes.drop(log_file.file_id)
+        store.tail_checked(taken.tail_bytes)
+        store.metrics.add("checkpoints", 1)
+
+    def _snapshot(self) -> Window:
+        """See what the log holds; called while it stands still."""
+        store = self._store
+        descriptors, rows, tails, dropped = [], [], [], []
+        for _, descriptor in sorted(store.take_dirty().items()):
+            if descriptor.deleted:
+                dropped.append(descriptor)
+                continue
+            descriptors.append(descriptor)
+            tails.append(descriptor.tail_snapshot())
+            rows.append(
+                LedgerRow(
+                    descriptor.metadata,
+                    descriptor.last_durable,
+                    descriptor.last_add_confirmed,
+                    descriptor.length_durable,
+                )
+            )
+        log_files = []
+        for file_id, row in sorted(store.volumes.rows.items()):
+            used = store.supply.used_bytes(file_id)
+            if row.kind == LOG and used is not None and file_id >= self._registry.mark.first_log_file_id:
+                log_files.append(row._replace(bytes=used))
+        return Window(store.log.durable_lsn + 1, descriptors, rows, dropped, tails, log_files, store.tail_bytes)
+
+    def _next_mark(self, taken: Window) -> Mark:
+        store = self._store
+        mark = self._registry.mark
+        last = max((row.file_id for row in taken.log_files), default=mark.first_log_file_id - 1)
+        return mark._replace(
+            first_log_file_id=last + 1,
+            next_lsn=taken.next_lsn,
+            durable_lsn=taken.next_lsn - 1,
+            next_file_id=store.volumes.next_file_id,
+            next_ledger_id=store.next_ledger_id,
+            next_creation_sequence=store.next_creation_sequence,
+        )
+
+    def _place(self, taken: Window) -> Placed:
+        """Bring the entries of a window to their tiers."""
+        sizes = [len(runs) for runs in taken.tails]
+        if not sum(sizes):
+            return Placed(taken.tails, [])
+        runs = np.concatenate(taken.tails)
+        tiers = list(StorageHint)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        tier_of = np.array([tiers.index(row.metadata.tier) for row in taken.rows])[owner]
+        stays = self._staying(runs, tier_of == tiers.index(StorageHint.NVME), taken.log_files)
+        placed: dict[int, list[Runs]] = defaultdict(list)
+        movers: dict[StorageHint, Mover] = {}
+        with ExitStack() as undo:
+            for number, row in enumerate(taken.rows):
+                tier = row.metadata.tier
+                for part in _by_file(taken.tails[number]):
+                    if tier is StorageHint.NVME and int(part["file"][0]) in stays:
+                        placed[number].append(part)
+                        continue
+                    mover = movers.get(tier)
+                    if mover is None:
+                        mover = movers[tier] = Mover(self._store, self._store.store_id, tier)
+                        undo.callback(mover.abort)
+                    placed[number].append(mover.move(row.metadata.ledger_id, part))
+            made = [file for mover in movers.values() for file in mover.finish()]
+            undo.pop_all()
+        result = [np.concatenate(placed[number]) if number in placed else runs[:0] for number in range(len(sizes))]
+        # A file with a damaged record stays, too: reading it must go on failing instead of finding nothing.
+        held = {int(file_id) for part in result for file_id in np.unique(part["file"])} | stays
+        return Placed(result, [*(row for row in taken.log_files if row.file_id in held), *made])
+
+    def _staying(
+        self, runs: Runs, nvme: np.ndarray[tuple[int], np.dtype[np.bool_]], log_files: list[FileRow]
+    ) -> set[int]:
+        """Return the log files that are filled well enough by NVMe ledgers to stay as they are."""
+        stays = set()
+        for row in log_files:
+            mine = nvme & (runs["file"] == row.file_id)
+            live = int(runs["body"][mine].astype(np.int64).sum())
+            if live and live >= self._store.config.fill_ratio * max(row.bytes - BLOCK_BYTES, 1):
+                stays.add(row.file_id)
+        return stays
+
+    # ---- moves and collection ------------------------------------------------------------------------------------
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Bring all entries of a ledger, up to those durable now, to a tier."""
+        self.checkpoint()
+        if descriptor.deleted or descriptor.last_checked < 0:
+            return
+        kinds = self._store.volumes.rows
+        parts = []
+        for page in self._store.index.pages(descriptor.ledger_id):
+            elsewhere = np.array([kinds[int(file_id)].tier != tier.value for file_id in page["file"]], np.bool_)
+            parts += _by_file(page[elsewhere])
+        self._relocate([(descriptor.ledger_id, parts)], tier)
+
+    def _relocate(self, work: list[tuple[int, list[Runs]]], tier: StorageHint) -> None:
+        """Move runs of ledgers to a tier and tell the index."""
+        store = self._store
+        mover = Mover(store, store.store_id, tier)
+        with ExitStack() as undo:
+            undo.callback(mover.abort)
+            moved = [
+                (ledger_id, part, mover.move(ledger_id, part))
+                for ledger_id, parts in work
+                for part in parts
+                if len(part)
+            ]
+            files = mover.finish()
+            undo.pop_all()
+        if not moved:
+            return
+
+        def change(update: IndexUpdate) -> Counter[int]:
+            counts: Counter[int] = Counter()
+            for ledger_id, old, new in moved:
+                update.replace_runs(ledger_id, old, new)
+                counts.subtract(_bytes_by_file(old))
+                counts.update(_bytes_by_file(new))
+            return counts
+
+        mark = self._registry.mark._replace(next_file_id=store.volumes.next_file_id)
+        self._registry.commit(mark, change, added=files)
+        self.freed = True
+        for ledger_id in {ledger_id for ledger_id, _, _ in moved}:
+            store.moved(ledger_id)
+        for ledger_id, old, new in moved:
+            self._remember(_keys_of(store, ledger_id, old, new))
+        self._purge()
+        self._drop_dead()
+
+    def collect(self) -> None:
+        """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead."""
+        self._drop_dead()
+        for file_id, row in sorted(self._store.index.files().items()):
+            if row.kind != ENTRIES and self._is_sparse(row):
+                self._compact(file_id, StorageHint(row.tier))
+        self.freed = False
+
+    def _is_sparse(self, row: FileRow) -> bool:
+        """Tell whether packing a file anew would make it much smaller."""
+        limit = self._store.config.fill_ratio
+        live = self._registry.live[row.file_id]
+        if live >= limit * (row.bytes - BLOCK_BYTES):
+            return False
+        if row.kind != COLD:
+            return True
+        # Short records leave much of a segment to headers and padding, which packing would only write again.
+        whole = self._whole.get(row.file_id)
+        if whole is None:
+            store = self._store
+            try:
+                segment = ColdSegment(store.fs, store.volumes.path_of(row), store.store_id, row.file_id)
+            except CorruptError as error:
+                logger.error("packing what can be read of a damaged segment: %s", error)
+                return True
+            whole = self._whole[row.file_id] = sum(_bytes_by_file(segment.rows).values())
+        return live < limit * whole
+
+    def _compact(self, file_id: int, tier: StorageHint) -> None:
+        store = self._store
+        work = []
+        for ledger_id, _ in list(store.index.file_ledgers(file_id)):
+            parts = [page[page["file"] == file_id] for page in store.index.pages(ledger_id)]
+            work.append((ledger_id, parts))
+        self._relocate(work, tier)
+        store.metrics.add("compactions", 1)
+
+    def _drop_dead(self) -> None:
+        """Forget and unlink files in which nothing lives."""
+        store = self._store
+        live = self._registry.live
+        dead = [row.file_id for row in store.index.files().values() if row.kind != ENTRIES and not live[row.file_id]]
+        if not dead:
+            return
+        self._registry.commit(self._registry.mark, lambda update: Counter(), gone=dead)
+        for file_id in dead:
+            live.pop(file_id, None)
+            self._whole.pop(file_id, None)
+            store.supply.forget(file_id)
+            store.volumes.drop(file_id)
+
+    # ---- the SSD tier --------------------------------------------------------------------------------------------
+
+    def _keys_of_ledgers(self, ledger_ids: Iterable[int]) -> list[tuple[int, bytes]]:
+        """Return what ledgers keep in the SSD tier."""
+        store = self._store
+        return [
+            key
+            for ledger_id in ledger_ids
+            for page in store.index.pages(ledger_id)
+            for key in _keys_of(store, ledger_id, page, page[:0])
+        ]
+
+    def _remember(self, keys: Iterable[tuple[int, bytes]]) -> None:
+        for file_id, key in keys:
+            self._unpurged[file_id].add(key)
+
+    def _purge(self) -> None:
+        """Delete what nothing names any more.
+
+        What fails for want of room is tried again before anything is put in the SSD tier: no key is in use again.
+        """
+        for file_id, keys in list(self._unpurged.items()):
+            with self._store.entries[file_id].write() as transaction:
+                for key in sorted(keys):
+                    transaction.delete(key)
+            del self._unpurged[file_id]
+
+
+def _by_file(runs: Runs) -> list[Runs]:
+    """Split sorted runs where the file changes."""
+    if not len(runs):
+        return []
+    return np.split(runs, np.flatnonzero(np.diff(runs["file"].astype(np.int64))) + 1)
+
+
+def _bytes_by_file(runs: Runs) -> dict[int, int]:
+    """Return the record bytes of runs by file."""
+    files, inverse = np.unique(runs["file"], return_inverse=True)
+    sums = np.bincount(inverse, weights=runs["body"].astype(np.float64) + RECORD_HEADER_BYTES)
+    return dict(zip(files.tolist(), sums.astype(np.int64).tolist(), strict=True))
+
+
+def _keys_of(store: Store, ledger_id: int, old: Runs, new: Runs) -> list[tuple[int, bytes]]:
+    """Return file and key of what ``old`` has in the SSD tier and ``new`` does not use."""
+    used = {(int(run["file"]), int(run["first"])) for run in new}
+    return [
+        (file_id, entries_key(ledger_id, first))
+        for file_id, first in zip(old["file"].tolist(), old["first"].tolist(), strict=True)
+        if file_id in store.entries and (file_id, first) not in used
+    ]
