@@ -93,10 +93,12 @@ class LedgerReader:
 
         Raises:
             ReadRangeError: The range is not within 0 to ``last_add_confirmed``.
-            DigestMismatchError: An entry is not what the writer made; raised when iteration comes to it.
-            CorruptError: An entry is known to exist and cannot be read; raised when iteration comes to it.
+            DigestMismatchError: An entry is not what the writer made; raised when iteration comes to it, or before.
+            CorruptError: An entry is known to exist and cannot be read; raised when iteration comes to it, or before.
         """
         self._check_range(first, last, self._last_add_confirmed)
+        if first == last and self._plain:
+            return iter((self._entry(first),))
         return self._entries(first, last)
 
     def read_unconfirmed(self, first: int, last: int) -> Iterator[Entry]:
@@ -217,9 +219,6 @@ class LedgerReader:
         return self.read_last_add_confirmed(), final
 
     def _entries(self, first: int, last: int) -> Iterator[Entry]:
-        if first == last and self._plain:
-            yield self._entry(first)
-            return
         while first <= last:
             batch = self._batch(first, last, _READ_BYTES)
             yield from batch
@@ -239,7 +238,7 @@ class LedgerReader:
         singles = self._meter.single_reads
         began_ns = 0 if singles else time.monotonic_ns()
         try:
-            found = self._store.record_of(self.ledger_id, self._store.place_of(self._descriptor, entry_id))
+            found = self._store.locate(self._descriptor, entry_id)
         except PybkError:
             self._check_open()
             raise

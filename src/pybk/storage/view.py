@@ -280,6 +280,22 @@ class StoreView:
             runs = runs[int(np.searchsorted(runs["first"], first, side="right")) - 1 :]
         return runs
 
+    def locate(
+        self, descriptor: LedgerDescriptor, entry_id: int
+    ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
+        """Return a buffer that holds the record of one entry plain, and its words; None: ``read_batch`` will say.
+
+        Cost: a microsecond for an entry whose place is remembered and whose file is mapped.
+        """
+        words = descriptor.find(entry_id)
+        if words is None:
+            words = self.place_of(descriptor, entry_id)
+        if not words[3] >> 32:
+            view = self.volumes.views.get(words[2] >> 32)
+            if view is not None:
+                return view, words
+        return self.record_of(descriptor.ledger_id, words)
+
     def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
         """Return the four words of the run that holds an entry, remembering the index page it came from."""
         words = descriptor.find(entry_id)
@@ -291,7 +307,7 @@ class StoreView:
                 self._cached.append((descriptor.ledger_id, page.firsts[0]))
                 evicted = self._cached.popleft() if len(self._cached) > self._cached_max else None
                 victim = self._descriptors.get(evicted[0]) if evicted is not None else None
-            if evicted is not None and victim is not None and victim is not descriptor:
+            if evicted is not None and victim is not None:
                 victim.forget(evicted[1])
             words = _find_in(page, entry_id)
         return words

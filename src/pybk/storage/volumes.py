@@ -106,7 +106,7 @@ class Volumes:
         self.directories = list(directories)
         self.rows: dict[int, FileRow] = {}
         self._paths = {(d.tier.value, d.number): d.path for d in directories}
-        self._views: dict[int, memoryview] = {}
+        self.views: dict[int, memoryview] = {}
         self._lock = threading.Lock()
         self._next_file_id = 1
         self._turn = 0
@@ -177,13 +177,13 @@ class Volumes:
             FileNotFoundError: It was just removed: look the place up again.
             StorageError: The operating system refuses.
         """
-        view = self._views.get(file_id)
+        view = self.views.get(file_id)
         if view is None:
             view = self._read(file_id, self.fs.view)
             with self._lock:
-                while len(self._views) >= _VIEWS_MAX:
-                    del self._views[next(iter(self._views))]
-                view = self._views.setdefault(file_id, view)
+                while len(self.views) >= _VIEWS_MAX:
+                    del self.views[next(iter(self.views))]
+                view = self.views.setdefault(file_id, view)
         return view
 
     def read_direct(self, file_id: int, start: int, end: int) -> memoryview:
@@ -210,13 +210,13 @@ class Volumes:
         """Let go of a file that another process unlinked; maps of it that are in use stay valid."""
         with self._lock:
             self.rows.pop(file_id, None)
-            self._views.pop(file_id, None)
+            self.views.pop(file_id, None)
 
     def drop(self, file_id: int) -> None:
         """Unlink a file; maps of it that are in use stay valid."""
         with self._lock:
             row = self.rows.pop(file_id, None)
-            self._views.pop(file_id, None)
+            self.views.pop(file_id, None)
         if row is not None:
             self.fs.unlink(self.path_of(row))
 
