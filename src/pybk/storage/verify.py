@@ -197,7 +197,12 @@ class _Check:
             before = self._current_mark()
             try:
                 problems = list(check())
-            except (PybkError, FileNotFoundError) as error:
+            except FileNotFoundError as error:
+                problems = [
+                    _problem(error)
+                ]  # a file goes only after the mark has changed: maybe just before it was read
+                continue
+            except PybkError as error:
                 problems = [_problem(error)]
             if not problems or before == self._current_mark():
                 break

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -20,6 +21,7 @@ from pybk.storage.index_rows import FileRow
 
 _DIRECTORIES_FORMAT: Final = 1
 _VIEWS_MAX: Final = 512
+_FILE_NAME: Final = re.compile("[0-9a-f]{16}")
 
 LOG: Final = "log"
 COLD: Final = "cold"
@@ -164,9 +166,13 @@ class Volumes:
         for directory in self.directories:
             for name in self.fs.list_directory(directory.path):
                 stem, _, suffix = name.partition(".")
-                if suffix == kind and len(stem) == 16:
-                    row = FileRow(int(stem, 16), kind, directory.tier.value, directory.number, 0)
+                if suffix != kind or not _FILE_NAME.fullmatch(stem):
+                    continue
+                row = FileRow(int(stem, 16), kind, directory.tier.value, directory.number, 0)
+                try:
                     rows[row.file_id] = row._replace(bytes=self.fs.file_bytes(self.path_of(row)))
+                except FileNotFoundError:
+                    continue  # removed since it was listed, by a writer beside this reader
         return dict(sorted(rows.items()))
 
     def view(self, file_id: int) -> memoryview:
