@@ -123,6 +123,7 @@ def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter()
         manager.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in somebody's gc callback
 @pytest.mark.timeout(60, method="thread")
 def test_real_interrupts_strand_no_waiter_and_lose_nothing() -> None:
     manager = open_store(SimFileSystem(2))

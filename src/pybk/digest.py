@@ -95,7 +95,14 @@ class EntryDigest(ABC):
         header = _pack_header(self.ledger_id, entry_id, lac, length)
         return header + self._digest(header, payload)
 
-    def seal_many(self, first_entry_id: int, lac: int, length_before: int, payloads: Sequence[bytes]) -> list[bytes]:
+    def seal_many(
+        self,
+        first_entry_id: int,
+        lac: int,
+        length_before: int,
+        payloads: Sequence[bytes],
+        lengths: npt.NDArray[np.int64] | None = None,
+    ) -> list[bytes]:
         """Make what stands before the payloads of consecutive entries.
 
         Args:
@@ -103,6 +110,7 @@ class EntryDigest(ABC):
             lac: The writer's last add confirmed, the same for all.
             length_before: Payload bytes of the ledger before the first of these.
             payloads: The payloads, ``(n,)``.
+            lengths: Their sizes in bytes, ``(n,)`` int64, if the caller has them.
 
         Returns:
             Header and digest of each, ``(n,)`` of ``ENTRY_HEADER_BYTES + size`` bytes.
@@ -119,9 +127,9 @@ class EntryDigest(ABC):
         headers[:, 0] = self.ledger_id
         headers[:, 1] = np.arange(first_entry_id, first_entry_id + count)
         headers[:, 2] = lac
-        lengths = np.fromiter(map(len, payloads), np.int64, count)
-        lengths[0] += length_before
-        headers[:, 3] = lengths.cumsum()
+        if lengths is None:
+            lengths = np.fromiter(map(len, payloads), np.int64, count)
+        headers[:, 3] = lengths.cumsum() + length_before
         return self._seal_headers(headers.view(np.uint8).reshape(count, ENTRY_HEADER_BYTES), payloads)
 
     def check(self, buffer: memoryview, start: int, end: int, entry_id: int) -> None:

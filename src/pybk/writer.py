@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
@@ -225,9 +229,12 @@ class LedgerWriter:
                 f"ledger {self.ledger_id} is advanced: append its entries one by one, with their ids"
             )
         given = list(payloads)
-        if set(map(type, given)) - {bytes} or max(map(len, given), default=0) > self._max_entry_bytes:
+        if set(map(type, given)) - {bytes}:
             given = [self._checked(payload) for payload in given]
         batch = cast("list[bytes]", given)  # seen above, for all at once
+        lengths = np.fromiter(map(len, batch), np.int64, len(batch))
+        if len(batch) and int(lengths.max()) > self._max_entry_bytes:
+            self._checked(batch[int(lengths.argmax())])
         descriptor = self._descriptor
         commit = ACKNOWLEDGED
         with descriptor.lock:
@@ -235,35 +242,41 @@ class LedgerWriter:
                 self._refuse()
             first = descriptor.last_pushed + 1
             try:
-                for piece in _pieces(batch, self._overhead):
-                    commit = self._stage_piece(piece, wait=wait)
+                for low, high in _pieces(lengths + self._overhead):
+                    commit = self._stage_piece(batch[low:high], lengths[low:high], wait=wait)
                     wait = True  # the rest belongs to what was taken
             except BaseException:
                 descriptor.account_staged()
                 raise
         return range(first, first + len(batch)), commit
 
-    def _stage_piece(self, payloads: list[bytes], *, wait: bool) -> Commit:
+    def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64], *, wait: bool) -> Commit:
         """Stage consecutive entries; the caller holds the ledger's lock."""
         descriptor = self._descriptor
         first = descriptor.last_pushed + 1
-        lengths = list(map(len, payloads))
-        prefixes = self._digest.seal_many(first, descriptor.last_add_confirmed, descriptor.length_pushed, payloads)
-        overhead = self._overhead
-        parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
-        parts[::2] = prefixes
-        parts[1::2] = payloads
-        sizes = [length + overhead for length in lengths]
         before = descriptor.length_pushed
+        parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
+        parts[::2] = self._digest.seal_many(first, descriptor.last_add_confirmed, before, payloads, lengths)
+        parts[1::2] = payloads
+        sizes = array("q", (lengths + self._overhead).tobytes())
+        payload_bytes = int(lengths.sum())
+        nbytes = payload_bytes + self._overhead * len(payloads)
         while True:
             commit = self._log.stage(
-                descriptor, first, sizes, parts, base_length=before, overhead=overhead, wanted=self._wanted
+                descriptor,
+                first,
+                sizes,
+                parts,
+                nbytes=nbytes,
+                base_length=before,
+                overhead=self._overhead,
+                wanted=self._wanted,
             )
             if commit is not None:
                 break
-            self._wait_for_space(sum(sizes), wait=wait)
+            self._wait_for_space(nbytes, wait=wait)
         descriptor.last_pushed = first + len(payloads) - 1
-        descriptor.length_pushed = before + sum(lengths)
+        descriptor.length_pushed = before + payload_bytes
         return commit
 
     def _wait_for_space(self, size: int, *, wait: bool) -> None:
@@ -425,17 +438,12 @@ class LedgerWriter:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
-def _pieces(payloads: list[bytes], overhead: int) -> Iterator[list[bytes]]:
-    """Cut a batch into pieces of about 4 MiB."""
-    total = sum(map(len, payloads)) + overhead * len(payloads)
-    if total <= _CHUNK_BYTES:
-        if payloads:
-            yield payloads
-        return
-    low = size = 0
-    for high, payload in enumerate(payloads):
-        size += len(payload) + overhead
-        if size > _CHUNK_BYTES and high > low:
-            yield payloads[low:high]
-            low, size = high, len(payload) + overhead
-    yield payloads[low:]
+def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Cut a batch into pieces of about 4 MiB; yields where each begins and ends."""
+    ends = np.cumsum(sizes)
+    low = 0
+    while low < len(sizes):
+        before = int(ends[low - 1]) if low else 0
+        high = max(low + 1, int(np.searchsorted(ends, before + _CHUNK_BYTES, side="right")))
+        yield low, high
+        low = high

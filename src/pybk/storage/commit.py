@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from pybk.errors import PybkError
 
 if TYPE_CHECKING:
     from pybk.storage.descriptor import LedgerDescriptor
+
+_FEW: Final = 32
+"""Below this many numbers, Python adds them quicker than numpy."""
 
 
 class StagedRun:
@@ -19,7 +25,17 @@ class StagedRun:
     once; what an exception left before that counts for nothing.
     """
 
-    __slots__ = ("base_length", "commit", "descriptor", "first", "overhead", "parts", "sizes", "staged_ns")
+    __slots__ = (
+        "base_length",
+        "commit",
+        "descriptor",
+        "encoded_bytes",
+        "first",
+        "overhead",
+        "parts",
+        "sizes",
+        "staged_ns",
+    )
 
     def __init__(
         self,
@@ -36,13 +52,20 @@ class StagedRun:
         self.first = first
         self.base_length = base_length
         self.overhead = overhead
-        self.sizes: list[int] = []
+        self.sizes = array("q")
+        self.encoded_bytes = 0
         self.parts: list[bytes | memoryview] = []
         self.staged_ns = staged_ns
 
     def trim(self) -> None:
         """Drop what an exception left behind the last staged entry."""
-        del self.parts[2 * len(self.sizes) :]
+        if len(self.parts) != 2 * len(self.sizes):
+            del self.parts[2 * len(self.sizes) :]
+
+    def seal(self) -> None:
+        """Take what is staged as all there will be."""
+        self.trim()
+        self.encoded_bytes = sum(self.sizes) if len(self.sizes) < _FEW else int(np.sum(self.sizes))
 
     def last(self) -> int:
         """Return the id of the last staged entry, ``first - 1`` for none."""
@@ -51,6 +74,10 @@ class StagedRun:
     def length(self) -> int:
         """Return the payload bytes of the ledger up to the last staged entry."""
         return self.base_length + sum(self.sizes) - self.overhead * len(self.sizes)
+
+    def sealed_length(self) -> int:
+        """Return the same of a sealed run."""
+        return self.base_length + self.encoded_bytes - self.overhead * len(self.sizes)
 
 
 class Commit:

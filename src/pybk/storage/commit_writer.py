@@ -84,7 +84,7 @@ class CommitWriter:
         places = []
         at = COMMIT_HEADER_BYTES
         for run in commit.runs:
-            run.trim()
+            run.seal()
         commit.runs = [run for run in commit.runs if run.sizes]
         for run in commit.runs:
             header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
@@ -139,7 +139,7 @@ class CommitWriter:
         for run, (at, body_bytes) in zip(commit.runs, commit.places, strict=True):
             count = len(run.sizes)
             words = (run.first, count | 1 << 32, place + at, body_bytes)
-            run.descriptor.publish(run.first, count, run.length(), words)
+            run.descriptor.publish(run.first, count, run.sealed_length(), words)
         for _, apply in commit.controls:
             apply()
         self.next_lsn = commit.lsn + 1

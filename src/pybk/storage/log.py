@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -90,9 +91,10 @@ class Log:
         self,
         descriptor: LedgerDescriptor,
         first_entry_id: int,
-        sizes: Sequence[int],
+        sizes: array[int],
         parts: Sequence[bytes | memoryview],
         *,
+        nbytes: int,
         base_length: int,
         overhead: int,
         wanted: bool,
@@ -102,7 +104,8 @@ class Log:
         Args:
             descriptor: The ledger.
             first_entry_id: Id of the first entry.
-            sizes: Encoded bytes of each entry.
+            sizes: Encoded bytes of each entry, ``array("q")``.
+            nbytes: Their sum.
             parts: The encoded bytes, in order, in two pieces for each entry.
             base_length: Cumulative payload bytes of the ledger before these entries.
             overhead: Bytes of each entry that are not payload.
@@ -115,7 +118,7 @@ class Log:
             PybkError: The log failed or is closed, or the ledger takes no more.
         """
         with self._mutex:
-            run = self._open_run(descriptor, first_entry_id, sum(sizes), base_length, overhead, wanted)
+            run = self._open_run(descriptor, first_entry_id, nbytes, base_length, overhead, wanted)
             if run is None:
                 return None
             run.parts.extend(parts)

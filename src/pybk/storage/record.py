@@ -6,6 +6,7 @@ This file knows the bytes of a record and of a run, and nothing of files. See ``
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -180,7 +181,7 @@ def entry_ends(body: memoryview, entry_count: int, *, where: str) -> tuple[int, 
 def encode_entries(
     ledger_id: int,
     first_entry_id: int,
-    sizes: Sequence[int],
+    sizes: Sequence[int] | array[int],
     parts: Sequence[bytes | memoryview],
     *,
     lsn: int = 0,

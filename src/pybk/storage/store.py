@@ -196,7 +196,7 @@ class Store(StoreView):
             if meter is None:
                 metadata = descriptor.metadata
                 meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
-            meter.appended(len(run.sizes), sum(run.sizes), now_ns - run.staged_ns)
+            meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
         with self._lock:
             for run in commit.runs:
                 self._dirty[run.descriptor.ledger_id] = run.descriptor
