@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pybk.config import StoreConfig
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.storage import creation
+from pybk.storage.filesystem import OsFile
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,3 +63,16 @@ def python(program: str, *arguments: Iterable[str] | str | Path) -> subprocess.P
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
+
+
+def stop_syncing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Have synced writes wait until the event is set."""
+    go = threading.Event()
+    write_durable = OsFile.write_durable
+
+    def wait_and_write(self: OsFile, buffers: Any, offset: int) -> None:
+        assert go.wait(20)
+        write_durable(self, buffers, offset)
+
+    monkeypatch.setattr(OsFile, "write_durable", wait_and_write)
+    return go

@@ -14,9 +14,6 @@ import pytest
 from pybk.digest import DigestType
 from pybk.errors import (
     AppendTimeoutError,
-    ClosedError,
-    DuplicateEntryError,
-    IllegalOperationError,
     LedgerClosedError,
     LedgerFencedError,
     NoSuchLedgerError,
@@ -28,28 +25,14 @@ from pybk.errors import (
 from pybk.flags import WriteFlag
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
-from pybk.storage.filesystem import OsFile
 from pybk.storage.store import Store
-from tests.realstore import contents, numbered, open_quick, payloads
+from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
 
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[LedgerManager]:
     with open_quick(tmp_path / "data", max_entry_bytes=5000, max_outstanding_bytes=64 << 10) as manager:
         yield manager
-
-
-def stop_syncing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Have synced writes wait until the event is set."""
-    go = threading.Event()
-    write_durable = OsFile.write_durable
-
-    def wait_and_write(self: OsFile, buffers: Any, offset: int) -> None:
-        assert go.wait(20)
-        write_durable(self, buffers, offset)
-
-    monkeypatch.setattr(OsFile, "write_durable", wait_and_write)
-    return go
 
 
 # ---- payloads --------------------------------------------------------------------------------------------------------
@@ -323,126 +306,6 @@ def test_deferred_entries_survive_a_close_of_the_manager_and_recovery_confirms_t
         with manager.open_ledger(writer.ledger_id, recover=False) as reader:
             assert reader.last_add_confirmed == 1
         assert contents(manager, writer.ledger_id, recover=True) == numbered(3)
-
-
-# ---- advanced ledgers ------------------------------------------------------------------------------------------------
-
-
-def test_advanced_entries_come_in_any_order_and_are_acknowledged_in_theirs(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=77)
-    assert writer.ledger_id == 77
-    assert manager.ledger_metadata(77).advanced
-    acknowledged: list[int] = []
-    futures = {}
-    for entry_id in (2, 1, 4):
-        futures[entry_id] = writer.append_async(b"entry %d" % entry_id, entry_id=entry_id)
-        futures[entry_id].add_done_callback(lambda future: acknowledged.append(future.result()))
-    with pytest.raises(AppendTimeoutError, match="before 1"):
-        futures[1].result(timeout=0.02)
-    assert not any(future.done() for future in futures.values())
-    assert (writer.last_add_pushed, writer.last_add_confirmed) == (-1, -1)
-    assert writer.append(b"entry 0", entry_id=0) == 0
-    assert [futures[entry_id].result(10) for entry_id in (2, 1)] == [2, 1]
-    assert not futures[4].done()
-    assert writer.append(b"entry 3", entry_id=3) == 3
-    assert futures[4].result(10) == 4
-    writer.close()
-    manager.close()
-    assert acknowledged == [1, 2, 4]
-
-
-def test_duplicates_are_refused(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=0)
-    writer.append(b"entry 0", entry_id=0)
-    future = writer.append_async(b"entry 2", entry_id=2)
-    for entry_id in (0, 2):
-        with pytest.raises(DuplicateEntryError) as refused:
-            _ = writer.append_async(b"other", entry_id=entry_id)
-        assert refused.value.code == -22
-    writer.append(b"entry 1", entry_id=1)
-    assert future.result() == 2
-    assert contents(manager, 0) == numbered(3)
-
-
-def test_a_gap_at_close_fails_what_waits_behind_it(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=5)
-    writer.append(b"entry 0", entry_id=0)
-    future = writer.append_async(b"entry 2", entry_id=2)
-    writer.close()
-    with pytest.raises(LedgerClosedError, match="before the entries before this one came"):
-        future.result(5)
-    assert future.done()
-    assert isinstance(future.exception(), LedgerClosedError)
-    assert contents(manager, 5) == numbered(1)
-    assert manager.ledger_metadata(5).last_entry_id == 0
-
-
-@pytest.mark.parametrize("end", ["fence", "delete", "close manager"])
-def test_who_waits_behind_a_gap_learns_that_the_ledger_is_over(manager: LedgerManager, end: str) -> None:
-    writer = manager.create_ledger(ledger_id=5)
-    future = writer.append_async(b"entry 2", entry_id=2)
-    errors: list[BaseException | None] = []
-    waiting = threading.Thread(target=lambda: errors.append(future.exception()))
-    waiting.start()
-    if end == "fence":
-        manager.open_ledger(5)
-    elif end == "delete":
-        manager.delete_ledger(5)
-    else:
-        manager.close()
-    waiting.join(5)
-    assert not waiting.is_alive()
-    wanted = {"fence": LedgerFencedError, "delete": NoSuchLedgerError, "close manager": ClosedError}[end]
-    assert isinstance(errors[0], wanted)
-
-
-def test_advanced_and_other_ledgers_keep_to_their_own_calls(manager: LedgerManager) -> None:
-    advanced = manager.create_ledger(ledger_id=9)
-    plain = manager.create_ledger()
-    refused: list[Any] = [
-        lambda: advanced.append(b"x"),
-        lambda: advanced.append_async(b"x"),
-        lambda: advanced.append_many([b"x"]),
-        lambda: advanced.append(b"x", entry_id=-1),
-        lambda: plain.append(b"x", entry_id=0),
-        lambda: plain.append_async(b"x", entry_id=0),
-    ]
-    for call in refused:
-        with pytest.raises(IllegalOperationError):
-            call()
-    assert advanced.last_add_pushed == plain.last_add_pushed == -1
-
-
-def test_what_waits_behind_a_gap_is_bounded(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=1)
-    with pytest.raises(TooManyRequestsError, match="append that one first"):
-        _ = [writer.append_async(bytes(5000), entry_id=entry_id) for entry_id in range(1, 100)]
-    assert writer.append(b"", entry_id=0) == 0
-    writer.force()
-    assert writer.last_add_confirmed == 13
-
-
-def test_an_advanced_append_that_may_not_wait_is_refused_whole(
-    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = manager.create_ledger(ledger_id=1)
-    go = stop_syncing(monkeypatch)
-    with pytest.raises(TooManyRequestsError):
-        _ = [writer.append_async(bytes(4000), entry_id=entry_id, wait=False) for entry_id in range(100)]
-    go.set()
-    entry_id = writer.last_add_pushed + 1
-    assert writer.append(bytes(4000), entry_id=entry_id) == entry_id, "the refused entry was taken all the same"
-
-
-def test_an_advanced_append_that_may_not_wait_brings_those_behind_it_along(
-    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = manager.create_ledger(ledger_id=1)
-    behind = [writer.append_async(bytes(5000), entry_id=entry_id) for entry_id in range(1, 14)]
-    go = stop_syncing(monkeypatch)
-    threading.Timer(0.05, go.set).start()
-    first = writer.append_async(bytes(5000), entry_id=0, wait=False)
-    assert [future.result(10) for future in (first, *behind)] == list(range(14))
 
 
 # ---- closing and fencing ---------------------------------------------------------------------------------------------

@@ -283,6 +283,10 @@ class LedgerManager:
         salt = secrets.token_bytes(16)
         root_password = _password(password)
         new_id = store.new_ledger_id() if ledger_id is None else ledger_id
+        if new_id > _LEDGER_ID_MAX:
+            raise IllegalOperationError(
+                f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
+            )
         keys = self._keys.ledger_keys(root_password, new_id, salt, 0)
         metadata = LedgerMetadata(
             ledger_id=new_id,

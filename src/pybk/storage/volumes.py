@@ -111,7 +111,7 @@ class Volumes:
         self.views: dict[int, memoryview] = {}
         self._lock = threading.Lock()
         self._next_file_id = 1
-        self._turn = 0
+        self._turns = dict.fromkeys(StorageHint, 0)
 
     def tier_paths(self, tier: StorageHint) -> list[str]:
         """Return the directories of a tier, by number."""
@@ -139,8 +139,8 @@ class Volumes:
         paths = self.tier_paths(tier)
         file_id = self.new_id()
         with self._lock:
-            self._turn += 1
-            number = self._turn % len(paths)
+            number = self._turns[tier] % len(paths)
+            self._turns[tier] += 1
         if len(paths) > 1 and self.fs.free_bytes(paths[number]) * 2 < max(map(self.fs.free_bytes, paths)):
             number = max(range(len(paths)), key=lambda n: self.fs.free_bytes(paths[n]))
         return FileRow(file_id, kind, tier.value, number, 0)
