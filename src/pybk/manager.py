@@ -9,11 +9,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Any, Final, Generic, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Final, Self, TypedDict, TypeVar, Unpack
 
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
@@ -21,6 +20,7 @@ from pybk.errors import IllegalOperationError, NoSuchLedgerError, UnauthorizedEr
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import MetricsSnapshot
+from pybk.opening import Opening
 from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
@@ -47,52 +47,7 @@ class LedgerOptions(TypedDict, total=False):
     insecure: bool
 
 
-class _Closable(Protocol):
-    def close(self) -> None:
-        """Close it."""
-
-
-H = TypeVar("H", bound=_Closable)
 E = TypeVar("E", bound=Enum)
-
-
-class Opening(Generic[H], Awaitable[H]):
-    """A handle being opened in a thread: ``await`` it, or use it with ``async with`` to have it closed at the end."""
-
-    def __init__(self, call: Callable[[], H]) -> None:
-        self._call = call
-        self._handle: H | None = None
-
-    def __await__(self) -> Generator[Any, None, H]:
-        """Open it."""
-        return self._open().__await__()
-
-    async def __aenter__(self) -> H:
-        """Open it."""
-        self._handle = await self._open()
-        return self._handle
-
-    async def _open(self) -> H:
-        opening = asyncio.ensure_future(asyncio.to_thread(self._call))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The thread goes on, and what it opens would stay open with nobody to close it.
-            opening.add_done_callback(_close_unwanted)
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it as its own ``async with`` would."""
-        handle: Any = self._handle
-        await handle.__aexit__(kind, error, traceback)
-
-
-def _close_unwanted(opening: asyncio.Future[Any]) -> None:
-    """Close in a thread what was opened for somebody who does not want it any more."""
-    if not opening.cancelled() and opening.exception() is None:
-        threading.Thread(target=opening.result().close, name="pybk-close").start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,26 +223,16 @@ class LedgerManager:
         Cost: One synced write; the first use of a password costs one scrypt, about 50 ms.
         """
         store = self._live()
-        kind = LedgerType(ledger_type)
-        if kind.is_system:
-            raise UsageError(f"ledger_type {ledger_type!r} is the system's own; choose a name that begins with no '.'")
-        if isinstance(storage_hints, str):
-            raise UsageError(f"storage_hints is {storage_hints!r}; it takes a set of hints: {{StorageHint.NVME}}")
-        hints = frozenset(_member(StorageHint, hint, "storage_hints") for hint in storage_hints)
+        kind = _user_type(ledger_type)
+        hints = _hints(storage_hints)
         flags = _member(WriteFlag, write_flags, "write_flags")
         digest_type = _member(DigestType, digest_type, "digest_type")
         if digest_type is DigestType.NONE and not insecure:
             raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
-        if ledger_id is not None and (type(ledger_id) is not int or not 0 <= ledger_id <= _LEDGER_ID_MAX):
-            raise UsageError(f"ledger_id is {ledger_id!r}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
+        password = _password(password)
         salt = secrets.token_bytes(16)
-        root_password = _password(password)
-        new_id = store.new_ledger_id() if ledger_id is None else ledger_id
-        if new_id > _LEDGER_ID_MAX:
-            raise IllegalOperationError(
-                f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
-            )
-        keys = self._keys.ledger_keys(root_password, new_id, salt, 0)
+        new_id = _new_id(store, ledger_id)
+        keys = self._keys.ledger_keys(password, new_id, salt, 0)
         metadata = LedgerMetadata(
             ledger_id=new_id,
             state=LedgerState.OPEN,
@@ -481,6 +426,33 @@ def _member(kind: type[E], value: object, name: str) -> E:
     except ValueError as error:
         known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
         raise UsageError(f"{name}: {error}; there are {known}") from error
+
+
+def _user_type(name: str) -> LedgerType:
+    """Return the type of a ledger that a user creates."""
+    ledger_type = LedgerType(name)
+    if ledger_type.is_system:
+        raise UsageError(f"ledger_type {name!r} is the system's own; choose a name that begins with no '.'")
+    return ledger_type
+
+
+def _hints(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
+    if isinstance(hints, str):
+        raise UsageError(f"storage_hints is {hints!r}; it takes a set of hints: {{StorageHint.NVME}}")
+    return frozenset(_member(StorageHint, hint, "storage_hints") for hint in hints)
+
+
+def _new_id(store: Store, ledger_id: int | None) -> int:
+    """Return the id of a ledger to be created: the one asked for, or one that was never given."""
+    if ledger_id is None:
+        ledger_id = store.new_ledger_id()
+        if ledger_id > _LEDGER_ID_MAX:
+            raise IllegalOperationError(
+                f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
+            )
+    elif type(ledger_id) is not int or not 0 <= ledger_id <= _LEDGER_ID_MAX:
+        raise UsageError(f"ledger_id is {ledger_id!r}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
+    return ledger_id
 
 
 def _ledger_id(ledger_id: object) -> int:

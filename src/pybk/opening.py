@@ -1,0 +1,77 @@
+"""``Opening``: a handle that a thread opens for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Close it."""
+
+
+H = TypeVar("H", bound=_Closable)
+
+
+class Opening(Generic[H], Awaitable[H]):
+    """A handle being opened in a thread: ``await`` it, or use it with ``async with`` to have it closed at the end."""
+
+    def __init__(self, call: Callable[[], H]) -> None:
+        self._call = call
+        self._handle: H | None = None
+
+    def __await__(self) -> Generator[Any, None, H]:
+        """Open it."""
+        return self._open().__await__()
+
+    async def __aenter__(self) -> H:
+        """Open it."""
+        self._handle = await self._open()
+        return self._handle
+
+    async def _open(self) -> H:
+        delivery = _Delivery(self._call)
+        try:
+            return await asyncio.to_thread(delivery.make)
+        except asyncio.CancelledError:
+            delivery.refuse()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it as its own ``async with`` would."""
+        handle: Any = self._handle
+        await handle.__aexit__(kind, error, traceback)
+
+
+class _Delivery(Generic[H]):
+    """A handle on its way from the thread that opens it: if nobody wants it any more, it is closed."""
+
+    def __init__(self, call: Callable[[], H]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._made: H | None = None
+        self._refused = False
+
+    def make(self) -> H:
+        """Open the handle; called in the thread, which goes on even if who asked was cancelled."""
+        handle = self._call()
+        with self._lock:
+            self._made = handle
+            refused = self._refused
+        if refused:
+            handle.close()
+        return handle
+
+    def refuse(self) -> None:
+        """Have the handle closed: by the thread that opens it, or by another if that one is done."""
+        with self._lock:
+            self._refused = True
+            made = self._made
+        if made is not None:
+            threading.Thread(target=made.close, name="pybk-close").start()
