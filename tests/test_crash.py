@@ -1,4 +1,4 @@
-"""The machine stops at every disk operation of a workload that touches everything; what was acknowledged must be back."""
+"""The machine stops at every disk operation of a workload that touches everything: what was acknowledged is back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from pybk.manager import LedgerManager
 from tests.simdisk import SimCrash, SimFileSystem
-from tests.storeworld import World, abandon, count_operations, open_store
+from tests.storeworld import World, abandon, count_operations, open_world
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -20,7 +20,7 @@ def crash_and_check(operation: int, seed: int, *, power_loss: bool) -> None:
     world = World()
     manager: LedgerManager | None = None
     try:
-        manager = open_store(fs)
+        manager = open_world(fs)
         world.run(manager)
         manager.close()
         manager = None
@@ -30,13 +30,13 @@ def crash_and_check(operation: int, seed: int, *, power_loss: bool) -> None:
         if manager is not None:
             abandon(manager)
     after = fs.crash() if power_loss else fs.kill()
-    manager = open_store(after)
+    manager = open_world(after)
     world.check(manager, recover=False)
     world.check(manager)
     manager.checkpoint()
     world.check(manager)
     manager.close()
-    manager = open_store(after)
+    manager = open_world(after)
     world.check(manager)
     manager.close()
 
