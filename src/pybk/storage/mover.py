@@ -6,6 +6,7 @@ caller commits the new runs, and only then drops the old ones.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -75,15 +76,17 @@ class Mover:
         return np.array(moved, RUN_DTYPE)
 
     def _pieces(self, loaded: Loaded) -> Iterator[Piece]:
-        """Cut the entries of some records into pieces of the target's block size."""
+        """Cut the entries of some records into pieces of consecutive ids and of the target's block size."""
         config = self._view.config
         block_bytes = config.ssd_block_bytes if self._tier is StorageHint.SSD else config.cold_block_bytes
         ids, offsets, sizes = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where="a record to move")
         ends = np.cumsum(sizes)
+        jumps = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
         low = 0
         while low < len(ids):
             before = int(ends[low - 1]) if low else 0
             high = max(low + 1, int(np.searchsorted(ends, before + block_bytes, side="right")))
+            high = min(high, jumps[bisect_right(jumps, low)])
             starts = offsets[low:high].tolist()
             lengths = sizes[low:high].tolist()
             buffer = loaded.buffer
