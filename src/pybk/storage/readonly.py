@@ -142,7 +142,7 @@ class ReadOnlyStore(StoreView):
                         raise
             raise CorruptError(
                 f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
-                f"{self._watermark.durable_lsn()} were durable; run `pybk verify {self.volumes.root}`"
+                f"{self._watermark.stored_lsn()} were durable; run `pybk verify {self.volumes.root}`"
             )
 
     def _restart(self, mark: Mark) -> None:
@@ -182,7 +182,7 @@ class ReadOnlyStore(StoreView):
 
     def _follow(self) -> bool:
         """Apply commits up to the durable watermark; tell whether all were found."""
-        durable = self._watermark.durable_lsn()
+        durable = self._watermark.stored_lsn()
         while self._lsn <= durable:
             before = self._lsn
             if self._offset:

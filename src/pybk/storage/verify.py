@@ -232,7 +232,7 @@ class _Check:
         path = os.path.join(self._root, "watermark")
         watermark = Watermark.open(self._fs, path, self._cookie.store_id, writable=False)
         try:
-            return watermark.durable_lsn()
+            return watermark.stored_lsn()
         finally:
             watermark.close()
 

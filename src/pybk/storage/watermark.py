@@ -108,6 +108,17 @@ class Watermark:
             offset=8 * _LSN,
         )
 
+    def stored_lsn(self) -> int:
+        """Return the LSN stored last, which is durable too, unless the file was damaged: look whether the log has it.
+
+        Where :meth:`durable_lsn` may say less because of damage, this says as much as is true, or more.
+
+        Raises:
+            CorruptError: As :meth:`durable_lsn`.
+        """
+        durable = self.durable_lsn()
+        return max(durable, int(self._words[_LSN]))
+
     @property
     def clean(self) -> bool:
         """Whether the store was closed with everything synced, and not opened since."""
