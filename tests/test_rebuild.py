@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
-from pybk.errors import CookieError, CorruptError, PybkError, StoreLockedError
+from pybk.errors import CookieError, CorruptError, PybkError, StoreLockedError, UnauthorizedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
+from pybk.reader import LedgerReader
 from pybk.storage import creation
 from pybk.storage.environment import LmdbEnvironment
 from pybk.storage.filesystem import OsFileSystem
@@ -84,6 +86,14 @@ def fill(path: Path) -> Contents:
     return given
 
 
+def open_ledger(manager: LedgerManager, ledger_id: int) -> LedgerReader:
+    """Open one of the ledgers, of which some have a password."""
+    for password in (b"p", b""):
+        with suppress(UnauthorizedError):
+            return manager.open_ledger(ledger_id, password=password, recover=False)
+    raise AssertionError(f"ledger {ledger_id} has another password")
+
+
 def contents(path: Path) -> Contents:
     """Read everything, in the live and in the read-only way."""
     found: list[Contents] = []
@@ -91,8 +101,7 @@ def contents(path: Path) -> Contents:
         with open_store(path, read_only=read_only) as manager:
             found.append({})
             for ledger_id in manager.list_ledgers():
-                password = b"p" if ledger_id < 6 else b""
-                reader = manager.open_ledger(ledger_id, password=password, recover=False)
+                reader = open_ledger(manager, ledger_id)
                 found[-1][ledger_id] = [e.payload for e in reader.read(0, reader.last_add_confirmed)]
     assert found[0] == found[1]
     return found[0]
@@ -243,8 +252,7 @@ def check_around_loss(path: Path, given: Contents, lost: tuple[LostEntries, ...]
         with open_store(path, read_only=read_only) as manager:
             assert list(manager.list_ledgers()) == sorted(given)
             for ledger_id, payloads in given.items():
-                password = b"p" if ledger_id < 6 else b""
-                reader = manager.open_ledger(ledger_id, password=password, recover=False)
+                reader = open_ledger(manager, ledger_id)
                 assert reader.last_add_confirmed == len(payloads) - 1, "a ledger is never shorter than it was"
                 for entry_id, payload in enumerate(payloads):
                     if (ledger_id, entry_id) in gone:
@@ -274,20 +282,45 @@ def test_a_cold_segment_of_another_store_is_not_taken(tmp_path: Path) -> None:
     assert rebuild_index(str(tmp_path / "a")).lost
 
 
+def append_to_new(manager: LedgerManager, hint: StorageHint, payload: bytes) -> int:
+    with manager.create_ledger(storage_hints={hint}, digest_type=DigestType.CRC32C) as writer:
+        writer.append(payload)
+        return writer.ledger_id
+
+
 def test_a_segment_that_no_catalog_names_is_used_when_nothing_else_has_the_entries(tmp_path: Path) -> None:
-    given = fill(tmp_path)
     with open_store(tmp_path) as manager:
-        segments = {file: file.read_bytes() for file in files_of(tmp_path, "cold")}
-        manager.move_ledger(2, StorageHint.SSD)
-    for file, data in segments.items():
-        if not file.exists():
-            file.write_bytes(data)
+        append_to_new(manager, StorageHint.HDD, b"kept")
+        manager.checkpoint()
+        (segment,) = files_of(tmp_path, "cold")
+        data = segment.read_bytes()
+        manager.move_ledger(0, StorageHint.SSD)
+        assert not segment.exists()
+    segment.write_bytes(data)
+    assert rebuild_index(str(tmp_path)).lost == ()
+    with open_store(tmp_path):
+        assert not segment.exists(), "what nobody needs is a leftover"
+    segment.write_bytes(data)
     environment = LmdbEnvironment(str(tmp_path / "ssd" / "entries"))
     with environment.write() as transaction:
-        assert transaction.delete(entries_key(2, 0))
+        assert transaction.delete(entries_key(0, 0))
     environment.close()
     assert rebuild_index(str(tmp_path)).lost == ()
-    assert contents(tmp_path) == given
+    assert contents(tmp_path) == {0: [b"kept"]}
+    assert segment.exists()
+
+
+def test_of_several_copies_the_one_in_the_ledgers_tier_counts(tmp_path: Path) -> None:
+    config = replace(CONFIG, fill_ratio=0.01)  # so that a segment with a moved ledger's old entries stays
+    with LedgerManager.open(tmp_path, config=config) as manager:
+        for _ in range(2):
+            append_to_new(manager, StorageHint.HDD, b"payload")
+        manager.checkpoint()
+        manager.move_ledger(0, StorageHint.SSD)
+    before = dump_index(tmp_path)
+    assert len(files_of(tmp_path, "cold")) == 1
+    rebuild_index(str(tmp_path))
+    assert dump_index(tmp_path) == before
 
 
 def test_a_damaged_catalog_is_refused(tmp_path: Path) -> None:
