@@ -18,7 +18,7 @@ from pybk.writer import LedgerWriter
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
 
-_PATH = ("storage/log.py", "storage/commit_writer.py", "storage/commit.py", "storage/descriptor.py", "storage/store.py", "storage/ahead.py")
+_PATH = ("pybk/writer.py", "storage/log.py", "storage/commit_writer.py", "storage/commit.py", "storage/descriptor.py", "storage/store.py", "storage/ahead.py")
 _WAIT_SECONDS = 20.0
 
 

@@ -206,20 +206,17 @@ class LedgerWriter:
             with descriptor.lock:
                 if self._closed:
                     self._refuse()
-                try:
-                    entry_id = descriptor.last_pushed + 1
-                    before = descriptor.length_pushed
-                    prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + size, payload)
-                    commit = self._log.stage_entry(
-                        descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted
-                    )
-                    if commit is not None:
-                        descriptor.last_pushed = entry_id
-                        descriptor.length_pushed = before + size
-                        return entry_id, commit
-                except BaseException:
-                    descriptor.account_staged()
-                    raise
+                descriptor.account_staged()
+                entry_id = descriptor.last_pushed + 1
+                before = descriptor.length_pushed
+                prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + size, payload)
+                commit = self._log.stage_entry(
+                    descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted
+                )
+                if commit is not None:
+                    descriptor.last_pushed = entry_id
+                    descriptor.length_pushed = before + size
+                    return entry_id, commit
             self._wait_for_space(size, wait=wait)
 
     def _stage_many(self, payloads: Iterable[Payload], *, wait: bool = True) -> tuple[range, Commit]:
@@ -240,14 +237,11 @@ class LedgerWriter:
         with descriptor.lock:
             if self._closed:
                 self._refuse()
+            descriptor.account_staged()
             first = descriptor.last_pushed + 1
-            try:
-                for low, high in _pieces(lengths + self._overhead):
-                    commit = self._stage_piece(batch[low:high], lengths[low:high], wait=wait)
-                    wait = True  # the rest belongs to what was taken
-            except BaseException:
-                descriptor.account_staged()
-                raise
+            for low, high in _pieces(lengths + self._overhead):
+                commit = self._stage_piece(batch[low:high], lengths[low:high], wait=wait)
+                wait = True  # the rest belongs to what was taken
         return range(first, first + len(batch)), commit
 
     def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64], *, wait: bool) -> Commit:
@@ -281,6 +275,7 @@ class LedgerWriter:
 
     def _wait_for_space(self, size: int, *, wait: bool) -> None:
         if not wait:
+            self._store.check_space()
             raise TooManyRequestsError(
                 f"{self._log.outstanding_bytes} bytes are appended and not durable yet, and {size} more are "
                 f"beyond max_outstanding_bytes {self._store.config.max_outstanding_bytes}; wait for some "

@@ -81,17 +81,15 @@ class LogFileSupply:
         return ready[0][0].file_id, ready[0][1]
 
     def _make_now(self, bytes_min: int) -> tuple[FileRow, File]:
-        with self._making:
-            with self._lock:
-                ready = list(self._ahead)
-            if ready:
-                return ready[0]
-            try:
-                return self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
-            except StorageFullError:
-                self.note_refusal()
-                self._on_use()
-                raise
+        try:
+            with self._making:
+                with self._lock:
+                    ready = list(self._ahead)
+                return ready[0] if ready else self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+        except StorageFullError:
+            self.note_refusal()
+            self._on_use()
+            raise
 
     def note_refusal(self) -> None:
         """Remember that the log was refused a file, so that ledgers wait for appends to be taken again."""

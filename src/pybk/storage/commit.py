@@ -42,7 +42,6 @@ class StagedRun:
         commit: Commit,
         descriptor: LedgerDescriptor,
         first: int,
-        *,
         base_length: int,
         overhead: int,
         staged_ns: int,
@@ -59,13 +58,17 @@ class StagedRun:
 
     def trim(self) -> None:
         """Drop what an exception left behind the last staged entry."""
-        if len(self.parts) != 2 * len(self.sizes):
-            del self.parts[2 * len(self.sizes) :]
+        del self.parts[2 * len(self.sizes) :]
 
     def seal(self) -> None:
         """Take what is staged as all there will be."""
-        self.trim()
-        self.encoded_bytes = sum(self.sizes) if len(self.sizes) < _FEW else int(np.sum(self.sizes))
+        count = len(self.sizes)
+        if len(self.parts) != 2 * count:
+            self.trim()
+        if count == 1:
+            self.encoded_bytes = self.sizes[0]
+        else:
+            self.encoded_bytes = sum(self.sizes) if count < _FEW else int(np.sum(self.sizes))
 
     def last(self) -> int:
         """Return the id of the last staged entry, ``first - 1`` for none."""
@@ -108,10 +111,10 @@ class Commit:
         "wanted",
     )
 
-    # Set when the commit is written: its records, where in it each run's record begins and how long its body is, its bytes
+    # Set when the commit is written: its records, each run with where in it its record begins and how long its body is, its bytes
     # without and with padding, its file, the offset of its header there, and the offset at which writing starts.
     records: list[bytes | memoryview]
-    places: list[tuple[int, int]]
+    places: list[tuple[StagedRun, int, int]]
     size: int
     padded: int
     file_id: int

@@ -85,13 +85,11 @@ class CommitWriter:
         at = COMMIT_HEADER_BYTES
         for run in commit.runs:
             run.seal()
-        commit.runs = [run for run in commit.runs if run.sizes]
-        for run in commit.runs:
-            header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
-            records.append(header)
-            records.append(body)
-            places.append((at, len(body)))
-            at += RECORD_HEADER_BYTES + len(body)
+            if run.sizes:
+                header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
+                records += (header, body)
+                places.append((run, at, len(body)))
+                at += RECORD_HEADER_BYTES + len(body)
         for encode, _ in commit.controls:
             record = encode(lsn)
             records.append(record)
@@ -123,7 +121,7 @@ class CommitWriter:
     def _frame(self, commit: Commit) -> None:
         """Put what is to be written together: a new file's header goes out with its first commit, under the same sync."""
         lsn = commit.lsn
-        count = len(commit.runs) + len(commit.controls)
+        count = len(commit.places) + len(commit.controls)
         header = encode_commit_header(lsn, lsn - 1, commit.file_id, count, commit.size - COMMIT_HEADER_BYTES)
         buffers = [header, *commit.records, _ZEROS[: commit.padded - commit.size]]
         commit.start = commit.base
@@ -136,10 +134,9 @@ class CommitWriter:
         """Tell the ledgers where their entries lie; may be repeated."""
         self._watermark.advance(commit.lsn)
         place = commit.base | commit.file_id << 32
-        for run, (at, body_bytes) in zip(commit.runs, commit.places, strict=True):
-            count = len(run.sizes)
-            words = (run.first, count | 1 << 32, place + at, body_bytes)
-            run.descriptor.publish(run.first, count, run.sealed_length(), words)
+        for run, at, body_bytes in commit.places:
+            first, count = run.first, len(run.sizes)
+            run.descriptor.publish(first, count, run.sealed_length(), (first, count | 1 << 32, place + at, body_bytes))
         for _, apply in commit.controls:
             apply()
         self.next_lsn = commit.lsn + 1

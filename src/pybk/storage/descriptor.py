@@ -110,7 +110,10 @@ class LedgerDescriptor:
         self.length_pushed = self.length_durable
 
     def account_staged(self) -> None:
-        """Bring what was pushed up to what was staged, after an exception between the two; the caller holds ``lock``."""
+        """Bring what was pushed up to what was staged, after an exception between the two; the caller holds ``lock``.
+
+        Whoever looks at what was pushed calls it first.
+        """
         run = self.staging
         if run is not None and run.last() > self.last_pushed:
             self.last_pushed, self.length_pushed = run.last(), run.length()

@@ -138,13 +138,26 @@ class Log:
         """Stage one entry, given as what stands before its payload, and the payload; otherwise as ``stage``."""
         size = overhead + len(payload)
         with self._mutex:
-            run = self._open_run(descriptor, entry_id, size, base_length, overhead, wanted)
-            if run is None:
-                return None
+            commit = self._forming
+            run = descriptor.staging
+            if (
+                run is None
+                or run.commit is not commit
+                or len(run.parts) != 2 * len(run.sizes)
+                or descriptor.error is not None
+                or self._error is not None
+                or self._held
+                or self.outstanding_bytes + size > self._outstanding_max
+            ):
+                run = self._open_run(descriptor, entry_id, size, base_length, overhead, wanted)
+                if run is None:
+                    return None
+            else:
+                commit.payload_bytes += size
             run.parts.append(prefix)
             run.parts.append(payload)
             run.sizes.append(size)
-            return run.commit
+        return run.commit
 
     def _open_run(
         self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int, wanted: bool
@@ -159,9 +172,7 @@ class Log:
             return None
         run = descriptor.staging
         if run is None or run.commit is not commit:
-            run = StagedRun(
-                commit, descriptor, first, base_length=base_length, overhead=overhead, staged_ns=time.monotonic_ns()
-            )
+            run = StagedRun(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
             commit.runs.append(run)
             descriptor.staging = run
         elif len(run.parts) != 2 * len(run.sizes):
@@ -369,7 +380,10 @@ class Log:
                 commit.callbacks = []
                 self._kick_committer()
             commit.buffers = []
-            _wake(commit)
+            for run in commit.runs:  # the ledger remembers its last run, and need not keep all its bytes
+                run.parts = []
+            if commit.waiters:
+                _wake(commit)
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
 

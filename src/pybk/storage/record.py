@@ -22,6 +22,8 @@ RECORD_FORMAT: Final = 1
 RECORD_BODY_BYTES_MAX: Final = (1 << 32) - 1
 
 _MAGIC: Final = 0x4B52
+_ENTRIES: Final = 1
+_PLAIN: Final = 0
 _HEADER: Final = struct.Struct("<HBBB3xqqQIIIIQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 
@@ -206,14 +208,19 @@ def encode_entries(
     else:
         table = np.cumsum(np.array(sizes, np.int64)).astype("<u4").tobytes()
         body = b"".join((table, *parts))
-    header = encode_header(
-        RecordKind.ENTRIES,
+    size = len(body)
+    head = _HEADER.pack(
+        _MAGIC,
+        RECORD_FORMAT,
+        _ENTRIES,
+        _PLAIN,
         ledger_id,
         first_entry_id,
-        len(body),
+        lsn,
+        count,
+        stride,
+        size,
+        size,
         xxh3_64_intdigest(body),
-        lsn=lsn,
-        entry_count=count,
-        stride=stride,
     )
-    return header, body
+    return head + _CHECKSUM.pack(xxh3_64_intdigest(head)), body

@@ -146,7 +146,8 @@ class Store(StoreView):
         self._watermark = watermark
         self._ids = threading.Lock()
         mark = registry.mark
-        self._tail_bytes = 0
+        self._tail_added = 0  # by the log's driver alone
+        self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
         remove_leftovers(self.volumes, mark)
@@ -169,7 +170,7 @@ class Store(StoreView):
         for row, used in recovered.files:
             volumes.add(row)
             self.supply.adopt(row, used)
-            self._tail_bytes += used
+            self._tail_added += used
         self.log = Log(
             store_id=self.store_id,
             files=self.supply,
@@ -190,35 +191,37 @@ class Store(StoreView):
 
     def committed(self, commit: Commit, now_ns: int) -> None:
         """Count a durable commit; called by the log's driver."""
-        for run in commit.runs:
+        dirty = self._dirty
+        for run, _, _ in commit.places:
             descriptor = run.descriptor
             meter = descriptor.meter
             if meter is None:
                 metadata = descriptor.metadata
                 meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
             meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
-        with self._lock:
-            for run in commit.runs:
-                self._dirty[run.descriptor.ledger_id] = run.descriptor
-            self._tail_bytes += commit.size
-            self._hold_or_release()
-        if self._tail_bytes * 2 >= self.config.unchecked_tail_bytes:
+            # A ledger with a tail, as this one has, is not forgotten meanwhile.
+            if descriptor.ledger_id not in dirty:
+                self._note_change(descriptor)
+        self._tail_added += commit.size
+        if self.tail_bytes * 2 >= self.config.unchecked_tail_bytes:
+            with self._lock:
+                self._hold_or_release()
             self.maintenance.wake()
 
     @property
     def tail_bytes(self) -> int:
         """Bytes of log that the next open would have to read."""
-        return self._tail_bytes
+        return self._tail_added - self._tail_checked
 
     def tail_checked(self, tail_bytes: int) -> None:
         """Take note that a checkpoint took care of this much of the tail."""
         with self._lock:
-            self._tail_bytes -= tail_bytes
+            self._tail_checked += tail_bytes
             self._hold_or_release()
 
     def _hold_or_release(self) -> None:
         """Have the log refuse entries or take them again; the caller holds ``_lock``."""
-        self.log.hold(self.maintenance.full is not None or self._tail_bytes >= self.config.unchecked_tail_bytes)
+        self.log.hold(self.maintenance.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
 
     def space_checked(self) -> None:
         """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
@@ -246,7 +249,7 @@ class Store(StoreView):
             StorageFullError: There is no space; nothing was appended.
         """
         self.check_space()
-        if self._tail_bytes >= self.config.unchecked_tail_bytes:
+        if self.tail_bytes >= self.config.unchecked_tail_bytes:
             self.maintenance.wait_for_room()
         else:
             self.log.wait_for_space()
@@ -381,6 +384,7 @@ class Store(StoreView):
                 descriptor.error = LedgerFencedError(
                     f"ledger {descriptor.ledger_id} was opened for recovery by another handle; stop writing to it"
                 )
+            descriptor.account_staged()
             last, length = descriptor.last_pushed, descriptor.length_pushed
             if failed is not None and not isinstance(failed, LedgerFencedError):
                 last, length = descriptor.last_durable, descriptor.length_durable
@@ -395,6 +399,7 @@ class Store(StoreView):
         with descriptor.lock:
             if descriptor.error is not None:
                 raise descriptor.error.with_traceback(None)
+            descriptor.account_staged()
             last = descriptor.last_pushed
             if last <= descriptor.last_add_confirmed:
                 return descriptor.last_add_confirmed
