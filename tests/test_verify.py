@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
 from pybk.digest import DigestType
-from pybk.errors import CookieError
+from pybk.errors import CookieError, UsageError
 from pybk.flags import StorageHint
+from pybk.manager import LedgerManager
 from pybk.storage import creation
 from pybk.storage.environment import LmdbEnvironment
 from pybk.storage.index_rows import entries_key
 from pybk.storage.record import RECORD_HEADER_BYTES, RecordKind, encode_header
 from pybk.storage.verify import Problem, verify_store
-from tests.test_rebuild import files_of, fill, filled_with, index_of, open_store
+from tests.test_rebuild import CONFIG, files_of, fill, filled_with, index_of, open_store
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +216,16 @@ def test_strangers_in_the_directories_are_left_alone(store: Path, tmp_path: Path
     with open_store(path):
         pass
     assert (path / "hdd" / "notes-of-the-day.log").exists()
+
+
+def test_compressed_entries_without_the_extra_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    config = replace(CONFIG, cold_compression="zstd")
+    with LedgerManager.open(tmp_path, config=config) as manager:
+        with manager.create_ledger(storage_hints={StorageHint.HDD}, digest_type=DigestType.XXH3) as writer:
+            writer.append(b"a" * 1000)
+        manager.checkpoint()
+    assert problems_of(tmp_path) == ()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UsageError, match="zstandard"):
+        problems_of(tmp_path)

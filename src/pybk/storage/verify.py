@@ -17,7 +17,7 @@ import numpy as np
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
 from pybk.entry import EntryBatch, decode_entry
-from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, PybkError
+from pybk.errors import CookieError, CorruptError, EntryError, LedgerError, NoSuchLedgerError, PybkError, StorageError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.catalog import CatalogState, read_catalog
@@ -39,6 +39,9 @@ from pybk.storage.watermark import Watermark
 
 _ATTEMPTS: Final = 8
 _RESTORE: Final = "restore the file from a backup"
+
+_DAMAGE: Final = (StorageError, EntryError, LedgerError)
+"""Errors that say something about the store and not about how it is looked at."""
 
 T = TypeVar("T")
 
@@ -186,7 +189,7 @@ class _Check:
         """Return what a call returns; None, and a problem, if it finds damage."""
         try:
             return call()
-        except (PybkError, FileNotFoundError) as error:
+        except (*_DAMAGE, FileNotFoundError) as error:
             self._add(_problem(error))
             return None
 
@@ -202,7 +205,7 @@ class _Check:
                     _problem(error)
                 ]  # a file goes only after the mark has changed: maybe just before it was read
                 continue
-            except PybkError as error:
+            except _DAMAGE as error:
                 problems = [_problem(error)]
             if not problems or before == self._current_mark():
                 break
@@ -219,7 +222,7 @@ class _Check:
             return None
         try:
             return self._index.mark()
-        except PybkError:
+        except _DAMAGE:
             return None  # found and told by the check of the index
 
     def _read_bytes(self, size: int) -> None:
@@ -247,7 +250,7 @@ class _Check:
         assert self._index is not None, "the caller looked"
         try:
             files = self._index.files()
-        except PybkError as error:
+        except _DAMAGE as error:
             self._add(_problem(error))
             return {}
         for row in files.values():
@@ -371,13 +374,13 @@ class _Check:
             )
             self._opened.append(store.close)
             ids = [metadata.ledger_id for metadata in store.ledgers()]
-        except (PybkError, FileNotFoundError) as error:
+        except (*_DAMAGE, FileNotFoundError) as error:
             if report_open:
                 self._add(_problem(error))
             store = None
             try:
                 ids = [row.metadata.ledger_id for row in self._index.ledgers()]
-            except PybkError as damage:
+            except _DAMAGE as damage:
                 self._add(_problem(damage))
                 return
         self._index_files()
@@ -462,7 +465,7 @@ class _Check:
             length = decode_entry(body, int(starts[-1]), int(ends[-1]), digest.size).length
         except (KeyError, FileNotFoundError):
             message = f"ledger {ledger_id} entries {first} to {last} are missing in file {file_id:016x} ({path})"
-        except PybkError as error:
+        except _DAMAGE as error:
             message = f"ledger {ledger_id} entries {first} to {last} are damaged: {error}"
         else:
             self._read_bytes(body_bytes)
