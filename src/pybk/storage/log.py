@@ -367,7 +367,8 @@ class Log:
             for failed in (commit, self._forming):
                 for run in failed.runs:
                     run.descriptor.error = error
-                failed.error = error
+                if failed is commit or not failed.is_empty():
+                    failed.error = error
             commit.done = True
 
     def _finish(self, commit: Commit) -> None:
