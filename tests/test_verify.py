@@ -14,7 +14,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from pybk.digest import DigestType
-from pybk.errors import CookieError, UsageError
+from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage import creation
@@ -103,6 +103,7 @@ def other_cookie(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "main cookie": (lambda path: flip(path / "cookie", 20), "cookie"),
     "tier cookie": (lambda path: flip(path / "hdd" / "cookie", 20), "cookie"),
+    "lost directories": (lambda path: (path / "directories").unlink(), "directories"),
     "swapped cookie": (other_cookie, "expected"),
     "directories": (lambda path: flip(path / "directories", 5), "directories"),
     "watermark": (lambda path: flip(path / "watermark", 3), "watermark"),
@@ -229,3 +230,14 @@ def test_compressed_entries_without_the_extra_are_no_damage(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(UsageError, match="zstandard"):
         problems_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["watermark", "directories"])
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_store_without_one_of_its_small_files_is_refused(
+    store: Path, tmp_path: Path, name: str, read_only: bool
+) -> None:
+    path = copy_of(store, tmp_path)
+    (path / name).unlink()
+    with pytest.raises(CorruptError, match=name):
+        open_store(path, read_only=read_only)

@@ -70,9 +70,11 @@ def load_directories(fs: FileSystem, root: str) -> list[Directory]:
     """Return the remembered tier directories.
 
     Raises:
-        CorruptError: The list is damaged.
+        CorruptError: The list is damaged or missing.
     """
     path = os.path.join(root, "directories")
+    if not fs.exists(path):
+        raise CorruptError(f"{path} is missing; name the directories once: LedgerManager.open({root!r}, tiers={{...}})")
     file = fs.open(path)
     try:
         data = file.read(0, min(file.size, 1 << 20))

@@ -55,9 +55,11 @@ class Watermark:
         """Map the file.
 
         Raises:
-            CorruptError: It is not a watermark of this store, or its two numbers cannot both have been stored.
+            CorruptError: It is missing, not a watermark of this store, or its two numbers cannot both have been stored.
             OSError: It cannot be opened.
         """
+        if not fs.exists(path):
+            raise CorruptError(f"{path} is missing; {_REMEDY}", path=path)
         view = fs.map_shared(path) if writable else fs.view(path)
         if len(view) != WATERMARK_BYTES:
             raise CorruptError(f"{path}: {len(view)} bytes; a watermark has {WATERMARK_BYTES}; {_REMEDY}", path=path)
