@@ -54,18 +54,22 @@ class Child:
     def __init__(self, path: str, seed: int) -> None:
         self._manager = LedgerManager.open(path, config=CONFIG)
         self._random = random.Random(seed)
+        self._guard = threading.Lock()
+        self._busy: dict[int, int] = {}
 
     def say(self, word: str, ledger_id: int, number: int = 0) -> None:
         """Write one line at once, so that it is there whole or not at all."""
         os.write(1, f"{word} {ledger_id} {number}\n".encode())
 
     def create(self, choice: random.Random, flags: WriteFlag = WriteFlag.NONE) -> Any:
-        """Create a ledger in any tier."""
-        writer = self._manager.create_ledger(
-            storage_hints={choice.choice(list(StorageHint))},
-            digest_type=choice.choice([DigestType.CRC32C, DigestType.XXH3, DigestType.HMAC_SHA256]),
-            write_flags=flags,
-        )
+        """Create a ledger in any tier; the one that this thread wrote before may be deleted from now on."""
+        with self._guard:
+            writer = self._manager.create_ledger(
+                storage_hints={choice.choice(list(StorageHint))},
+                digest_type=choice.choice([DigestType.CRC32C, DigestType.XXH3, DigestType.HMAC_SHA256]),
+                write_flags=flags,
+            )
+            self._busy[threading.get_ident()] = writer.ledger_id
         self.say("created", writer.ledger_id)
         return writer
 
@@ -118,8 +122,8 @@ class Child:
         with suppress(NoSuchLedgerError):
             self._manager.move_ledger(choice.choice(ledgers), choice.choice(list(StorageHint)))
         if len(ledgers) > _LEDGERS_MAX // 2:
-            # Not the newest, which the other threads write to.
-            ledger_id = choice.choice(ledgers[:-8])
+            with self._guard:
+                ledger_id = choice.choice(sorted(set(ledgers) - set(self._busy.values())))
             self.say("deleting", ledger_id)
             self._manager.delete_ledger(ledger_id)
             self.say("deleted", ledger_id)

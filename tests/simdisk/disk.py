@@ -212,6 +212,9 @@ class SimFileSystem:
 
     def rename(self, src: str, dst: str) -> None:
         def apply() -> None:
+            if posixpath.normpath(src) in self._directories:
+                self._rename_directory(posixpath.normpath(src), posixpath.normpath(dst))
+                return
             inode = self.inode(src)
             (old, old_name), (new, new_name) = (posixpath.split(posixpath.normpath(path)) for path in (src, dst))
             if old != new:
@@ -219,6 +222,13 @@ class SimFileSystem:
             self.directory(old).change(Change(new_name, inode, old_name))
 
         self.operate("rename", src, apply)
+
+    def _rename_directory(self, src: str, dst: str) -> None:
+        """Rename a directory, durably at once, as directories are made here."""
+        if dst in self._directories:
+            raise OSError(39, "simulated: directory not empty", dst)
+        for path in [path for path in self._directories if path == src or path.startswith(src + "/")]:
+            self._directories[dst + path[len(src) :]] = self._directories.pop(path)
 
     def unlink(self, path: str) -> None:
         def apply() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pybk.storage.filesystem import File
     from pybk.storage.index_rows import FileRow
     from pybk.storage.volumes import Volumes
+
+logger = logging.getLogger(__name__)
 
 FIRST_FILE_BYTES: Final = MIB
 _STEP_BYTES: Final = 4 * MIB
@@ -75,7 +78,7 @@ class LogFileSupply:
             self._ahead = [pair for pair in self._ahead if pair[0].file_id > ready[0][0].file_id]
             self._in_use.append(ready[0])
             self._current = ready[0]
-            self._next_bytes = min(2 * ready[0][1].size, self._config.log_file_bytes)
+            self._next_bytes = min(max(2 * ready[0][1].size, FIRST_FILE_BYTES), self._config.log_file_bytes)
         self._volumes.add(ready[0][0])
         self._on_use()
         return ready[0][0].file_id, ready[0][1]
@@ -85,11 +88,18 @@ class LogFileSupply:
             with self._making:
                 with self._lock:
                     ready = list(self._ahead)
-                return ready[0] if ready else self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+                return ready[0] if ready else self._make_fitting(bytes_min)
         except StorageFullError:
             self.note_refusal()
             self._on_use()
             raise
+
+    def _make_fitting(self, bytes_min: int) -> tuple[FileRow, File]:
+        try:
+            return self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+        except StorageFullError as error:
+            logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
+            return self._make(bytes_min, 0.0)
 
     def note_refusal(self) -> None:
         """Remember that the log was refused a file, so that ledgers wait for appends to be taken again."""

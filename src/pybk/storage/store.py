@@ -15,6 +15,7 @@ from pybk.errors import (
     LedgerExistsError,
     LedgerFencedError,
     NoSuchLedgerError,
+    StorageError,
     StorageFullError,
 )
 from pybk.flags import StorageHint
@@ -236,6 +237,7 @@ class Store(StoreView):
                 continue
             # Not waited for: who holds it may be waiting for maintenance.
             if descriptor.lock.acquire(blocking=False):
+                descriptor.staging = None
                 descriptor.settle()
                 descriptor.error = None
                 descriptor.lock.release()
@@ -420,14 +422,20 @@ class Store(StoreView):
         with descriptor.lock:
             if descriptor.deleted:
                 raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
-            descriptor.error = NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
-            commit = self.log.stage_control(encode, partial(self._deleted, descriptor))
+            before, gone = descriptor.error, NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            descriptor.error = gone
+            try:
+                commit = self.log.stage_control(encode, partial(self._deleted, descriptor))
+            except BaseException:
+                descriptor.error = before
+                raise
         try:
             self._finish_change(descriptor, commit)
-        except StorageFullError:
+        except StorageError:
             with descriptor.lock:
-                if not descriptor.deleted:
-                    descriptor.error = None
+                # Not if it is another: then entries of the ledger failed with it, and more would leave a gap.
+                if descriptor.error is gone and not descriptor.deleted:
+                    descriptor.error = before
             raise
         self.maintenance.wake()
 
