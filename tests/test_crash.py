@@ -5,16 +5,19 @@ from __future__ import annotations
 import pytest
 
 from pybk.manager import LedgerManager
-from tests.simdisk import SimCrash, SimFileSystem
-from tests.storeworld import World, abandon, count_operations, open_world
+from pybk.storage.catalog import read_catalog
+from pybk.storage.creation import catalog_path
+from pybk.storage.rebuild import rebuild_index
+from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
+from tests.storeworld import ROOT, World, abandon, count_operations, open_world
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 _SHARDS = 8
 
 
-def crash_and_check(operation: int, seed: int, *, power_loss: bool) -> None:
-    """Stop the machine at one operation, open again, and check; then go on, and check again."""
+def stopped(operation: int, seed: int, *, power_loss: bool) -> tuple[SimFileSystem, World]:
+    """Stop the machine at one operation of the workload; return what is found on the disk, and what must be there."""
     fs = SimFileSystem(seed)
     fs.crash_at(operation)
     world = World()
@@ -29,14 +32,33 @@ def crash_and_check(operation: int, seed: int, *, power_loss: bool) -> None:
     finally:
         if manager is not None:
             abandon(manager)
-    after = fs.crash() if power_loss else fs.kill()
-    manager = open_world(after)
+    return (fs.crash() if power_loss else fs.kill()), world
+
+
+def check_catalog(manager: LedgerManager) -> None:
+    """Assert that the catalog says what the index says, so that the index can be made again."""
+    store = manager._store
+    mark = store.index.mark()
+    assert mark is not None
+    path = catalog_path(ROOT, mark.catalog_file_id)
+    known = read_catalog(store.fs, path, store.store_id, mark.catalog_file_id, at_least=mark.catalog_bytes)
+    assert known.ledgers == {row.metadata.ledger_id: row for row in store.index.ledgers()}
+    assert known.files == store.index.files()
+    assert known.mark._replace(catalog_file_id=0) == mark._replace(catalog_file_id=0)
+    assert list(store.index.check()) == []
+
+
+def check(fs: SimFileSystem, world: World) -> None:
+    """Open the store and check it; go on, and check it again."""
+    manager = open_world(fs)
     world.check(manager, recover=False)
+    check_catalog(manager)
     world.check(manager)
     manager.checkpoint()
     world.check(manager)
+    check_catalog(manager)
     manager.close()
-    manager = open_world(after)
+    manager = open_world(fs)
     world.check(manager)
     manager.close()
 
@@ -44,10 +66,22 @@ def crash_and_check(operation: int, seed: int, *, power_loss: bool) -> None:
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_nothing_acknowledged_is_lost_when_power_fails_at_any_operation(shard: int) -> None:
     for operation in range(shard, count_operations(), _SHARDS):
-        crash_and_check(operation, operation, power_loss=True)
+        check(*stopped(operation, operation, power_loss=True))
 
 
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_nothing_acknowledged_is_lost_when_the_process_dies_at_any_operation(shard: int) -> None:
     for operation in range(shard, count_operations(), _SHARDS):
-        crash_and_check(operation, operation, power_loss=False)
+        check(*stopped(operation, operation, power_loss=False))
+
+
+def test_the_index_may_be_lost_with_any_stop() -> None:
+    made = 0
+    for operation in range(0, count_operations(), 4):
+        fs, world = stopped(operation, operation, power_loss=operation % 8 == 0)
+        if fs.exists(f"{ROOT}/cookie"):
+            fs.unlink(f"{ROOT}/ssd/index/data.mdb")
+            rebuild_index(ROOT, fs=fs, environment=lambda path, fs=fs: SimEnvironment(fs, path))  # type: ignore[misc]
+            check(fs, world)
+            made += 1
+    assert made > 40

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -18,8 +19,12 @@ from pybk.writer import LedgerWriter
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
 
-_PATH = ("pybk/writer.py", "storage/log.py", "storage/commit_writer.py", "storage/commit.py", "storage/descriptor.py", "storage/store.py", "storage/ahead.py")
+_ROOMS = ("writer", "storage/log", "storage/commit_writer", "storage/commit", "storage/descriptor", "storage/store")
+_PATH = tuple(f"pybk/{room}.py" for room in (*_ROOMS, "storage/ahead"))
 _WAIT_SECONDS = 20.0
+
+
+_BIG = bytes(100_000)
 
 
 class Interrupter:
@@ -43,8 +48,8 @@ class Interrupter:
 def leaves_a_with(frame: FrameType) -> bool:
     """Tell whether the line event is that of a ``with`` being left, where the interpreter itself takes no interrupts.
 
-    Between the last call of the body and ``__exit__`` there is no instruction that looks for signals; raised by a trace function
-    there, an exception would leave any lock of Python locked.
+    Between the last call of the body and ``__exit__`` there is no instruction that looks for signals; raised by a
+    trace function there, an exception would leave any lock of Python locked.
     """
     lines = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
     if not lines.startswith("with "):
@@ -72,11 +77,18 @@ def append_some(writer: LedgerWriter, name: bytes, done: dict[bytes, int]) -> No
         done[payload] = writer.append(payload)
 
 
+def append_big(writer: LedgerWriter) -> None:
+    for _ in range(2):
+        writer.append(_BIG)
+
+
 def one_round(manager: LedgerManager, line: int) -> bool:
     """Interrupt an append while other threads append to the same ledger; tell whether the line was reached."""
     writer = manager.create_ledger()
     done: dict[bytes, int] = {}
-    threads = [threading.Thread(target=append_some, args=(writer, b"thread %d" % k, done), daemon=True) for k in range(2)]
+    threads = [
+        threading.Thread(target=append_some, args=(writer, b"thread %d" % k, done), daemon=True) for k in range(2)
+    ]
     future = writer.append_async(b"future")
     for thread in threads:
         thread.start()
@@ -110,9 +122,8 @@ def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter()
     for line in range(0, 400, 3):
         manager = open_store(SimFileSystem(line))
         writer = manager.create_ledger()
-        big = bytes(100_000)
-        acknowledged = [writer.append(big) for _ in range(9)]
-        interrupted(line, lambda writer=writer: [writer.append(big) for _ in range(2)])  # type: ignore[misc]  # bound now
+        acknowledged = [writer.append(_BIG) for _ in range(9)]
+        interrupted(line, partial(append_big, writer))
         acknowledged.append(writer.append(b"after"))
         manager.checkpoint()
         writer.close()

@@ -271,7 +271,8 @@ class _NoneDigest(EntryDigest):
 def _crc_tables() -> tuple[int, npt.NDArray[np.uint32]]:
     """Return the CRC of a header of zeros, and what each byte value at each place of a header changes in it.
 
-    CRC-32C is linear, so a header's CRC is the XOR of what its bytes change: 32 look-ups, for all headers of a batch at once.
+    CRC-32C is linear, so a header's CRC is the XOR of what its bytes change: 32 look-ups, for all headers of a batch
+    at once.
     """
     zeros = bytes(ENTRY_HEADER_BYTES)
     base = crc32c(zeros)

@@ -374,6 +374,9 @@ class LedgerWriter:
         Raises:
             PybkError: As ``append``.
         """
+        error = self._descriptor.error or self._log.error
+        if error is not None:
+            raise error.with_traceback(None)
         if not self._wanted:
             return self._store.force(self._descriptor)
         self._log.flush()

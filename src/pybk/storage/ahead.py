@@ -32,8 +32,9 @@ class LogFileSupply:
     """Makes log files and keeps track of those in use; what the log asks for its files.
 
     Sizes double from 1 MiB up to ``log_file_bytes``, so that a small store stays small. Zeros are written in steps with
-    pauses, so that syncs of the log pass between them. While commits are large, files are only allocated: a commit of 564 KiB
-    takes 306 µs in an allocated file and 289 µs in a zeroed one, and zeros would double what the device has to write.
+    pauses, so that syncs of the log pass between them. While commits are large, files are only allocated: a commit
+    of 564 KiB takes 306 µs in an allocated file and 289 µs in a zeroed one, and zeros would double what the device
+    has to write.
 
     Threads: the log's driver asks, the maintenance thread makes.
     """

@@ -21,8 +21,8 @@ _FEW: Final = 32
 class StagedRun:
     """Consecutive entries of one ledger in one commit.
 
-    ``parts`` holds two pieces for each entry of ``sizes``. An entry is staged when its size is there, which comes last and at
-    once; what an exception left before that counts for nothing.
+    ``parts`` holds two pieces for each entry of ``sizes``. An entry is staged when its size is there, which comes
+    last and at once; what an exception left before that counts for nothing.
     """
 
     __slots__ = (
@@ -86,8 +86,8 @@ class StagedRun:
 class Commit:
     """What becomes durable together.
 
-    ``done`` is set once everything in it is durable and published, or ``error`` is set. ``wakers`` belongs to who waits in event
-    loops: one waker per loop.
+    ``done`` is set once everything in it is durable and published, or ``error`` is set. ``wakers`` belongs to who
+    waits in event loops: one waker per loop.
     """
 
     __slots__ = (
@@ -111,8 +111,9 @@ class Commit:
         "wanted",
     )
 
-    # Set when the commit is written: its records, each run with where in it its record begins and how long its body is, its bytes
-    # without and with padding, its file, the offset of its header there, and the offset at which writing starts.
+    # Set when the commit is written: its records, each run with where in it its record begins and how long its body
+    # is, its bytes without and with padding, its file, the offset of its header there, and the offset at which
+    # writing starts.
     records: list[bytes | memoryview]
     places: list[tuple[StagedRun, int, int]]
     size: int

@@ -119,7 +119,7 @@ class CommitWriter:
             self._left = None
 
     def _frame(self, commit: Commit) -> None:
-        """Put what is to be written together: a new file's header goes out with its first commit, under the same sync."""
+        """Put together what is to be written; a new file's header goes out with its first commit, under one sync."""
         lsn = commit.lsn
         count = len(commit.places) + len(commit.controls)
         header = encode_commit_header(lsn, lsn - 1, commit.file_id, count, commit.size - COMMIT_HEADER_BYTES)

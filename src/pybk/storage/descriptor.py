@@ -46,8 +46,8 @@ class Page(NamedTuple):
 class LedgerDescriptor:
     """State of one ledger.
 
-    Threads: ``lock`` guards what appends change; ``place_lock`` guards where entries lie. A thread that needs both takes
-    ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock.
+    Threads: ``lock`` guards what appends change; ``place_lock`` guards where entries lie. A thread that needs both
+    takes ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock.
     """
 
     __slots__ = (
@@ -156,7 +156,7 @@ class LedgerDescriptor:
             return np.frombuffer(self.tail.tobytes(), RUN_DTYPE)
 
     def tail_from(self, entry_id: int, runs_max: int) -> Runs | None:
-        """Return a copy of up to ``runs_max`` tail runs, the first holding ``entry_id``; None if the tail has it not."""
+        """Return a copy of up to ``runs_max`` tail runs, the first holding ``entry_id``; None if it is not there."""
         with self.place_lock:
             firsts = self.tail_firsts
             if not firsts or entry_id < firsts[0] or entry_id > self.last_durable:
@@ -166,7 +166,7 @@ class LedgerDescriptor:
         return np.frombuffer(words.tobytes(), RUN_DTYPE)
 
     def find(self, entry_id: int) -> tuple[int, int, int, int] | None:
-        """Return the four words of the run that holds ``entry_id``, from the tail or a cached page; None: ask the index."""
+        """Return the four words of the run that holds ``entry_id``, from tail or cached page; None: ask the index."""
         with self.place_lock:
             firsts = self.tail_firsts
             if firsts and entry_id >= firsts[0]:

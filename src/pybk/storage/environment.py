@@ -137,7 +137,9 @@ class _Shared:
                 create=not read_only,
                 readahead=False,
                 max_readers=_READERS_MAX,
-                max_spare_txns=1,
+                # A spare transaction keeps its place in the reader table, and a forked child that drops the spare
+                # gives that place away under its parent's feet. Saves 0.06 µs, anyway.
+                max_spare_txns=0,
                 # Format 1 and its engine, whatever the process's environment variables ask for.
                 lib_version=0,
             )

@@ -229,7 +229,7 @@ class Log:
             self._drive_once()
 
     def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called by the committer thread once ``commit`` is done; at once in a log that was closed."""
+        """Have ``callback`` called by the committer thread once ``commit`` is done; at once if the log is closed."""
         with self._mutex:
             commit.wanted = True
             if commit.done:
@@ -446,7 +446,7 @@ class Log:
                 self._error = error
 
     def after_fork(self, error: PybkError) -> None:
-        """Be of no use in a forked child: nothing is locked, nothing is pending, and all that is asked raises ``error``."""
+        """Be of no use in a forked child: nothing is locked or pending, and all that is asked raises ``error``."""
         self._mutex = threading.Lock()
         self._error = error
         for commit in (self._inflight, self._forming):

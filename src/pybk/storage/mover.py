@@ -1,7 +1,7 @@
 """One way to move entries: read records, check them, write them packed at the target, sync.
 
-Checkpoint, compaction and tier moves differ in what they move and why; this file moves it. Nothing here changes the index: the
-caller commits the new runs, and only then drops the old ones.
+Checkpoint, compaction and tier moves differ in what they move and why; this file moves it. Nothing here changes the
+index: the caller commits the new runs, and only then drops the old ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pybk.storage.cold import ColdSegmentWriter
 from pybk.storage.index_rows import FileRow, entries_key
 from pybk.storage.reading import locate_entries
 from pybk.storage.record import RECORD_HEADER_BYTES, RUN_COMPRESSED, RUN_DTYPE, Runs, encode_entries
-from pybk.storage.volumes import COLD, ENTRIES
+from pybk.storage.volumes import COLD
 
 if TYPE_CHECKING:
     from pybk.storage.view import Loaded, StoreView
@@ -53,8 +53,8 @@ class Mover:
         """Write the entries of some runs, all in one file, to the target.
 
         Returns:
-            The runs that take their place, same entries in the same order. Damaged records are not moved: their runs come
-            back as they were, so that reading them goes on failing instead of finding nothing.
+            The runs that take their place, same entries in the same order. Damaged records are not moved: their runs
+            come back as they were, so that reading them goes on failing instead of finding nothing.
 
         Raises:
             StorageFullError, OSError: The target takes no more; call ``abort``.
@@ -149,7 +149,7 @@ class Mover:
         self._writer = None
 
     def finish(self) -> list[FileRow]:
-        """Sync what was written; return the files made. They become part of the store with the caller's index update."""
+        """Sync what was written; return the files made, which the caller's index update makes part of the store."""
         if self._puts:
             self._flush_entries()
         if self._writer is not None:

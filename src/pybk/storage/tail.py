@@ -1,4 +1,4 @@
-"""Applying the log's tail: from replayed commits to ledgers in memory. A live store does it once, a read-only one goes on."""
+"""Applying the log's tail: from replayed commits to ledgers in memory; a read-only store goes on doing so."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def recover_log(
         first_file_id: Log files from this id on are read.
         first_lsn: LSN of the first commit in them.
         durable_lsn: Highest LSN known to be durable.
-        rewrite_beyond: After an unclean end, commits beyond this LSN are written again and synced, for the page cache may
-            hold what a failed sync never brought to disk; None after a clean end.
+        rewrite_beyond: After an unclean end, commits beyond this LSN are written again and synced, for the page cache
+            may hold what a failed sync never brought to disk; None after a clean end.
 
     Raises:
         CorruptError: The log is damaged in a way that leaves unknown what is lost.

@@ -202,7 +202,7 @@ class StoreView:
         return self.descriptor(ledger_id).metadata
 
     def ledgers(self) -> Iterator[LedgerMetadata]:
-        """Yield the metadata of all ledgers by ascending id; what is made or deleted meanwhile may or may not be there."""
+        """Yield the metadata of all ledgers by ascending id; what is made or deleted meanwhile may be there."""
         with self._lock:
             recent = dict(sorted(self._dirty.items()))
         pending = iter(recent.values())

@@ -1,6 +1,7 @@
 """The directories of a store: which file lies where, and how its bytes are looked at.
 
-A file is named by its id alone; ids are given once and never again. This file decides paths and ids, and keeps maps open.
+A file is named by its id alone; ids are given once and never again. This file decides paths and ids, and keeps maps
+open.
 """
 
 from __future__ import annotations
@@ -158,8 +159,8 @@ class Volumes:
             return self._paths[row.tier, row.directory]
         except KeyError:
             raise CookieError(
-                f"file {row.file_id:016x} lies in directory {row.directory} of tier {row.tier}, which is not named; open the "
-                "store with tiers={...} naming every directory it was made with"
+                f"file {row.file_id:016x} lies in directory {row.directory} of tier {row.tier}, which is not "
+                "named; open the store with tiers={...} naming every directory it was made with"
             ) from None
 
     def found(self, kind: str) -> dict[int, FileRow]:

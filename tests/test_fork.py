@@ -1,0 +1,204 @@
+"""Forks: the child is told so clearly, waits for nobody, and keeps no lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.errors import ForkedProcessError, StoreLockedError
+from pybk.flags import StorageHint
+from pybk.manager import LedgerManager
+from tests.realstore import contents, numbered, open_quick, stop_syncing
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
+    pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
+]
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Call in a forked child; fail if it raises, or takes longer than ten seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(10)
+            work()
+            status = 0
+        except BaseException:  # noqa: BLE001  # nothing may get out of a child into the test run of its parent
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0, "the forked child failed, or waited for somebody who is not there"
+
+
+def all_refused(calls: list[Callable[[], Any]]) -> None:
+    for number, call in enumerate(calls):
+        with pytest.raises(ForkedProcessError, match=r"before .*fork"):
+            assert call() is None, f"call {number} was not refused"
+
+
+def test_everything_is_refused_in_a_child(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as manager:
+        writer = manager.create_ledger()
+        writer.append_many([bytes(1000)] * 3000)
+        reader = manager.open_ledger(0, recover=False)
+        entries = reader.read(0, 2999)
+        next(entries)
+        ids = manager.list_ledgers()
+        followed = reader.follow(1)
+        next(followed)
+        early = manager.create_ledger(ledger_id=9).append_async(b"x", entry_id=1)
+        calls: list[Callable[[], Any]] = [
+            lambda: writer.append(b"x"),
+            lambda: writer.append_async(b"x"),
+            lambda: writer.append_many([b"x"]),
+            writer.force,
+            writer.close,
+            lambda: early.result(),
+            lambda: early.result(1),
+            lambda: reader.read(0, 0),
+            lambda: reader.read_batch(0),
+            lambda: reader.read_unconfirmed(0, 0),
+            reader.read_last_add_confirmed,
+            lambda: list(entries),
+            lambda: list(ids),
+            lambda: list(followed),
+            manager.create_ledger,
+            lambda: manager.open_ledger(0),
+            lambda: manager.delete_ledger(0),
+            lambda: manager.move_ledger(0, StorageHint.HDD),
+            manager.list_ledgers,
+            lambda: manager.ledger_metadata(0),
+            manager.checkpoint,
+            manager.health,
+            manager.metrics,
+        ]
+        in_child(lambda: all_refused(calls))
+        in_child(manager.close)
+        assert writer.append(b"the parent goes on") == 3000
+        assert len(list(entries)) == 2999
+
+
+def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path) as manager:
+        writer = manager.create_ledger()
+        go = stop_syncing(monkeypatch)
+        future = writer.append_async(b"entry 0")
+        many = writer.append_many_async(numbered(3, 1))
+        waiting = threading.Thread(target=future.result)
+        waiting.start()
+        time.sleep(0.02)
+        held = [manager._store._lock, writer._descriptor.lock, writer._descriptor.place_lock]
+        held.append(manager._store.log._mutex)  # type: ignore[union-attr]  # a live store's
+        for lock in held:
+            lock.acquire()
+        try:
+            in_child(
+                lambda: all_refused(
+                    [
+                        future.result,
+                        lambda: many.result(1),
+                        lambda: writer.append(b"x"),
+                        lambda: writer.append_many([b"x"]),
+                        lambda: manager.open_ledger(0),
+                        writer.close,
+                    ]
+                )
+            )
+        finally:
+            for lock in held:
+                lock.release()
+        go.set()
+        waiting.join(10)
+        assert (future.result(), many.result()) == (0, range(1, 4))
+        assert contents(manager, 0) == numbered(4)
+
+
+def test_a_child_may_read_beside_its_parent_and_write_after_it(tmp_path: Path) -> None:
+    manager = open_quick(tmp_path)
+    writer = manager.create_ledger()
+    writer.append_many(numbered(5))
+
+    def read() -> None:
+        with open_quick(tmp_path, read_only=True) as mine:
+            assert contents(mine, 0) == numbered(5)
+        with pytest.raises(StoreLockedError) as refused:
+            open_quick(tmp_path)
+        assert refused.value.pid == os.getppid()
+
+    in_child(read)
+    writer.append(b"entry 5")
+    manager.close()
+
+    def write() -> None:
+        with open_quick(tmp_path) as mine:
+            assert contents(mine, 0, recover=True) == numbered(6)
+            mine.create_ledger().append(b"by the child")
+
+    in_child(write)
+    with open_quick(tmp_path) as manager:
+        assert contents(manager, 1) == [b"by the child"]
+
+
+def test_a_child_that_outlives_its_parents_manager_keeps_no_lock(tmp_path: Path) -> None:
+    manager = open_quick(tmp_path)
+    manager.create_ledger().append(b"x")
+    ready, release = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(ready[1], b"x")
+        os.read(release[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        manager.close()
+        with open_quick(tmp_path) as manager:
+            assert contents(manager, 0) == [b"x"]
+    finally:
+        os.write(release[1], b"x")
+        os.waitpid(pid, 0)
+        for fd in (*ready, *release):
+            os.close(fd)
+
+
+def test_a_read_only_manager_is_refused_in_a_child_too(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as live:
+        live.create_ledger().append_many(numbered(2))
+        with open_quick(tmp_path, read_only=True) as manager:
+            reader = manager.open_ledger(0)
+            followed = reader.follow()
+            next(followed)
+            calls: list[Callable[[], Any]] = [
+                lambda: manager.open_ledger(0),
+                lambda: reader.read(0, 0),
+                lambda: list(followed),
+                reader.read_last_add_confirmed,
+            ]
+            in_child(lambda: all_refused(calls))
+            assert contents(manager, 0) == numbered(2)
+
+
+def test_leaving_a_with_in_a_child_closes_nothing(tmp_path: Path) -> None:
+    def leave(manager: LedgerManager) -> None:
+        with manager:
+            pass
+
+    with open_quick(tmp_path) as manager:
+        writer = manager.create_ledger()
+        in_child(lambda: leave(manager))
+        assert writer.append(b"x") == 0
