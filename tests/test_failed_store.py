@@ -15,7 +15,7 @@ from pybk.errors import StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.storage.filesystem import OsFile
-from tests.realstore import contents, numbered, open_quick, payloads
+from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
 
 
 @pytest.fixture
@@ -38,13 +38,17 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(OsFile, "write_durable", fail)
 
 
-def test_outstanding_and_later_appends_fail_for_good(manager: LedgerManager, break_disk: Callable[[], None]) -> None:
+def test_outstanding_and_later_appends_fail_for_good(
+    manager: LedgerManager, break_disk: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = manager.create_ledger()
     other = manager.create_ledger()
     writer.append(b"entry 0")
     break_disk()
+    go = stop_syncing(monkeypatch)
     called = threading.Event()
     futures: list[Any] = [writer.append_async(b"entry 1"), other.append_many_async([b"a", b"b"])]
+    go.set()
     futures[0].add_done_callback(lambda _: called.set())
     calls: list[Callable[[], Any]] = [
         *(future.result for future in futures),
