@@ -28,11 +28,30 @@ class TierPolicy:
     """Which closed ledgers move by themselves, and where to.
 
     A ledger moves when it is closed, not there yet, at least ``min_age_seconds`` old, and at least ``min_bytes`` long.
+
+    Args:
+        target: Where to.
+        min_age_seconds: Seconds since the ledger was created.
+        min_bytes: Payload bytes of the ledger.
+
+    Raises:
+        UsageError: A value cannot work.
     """
 
     target: StorageHint = StorageHint.HDD
     min_age_seconds: float = 7 * 86_400.0
     min_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, naming them."""
+        if not isinstance(self.target, StorageHint):
+            raise UsageError(
+                f"target is {self.target!r}; it takes StorageHint.NVME, StorageHint.SSD or StorageHint.HDD"
+            )
+        for name in ("min_age_seconds", "min_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value >= 0:
+                raise UsageError(f"{name} is {value!r}; it takes a number from 0 up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
