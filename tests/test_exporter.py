@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import ClosedError
 from pybk.flags import StorageHint
 from pybk.metrics import APPEND_LATENCY, APPENDED_BYTES, APPENDED_ENTRIES
-from tests.realstore import ROOT, open_quick
+from tests.realstore import open_quick, python
 
 prometheus = pytest.importorskip("prometheus_client")
 
@@ -100,11 +98,5 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT / "src")},
-        check=True,
-    )
-    assert done.stdout == "exporting metrics takes prometheus_client: pip install 'pybk[metrics]'\n"
+    done = python(program).communicate("")[0]
+    assert done == "exporting metrics takes prometheus_client: pip install 'pybk[metrics]'\n"

@@ -33,8 +33,8 @@ _STATES: Final = ("ok", "read_only", "failed")
 class ManagerCollector(Collector):
     """Shows a manager's metrics to Prometheus whenever it asks.
 
-    Counters are ``pybk_<name>_total``, latencies ``pybk_<name>_seconds``, each by store, ledger type and tier; beside them
-    gauges of the store's health.
+    Counters are ``pybk_<name>_total``, latencies ``pybk_<name>_seconds``, each by store, ledger type and tier; beside
+    them gauges of the store's health.
 
     Args:
         manager: Whose metrics; it must be open for as long as the collector is registered.
