@@ -1,0 +1,494 @@
+"""Each rule of the storage is broken on purpose, and the checks must notice: a check that cannot fail proves nothing.
+
+A mutant is the real source of one function with one piece replaced.
+"""
+
+from __future__ import annotations
+import __future__
+
+import importlib
+import inspect
+import os
+import tempfile
+import textwrap
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from pybk.digest import DigestType
+from pybk.errors import CorruptError, PybkError, StorageFailedError
+from pybk.flags import StorageHint, WriteFlag
+from pybk.storage.environment import LmdbEnvironment
+from pybk.storage.volumes import LOG
+from tests.simdisk import SimCrash, SimFileSystem
+from tests.storeworld import ROOT, World, abandon, count_operations, open_world
+from tests.test_crash import check, check_catalog, stopped
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+Check = Callable[[], None]
+
+
+class Piece(NamedTuple):
+    """What is replaced in a function or method of a module of ``pybk.storage``."""
+
+    function: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """A rule, how it is broken, and the check that has to notice."""
+
+    rule: str
+    check: Check
+    pieces: list[Piece]
+
+
+def mutate(patch: pytest.MonkeyPatch, piece: Piece) -> None:
+    """Put a changed copy of a function in the place of the real one."""
+    module_name, *path = piece.function.split(".")
+    owner: Any = importlib.import_module(f"pybk.storage.{module_name}")
+    for name in path[:-1]:
+        owner = getattr(owner, name)
+    real = getattr(owner, path[-1])
+    source = textwrap.dedent(inspect.getsource(real)).replace("super()", f"super({owner.__name__}, self)")
+    assert source.count(piece.old) == 1, f"{piece.function} has changed: choose another piece than {piece.old!r}"
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(piece.old, piece.new), f"<mutant of {piece.function}>", "exec", flags)
+    namespace: dict[str, Any] = {}
+    exec(code, inspect.unwrap(real).__globals__, namespace)
+    patch.setattr(owner, path[-1], namespace[path[-1]])
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+
+
+def crashes(*, power_loss: bool, limit: int = 150) -> Check:
+    """Return a check that stops the machine at operations of the workload, in an order that mixes them well."""
+
+    def run() -> None:
+        operations = list(range(40, count_operations()))
+        Random(1).shuffle(operations)
+        for operation in operations[:limit]:
+            check(*stopped(operation, operation, power_loss=power_loss))
+
+    return run
+
+
+def what_was_served_after_a_failed_sync_stays(*, clean: bool = False) -> None:
+    """A sync fails, the process dies, the next one reads entries from the page cache; then power fails."""
+    served_beyond = 0
+    for seed in range(12):
+        fs = SimFileSystem(seed)
+        manager = open_world(fs)
+        if clean:
+            manager.close()
+            manager = open_world(fs)
+        writer = manager.create_ledger(digest_type=DigestType.CRC32C)
+        writer.append(b"durable")
+        fs.fail_at(0, only="write_durable")
+        with pytest.raises(PybkError):
+            writer.append(b"not durable")
+        abandon(manager)
+        fs = fs.kill()
+        manager = open_world(fs)
+        served = manager.open_ledger(writer.ledger_id, recover=False).last_add_confirmed
+        served_beyond += served
+        abandon(manager)
+        fs = fs.crash()
+        manager = open_world(fs)
+        assert manager.open_ledger(writer.ledger_id).last_add_confirmed >= served, "entries that were served are lost"
+        manager.close()
+    assert served_beyond > 0, "no seed brought the case about"
+
+
+def what_was_served_after_a_failed_sync_stays_after_a_clean_end() -> None:
+    what_was_served_after_a_failed_sync_stays(clean=True)
+
+
+def a_failed_sync_ends_the_store() -> None:
+    manager = open_world(fs := SimFileSystem(1))
+    one, other = (manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(2))
+    fs.fail_at(0, only="write_durable")
+    with pytest.raises(StorageFailedError):
+        one.append(b"lost")
+    with pytest.raises(StorageFailedError):
+        other.append(b"refused")
+    assert manager.health().state == "failed"
+    abandon(manager)
+
+
+def torn_writes_are_no_entries() -> None:
+    """The machine stops in the middle of writing an entry of several sectors."""
+    torn = 0
+    for seed in range(60):
+        fs = SimFileSystem(seed)
+        manager = open_world(fs)
+        world = World()
+        ledger_id = world.create(manager, StorageHint.NVME)
+        world.append(ledger_id)
+        fs.crash_at(0, only="write_durable")
+        with pytest.raises(SimCrash):
+            world.append(ledger_id, size=3000)
+        abandon(manager)
+        fs = fs.kill()
+        manager = open_world(fs)
+        world.check(manager, recover=False)
+        torn += manager.open_ledger(ledger_id).last_add_confirmed == 0
+        manager.close()
+    assert torn > 10
+
+
+def the_index_syncs_its_commits() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        environment = LmdbEnvironment(os.path.join(directory, "index"))
+        assert environment._shared is not None
+        flags = environment._shared.lmdb.flags()
+        environment.close()
+    assert flags["sync"]
+    assert flags["metasync"]
+    assert not flags["map_async"]
+
+
+def what_is_missing_in_the_log_is_noticed() -> None:
+    """A commit lies where the one before it should, as after a misdirected write: one acknowledged entry is lost."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    one, other = (manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(2))
+    one.append(b"lost")
+    other.append(b"misdirected")
+    store = manager._store
+    (log,) = [row for row in store.volumes.rows.values() if row.kind == LOG]
+    path = store.volumes.path_of(log)
+    abandon(manager)
+    fs = fs.kill()
+    live = fs.inode(path).live
+    live[12288:16384] = live[16384:20480]
+    live[16384:20480] = bytes(4096)
+    with pytest.raises(CorruptError):
+        open_world(fs)
+
+
+def a_lost_file_of_the_log_is_noticed() -> None:
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    writers = [manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(3)]
+    for writer, size in zip(writers, (60_000, 100_000, 200_000), strict=True):
+        writer.append(bytes(size))
+    logs = sorted(row for row in manager._store.volumes.rows.values() if row.kind == LOG)
+    assert len(logs) == 4, "each entry was to be in a file of its own, as the ledgers are"
+    path = manager._store.volumes.path_of(logs[2])
+    abandon(manager)
+    fs = fs.kill()
+    fs.unlink(path)
+    with pytest.raises(CorruptError):
+        open_world(fs)
+
+
+def deferred_entries_are_confirmed_by_force_only() -> None:
+    for power_loss in (False, True):
+        fs = SimFileSystem(1)
+        manager = open_world(fs)
+        writer = manager.create_ledger(digest_type=DigestType.CRC32C, write_flags=WriteFlag.DEFERRED_FORCE)
+        writer.append(b"first")
+        reader = manager.open_ledger(writer.ledger_id, recover=False)
+        assert [entry.payload for entry in reader.read_unconfirmed(0, 0)] == [b"first"]
+        assert reader.read_last_add_confirmed() == writer.last_add_confirmed == -1
+        writer.force()
+        assert reader.read_last_add_confirmed() == writer.last_add_confirmed == 0
+        abandon(manager)
+        manager = open_world(fs.crash() if power_loss else fs.kill())
+        assert manager.open_ledger(writer.ledger_id, recover=False).last_add_confirmed == 0
+        manager.close()
+
+
+def parts_of_a_file_can_be_moved() -> None:
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    writers = [world.create(manager, StorageHint.HDD) for _ in range(3)]
+    for _ in range(40):
+        for ledger_id in writers:
+            world.append(ledger_id)
+    manager.checkpoint()
+    store = manager._store
+    runs = next(store.index.pages(writers[0]))
+    jobs = store.maintenance._jobs  # type: ignore[union-attr]  # a live store's
+    jobs._relocate([(writers[0], [runs[::2]])], StorageHint.NVME)
+    world.check(manager)
+    manager.close()
+
+
+def want_of_room_leaves_nothing_behind() -> None:
+    """The index has no room; what was made for it must be gone, in the catalog, too."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    ledger_id = world.create(manager, StorageHint.HDD)
+    world.append(ledger_id, 20)
+    manager.checkpoint()
+    world.append(ledger_id, 20)
+    files = fs.list_directory(f"{ROOT}/hdd")
+    fs.fail_at(0, "ENOSPC", only="commit")
+    with pytest.raises(PybkError):
+        manager.checkpoint()
+    assert fs.list_directory(f"{ROOT}/hdd") == files
+    check_catalog(manager)
+    abandon(manager)
+    fs = fs.kill()
+    check(fs, world)
+
+
+CRASH = crashes(power_loss=True)
+KILL = crashes(power_loss=False)
+COMMIT = "    self._registry.commit("
+
+MUTANTS = [
+    Mutant(
+        "what is acknowledged is synced",
+        CRASH,
+        [Piece("commit_writer.CommitWriter.write", "file.write_durable(", "file.write(")],
+    ),
+    Mutant(
+        "a failed sync ends the store",
+        a_failed_sync_ends_the_store,
+        [Piece("log.Log._drive_once", "self._error = failed", "pass")],
+    ),
+    Mutant(
+        "a new log file's name is synced before it is used",
+        CRASH,
+        [Piece("ahead.LogFileSupply._make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass")],
+    ),
+    Mutant(
+        "the watermark follows the sync",
+        KILL,
+        [
+            Piece(
+                "commit_writer.CommitWriter.write",
+                "file.write_durable(",
+                "self._watermark.advance(commit.lsn); file.write_durable(",
+            )
+        ],
+    ),
+    Mutant(
+        "what a failed sync left in the page cache is written again",
+        what_was_served_after_a_failed_sync_stays,
+        [Piece("store.recover_log", "_write_again(volumes, rows, again)", "pass")],
+    ),
+    Mutant(
+        "a store that is open is not marked as cleanly ended",
+        what_was_served_after_a_failed_sync_stays_after_a_clean_end,
+        [Piece("store.Store.__init__", "watermark.clean = False", "pass")],
+    ),
+    Mutant(
+        "a torn write is the end of the log",
+        torn_writes_are_no_entries,
+        [Piece("replay.Replay._read_last", "if commit.lsn > self._durable:\n                break", "pass")],
+    ),
+    Mutant(
+        "bodies in the log have checksums",
+        torn_writes_are_no_entries,
+        [Piece("replay._read_records", "xxh3_64_intdigest(data[start:at]) == header.body_checksum", "True")],
+    ),
+    Mutant(
+        "LSNs in the log have no gaps",
+        what_is_missing_in_the_log_is_noticed,
+        [
+            Piece(
+                "replay.scan_commits",
+                "if head is None or head.lsn != lsn:\n            return",
+                "if head is None:\n            return\n        lsn = head.lsn",
+            )
+        ],
+    ),
+    Mutant(
+        "files of the log follow each other",
+        a_lost_file_of_the_log_is_noticed,
+        [
+            Piece(
+                "replay.Replay._replay",
+                "if header.first_lsn != self._lsn:",
+                "self._lsn = header.first_lsn\n        if False:",
+            )
+        ],
+    ),
+    Mutant(
+        "files of the log's tail are no leftovers",
+        KILL,
+        [Piece("store.remove_leftovers", "not (row.kind == LOG and file_id >= mark.first_log_file_id)", "True")],
+    ),
+    Mutant("cold segments are synced", CRASH, [Piece("cold.ColdSegmentWriter.finish", "file.sync()", "pass")]),
+    Mutant(
+        "cold segments' names are synced",
+        CRASH,
+        [Piece("cold.ColdSegmentWriter.finish", "self._fs.sync_directory(os.path.dirname(self._path))", "pass")],
+    ),
+    Mutant(
+        "what is in the catalog is synced",
+        CRASH,
+        [Piece("catalog.CatalogWriter._sync", "self._file.sync()", "pass")],
+    ),
+    Mutant(
+        "a new catalog's name is synced",
+        CRASH,
+        [Piece("catalog.CatalogWriter.create", "fs.sync_directory(os.path.dirname(path))", "pass")],
+    ),
+    Mutant(
+        "the catalog knows before the index does",
+        KILL,
+        [
+            Piece(
+                "registry.Registry.commit",
+                "catalog, mark = self._write_catalog(",
+                "first = self._change_index(mark, change, added, gone)\n"
+                "        change, added, gone = (lambda update: first), [], ()\n"
+                "        catalog, mark = self._write_catalog(",
+            )
+        ],
+    ),
+    Mutant(
+        "the old catalog stays until the index names the new one",
+        KILL,
+        [
+            Piece("registry.Registry.commit", "self._volumes.fs.unlink(before.path)", "pass"),
+            Piece(
+                "registry.Registry._begin_catalog",
+                "return catalog, mark._replace(",
+                "volumes.fs.unlink(self._catalog.path); return catalog, mark._replace(",
+            ),
+        ],
+    ),
+    Mutant(
+        "commits of the index are synced",
+        the_index_syncs_its_commits,
+        [Piece("environment._Shared.__init__", "readahead=False,", "readahead=False, sync=False,")],
+    ),
+    Mutant(
+        "log files stay until the index names what became of them",
+        KILL,
+        [
+            Piece(
+                "jobs.Jobs._take_over",
+                COMMIT,
+                "    for row in taken.log_files:\n"
+                "        if row not in placed.files:\n"
+                "            store.volumes.drop(row.file_id)\n" + COMMIT,
+            )
+        ],
+    ),
+    Mutant(
+        "what moved stays in the SSD tier until the index names its new place",
+        KILL,
+        [
+            Piece(
+                "jobs.Jobs._relocate",
+                COMMIT,
+                "    for ledger_id, old, new in moved:\n"
+                "        self._remember(_keys_of(store, ledger_id, old, new))\n"
+                "    self._purge()\n" + COMMIT,
+            )
+        ],
+    ),
+    Mutant(
+        "entries are in the SSD tier before the index names them",
+        KILL,
+        [
+            Piece("mover.Mover.finish", "self._flush_entries()", "self._view.late = self._flush_entries"),
+            Piece(
+                "jobs.Jobs._take_over",
+                "    self._taken_over(",
+                "    getattr(store, 'late', int)()\n    self._taken_over(",
+            ),
+        ],
+    ),
+    Mutant(
+        "deletes are logged",
+        KILL,
+        [
+            Piece(
+                "store.Store.delete",
+                "commit = self.log.stage_control(encode, partial(self._deleted, descriptor))",
+                "self._deleted(descriptor); commit = Commit.finished(None)",
+            )
+        ],
+    ),
+    Mutant(
+        "a close is durable before it is acknowledged",
+        KILL,
+        [
+            Piece(
+                "store.Store.close_ledger",
+                "    self._finish_change(descriptor, commit)",
+                "    self._changed(descriptor, closed)",
+            )
+        ],
+    ),
+    Mutant(
+        "force is logged",
+        deferred_entries_are_confirmed_by_force_only,
+        [
+            Piece(
+                "store.Store.force",
+                "commit = self.log.stage_control(encode, partial(descriptor.confirm, last))",
+                "self.log.flush(); descriptor.confirm(last); commit = Commit.finished(None)",
+            )
+        ],
+    ),
+    Mutant(
+        "deferred entries are confirmed by force",
+        deferred_entries_are_confirmed_by_force_only,
+        [Piece("descriptor.LedgerDescriptor.publish", "if not self.deferred:", "if True:")],
+    ),
+    Mutant(
+        "a record holds consecutive entries",
+        parts_of_a_file_can_be_moved,
+        [Piece("mover.Mover._pieces", "high = min(high, jumps[bisect_right(jumps, low)])", "pass")],
+    ),
+    Mutant(
+        "what the index did not take is taken back from the catalog",
+        want_of_room_leaves_nothing_behind,
+        [Piece("registry.Registry._take_back", "catalog.take_back()", "pass")],
+    ),
+    Mutant(
+        "what a job made in vain is removed",
+        want_of_room_leaves_nothing_behind,
+        [Piece("registry.Registry._discard", "self._volumes.drop(row.file_id)", "pass")],
+    ),
+]
+
+
+def is_noticed(run: Check) -> bool:
+    """Tell whether a check fails."""
+    try:
+        run()
+    except (AssertionError, PybkError, pytest.fail.Exception):
+        return True
+    return False
+
+
+def must_work_undisturbed() -> None:
+    """Show that a mutant is a store that works for as long as nothing goes wrong, and not one that is merely broken."""
+    manager = open_world(SimFileSystem(0))
+    world = World()
+    world.run(manager)
+    world.check(manager, recover=False)
+    manager.close()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+def test_a_broken_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    for piece in mutant.pieces:
+        mutate(monkeypatch, piece)
+    must_work_undisturbed()
+    assert is_noticed(mutant.check), f"nothing notices that this rule is broken: {mutant.rule}"
+
+
+SCENARIOS = {mutant.check.__name__: mutant.check for mutant in MUTANTS if mutant.check not in (CRASH, KILL)}
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_the_checks_pass_where_no_rule_is_broken(name: str) -> None:
+    SCENARIOS[name]()
