@@ -168,7 +168,8 @@ class Log:
         if descriptor.error is not None:
             raise descriptor.error.with_traceback(None)
         commit = self._forming
-        if self._held or (commit.payload_bytes and self.outstanding_bytes + nbytes > self._outstanding_max):
+        outstanding = self.outstanding_bytes
+        if self._held or (outstanding and outstanding + nbytes > self._outstanding_max):
             return None
         run = descriptor.staging
         if run is None or run.commit is not commit:
