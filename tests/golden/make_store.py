@@ -1,6 +1,7 @@
 """Makes ``store.tar.xz``: a whole closed store, with a file of every format that there is.
 
-Run it only for a new format version, and keep the old one: ``python -m tests.golden.make_store tests/golden/store.tar.xz``.
+Run it only for a new format version, and keep the old one:
+``python -m tests.golden.make_store tests/golden/store.tar.xz``.
 """
 
 from __future__ import annotations
