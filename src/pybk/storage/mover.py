@@ -47,7 +47,6 @@ class Mover:
         self._rows: list[FileRow] = []
         self._puts: list[tuple[bytes, bytes]] = []
         self._put_bytes = 0
-        self.moved_bytes = 0
 
     def move(self, ledger_id: int, runs: Runs) -> Runs:
         """Write the entries of some runs, all in one file, to the target.
@@ -95,7 +94,6 @@ class Mover:
 
     def _put(self, ledger_id: int, piece: Piece) -> tuple[int, ...]:
         first, sizes, parts = piece
-        self.moved_bytes += sum(sizes)
         if self._tier is StorageHint.SSD:
             return self._put_entries(ledger_id, first, sizes, parts)
         return self._put_cold(ledger_id, first, sizes, parts)

@@ -19,7 +19,6 @@ from pybk.errors import CorruptError, UnsupportedFormatError
 
 RECORD_HEADER_BYTES: Final = 64
 RECORD_FORMAT: Final = 1
-RECORD_BODY_BYTES_MAX: Final = (1 << 32) - 1
 
 _MAGIC: Final = 0x4B52
 _ENTRIES: Final = 1
