@@ -140,4 +140,4 @@ def test_a_failed_future_raises_each_time_and_gives_its_error(manager: LedgerMan
     with pytest.raises(LedgerFencedError):
         writer.close()
     manager.close()
-    assert writer_error == ["LedgerClosedError"]
+    assert writer_error == ["LedgerFencedError"]

@@ -154,6 +154,8 @@ class AdvancedFuture(AppendFuture[T]):
     def staged(self, commit: Commit | None, failed: PybkError | None = None) -> None:
         """Take note of the commit it is part of now, or of why it will be part of none."""
         with self._lock:
+            if self._staged.is_set():
+                return
             if commit is None:
                 commit = Commit.finished(failed)
             self._commit = commit
@@ -164,31 +166,41 @@ class AdvancedFuture(AppendFuture[T]):
 
     def done(self) -> bool:
         """Tell whether the append is durable, and all before it, or has failed."""
+        self._settle()
         return self._staged.is_set() and self._commit.done
+
+    def _settle(self) -> None:
+        """Fail if the entries before it cannot come any more, because the ledger or the store takes none."""
+        error = self._descriptor.error or self._log.error
+        if error is not None:
+            self.staged(None, error)
+
+    def _look(self) -> None:
+        """Look again at each change of the ledger, until it is known how this ends."""
+        self._settle()
+        if not self._staged.is_set():
+            self._descriptor.when_advanced(self._look)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait like any append, first for the entries before it; arguments and errors are the same."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._staged.wait(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
-            self._check_hope()
-            if time.monotonic() >= deadline:
+            self._settle()
+            if time.monotonic() >= deadline and not self._staged.is_set():
                 raise AppendTimeoutError(
                     f"entries before {self._value} were not appended within {timeout} s; append them: until "
                     "then it is not acknowledged"
                 )
         return super().result(None if timeout is None else max(0.0, deadline - time.monotonic()))
 
-    def _check_hope(self) -> None:
-        """Raise if the entries before it cannot come any more, because the ledger or the store takes none."""
-        error = self._descriptor.error or self._log.error
-        if error is not None and not self._staged.is_set():
-            raise error.with_traceback(None)
-
     def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:
         """Have ``callback(self)`` called once when done; in the store's committer thread, so it must be short."""
         with self._lock:
             if not self._staged.is_set():
+                first = not self._callbacks
                 self._callbacks.append(lambda: callback(self))
+                if first:
+                    self._descriptor.when_advanced(self._look)
                 return
         super().add_done_callback(callback)
 
@@ -205,7 +217,7 @@ class AdvancedFuture(AppendFuture[T]):
                 try:
                     await asyncio.wait_for(finished.wait(), _LOOK_SECONDS)
                 except TimeoutError:
-                    self._check_hope()
+                    continue
         return self.result()
 
 

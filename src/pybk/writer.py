@@ -32,6 +32,7 @@ from pybk.storage.store import Store
 Payload = bytes | bytearray | memoryview
 """What may be appended; any other object with a contiguous buffer is taken too."""
 
+ENTRY_ID_MAX: Final = (1 << 63) - 2
 _CHUNK_BYTES: Final = 4 << 20
 
 
@@ -54,7 +55,8 @@ class LedgerWriter:
         self._advanced = descriptor.metadata.advanced
         self._early: dict[int, tuple[bytes, AdvancedFuture[int]]] = {}
         self._early_bytes = 0
-        self._closed = False
+        self._closed = False  # takes no more entries
+        self._settled = False  # and there is nothing left to do
         self.ledger_id: Final = descriptor.ledger_id
 
     def __repr__(self) -> str:
@@ -225,7 +227,10 @@ class LedgerWriter:
             raise IllegalOperationError(
                 f"ledger {self.ledger_id} is advanced: append its entries one by one, with their ids"
             )
-        given = list(payloads)
+        try:
+            given = list(payloads)
+        except TypeError:
+            raise UsageError(f"payloads is {payloads!r:.100}; it takes an iterable of bytes-like objects") from None
         if set(map(type, given)) - {bytes}:
             given = [self._checked(payload) for payload in given]
         batch = cast("list[bytes]", given)  # seen above, for all at once
@@ -297,10 +302,12 @@ class LedgerWriter:
                 f"ledger {self.ledger_id} gives entry ids itself; create_ledger(ledger_id=...) makes a "
                 "ledger whose ids are yours"
             )
-        if entry_id is None or entry_id < 0:
-            raise IllegalOperationError(
-                f"ledger {self.ledger_id} is advanced: append(payload, entry_id=...) with an id from 0 up, "
-                f"not {entry_id}"
+        if entry_id is None:
+            raise IllegalOperationError(f"ledger {self.ledger_id} is advanced: append(payload, entry_id=...) with an id")
+        if type(entry_id) is not int or not 0 <= entry_id <= ENTRY_ID_MAX:
+            raise UsageError(
+                f"ledger {self.ledger_id} is advanced: append(payload, entry_id=...) with a whole number from 0 to "
+                f"{ENTRY_ID_MAX}, not {entry_id!r}"
             )
         descriptor = self._descriptor
         with descriptor.lock:
@@ -387,25 +394,26 @@ class LedgerWriter:
         return await asyncio.to_thread(self.force)
 
     def close(self) -> None:
-        """Wait for what was appended and close the ledger; closing again does nothing.
+        """Wait for what was appended and close the ledger; closing again does nothing, unless closing failed.
 
         Raises:
             LedgerFencedError: Another handle recovered the ledger, and what it holds was settled there.
             PybkError: As ``append``; the ledger stays open and may be recovered.
         """
         descriptor = self._descriptor
+        if self._settled:
+            return
         with descriptor.lock:
-            if self._closed:
-                return
             self._closed = True
             self._give_up_early(
                 LedgerClosedError(f"ledger {self.ledger_id} was closed before the entries before this one came")
             )
-        if descriptor.deleted:
-            return
         if isinstance(descriptor.error, LedgerFencedError):
+            self._settled = True
             raise descriptor.error.with_traceback(None)
-        self._store.close_ledger(descriptor, fence=False)
+        if not descriptor.deleted:
+            self._store.close_ledger(descriptor, fence=False)
+        self._settled = True
 
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop goes on."""

@@ -183,16 +183,32 @@ class Log:
             commit.wanted = True
         return run
 
-    def stage_control(self, encode: Callable[[int], bytes], apply: Callable[[], None]) -> Commit:
+    def stage_control(
+        self,
+        encode: Callable[[int], bytes],
+        apply: Callable[[], None],
+        *,
+        unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
+    ) -> Commit | None:
         """Stage a control record behind everything staged so far.
 
         Args:
             encode: Given the LSN, returns the whole record.
             apply: Called by the driver when the record is durable, before waiters wake; may be called twice.
+            unless_changed: For a record that says how far a ledger goes: the ledger, and its error at that time.
+
+        Returns:
+            The commit it is part of. None if the ledger's error is another now, because a commit of its entries failed
+            meanwhile: nothing was staged, and what was decided is wrong.
+
+        Raises:
+            PybkError: The log failed or is closed.
         """
         with self._mutex:
             if self._error is not None:
                 raise self._error.with_traceback(None)
+            if unless_changed is not None and unless_changed[0].error is not unless_changed[1]:
+                return None
             commit = self._forming
             commit.controls.append((encode, apply))
             commit.wanted = True

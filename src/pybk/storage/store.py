@@ -15,6 +15,7 @@ from pybk.errors import (
     LedgerExistsError,
     LedgerFencedError,
     NoSuchLedgerError,
+    PybkError,
     StorageError,
     StorageFullError,
 )
@@ -332,17 +333,29 @@ class Store(StoreView):
         """Make new metadata of a ledger durable and then visible."""
         self._finish_change(descriptor, self._stage_change(descriptor, metadata))
 
-    def _stage_change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> Commit:
+    def _stage_change(
+        self,
+        descriptor: LedgerDescriptor,
+        metadata: LedgerMetadata,
+        *,
+        unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
+    ) -> Commit | None:
         """Stage new metadata; the caller holds ``descriptor.lock``, or is the only one who knows the descriptor."""
         body = metadata.encode()
-        descriptor.metadata_pushed = metadata
 
         def encode(lsn: int) -> bytes:
             return encode_control(RecordKind.LEDGER, metadata.ledger_id, metadata.version, body, lsn=lsn)
 
-        return self.log.stage_control(encode, partial(self._changed, descriptor, metadata))
+        apply = partial(self._changed, descriptor, metadata)
+        commit = self.log.stage_control(encode, apply, unless_changed=unless_changed)
+        if commit is not None:
+            descriptor.metadata_pushed = metadata
+        return commit
 
-    def _finish_change(self, descriptor: LedgerDescriptor, commit: Commit) -> None:
+    def _finish_change(self, descriptor: LedgerDescriptor, commit: Commit | None) -> None:
+        """Wait for a change that was staged."""
+        if commit is None:
+            return
         self.log.wait(commit)
         if commit.error is not None:
             descriptor.metadata_pushed = descriptor.metadata
@@ -369,32 +382,39 @@ class Store(StoreView):
             descriptor: The ledger.
             fence: Refuse whoever may still be writing: its appends raise ``LedgerFencedError`` from now on.
         """
-        with descriptor.lock:
-            metadata = descriptor.metadata_pushed
-            if metadata.state is LedgerState.CLOSED:
-                if descriptor.metadata is not metadata:
-                    self.log.flush()
-                return
-            if descriptor.deleted:
-                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
-            if self.log.error is not None:
-                raise self.log.error.with_traceback(None)
-            failed = descriptor.error
-            if failed is not None and not isinstance(failed, LedgerFencedError):
-                self.log.flush()  # nothing more can be staged, so what is durable then is all
-            if fence and failed is None:
-                descriptor.error = LedgerFencedError(
-                    f"ledger {descriptor.ledger_id} was opened for recovery by another handle; stop writing to it"
-                )
+        commit = None
+        while commit is None:
+            with descriptor.lock:
+                metadata = descriptor.metadata_pushed
+                if metadata.state is LedgerState.CLOSED:
+                    if descriptor.metadata is not metadata:
+                        self.log.flush()
+                    return
+                if descriptor.deleted:
+                    raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+                if self.log.error is not None:
+                    raise self.log.error.with_traceback(None)
+                commit = self._stage_close(descriptor, fence=fence)
+        self._finish_change(descriptor, commit)
+
+    def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
+        """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
+        failed = descriptor.error
+        if fence and failed is None:
+            descriptor.error = failed = LedgerFencedError(
+                f"ledger {descriptor.ledger_id} was opened for recovery by another handle; stop writing to it"
+            )
+        if failed is None or isinstance(failed, LedgerFencedError):
             descriptor.account_staged()
             last, length = descriptor.last_pushed, descriptor.length_pushed
-            if failed is not None and not isinstance(failed, LedgerFencedError):
-                last, length = descriptor.last_durable, descriptor.length_durable
-            closed = replace(
-                metadata, state=LedgerState.CLOSED, last_entry_id=last, length=length, version=metadata.version + 1
-            )
-            commit = self._stage_change(descriptor, closed)
-        self._finish_change(descriptor, commit)
+        else:
+            self.log.flush()  # nothing more can be staged, so what is durable then is all
+            last, length = descriptor.last_durable, descriptor.length_durable
+        metadata = descriptor.metadata_pushed
+        closed = replace(
+            metadata, state=LedgerState.CLOSED, last_entry_id=last, length=length, version=metadata.version + 1
+        )
+        return self._stage_change(descriptor, closed, unless_changed=(descriptor, failed))
 
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Make everything pushed so far durable and confirmed; return the last add confirmed."""
@@ -409,7 +429,10 @@ class Store(StoreView):
             def encode(lsn: int) -> bytes:
                 return encode_control(RecordKind.FORCE, descriptor.ledger_id, last, lsn=lsn)
 
-            commit = self.log.stage_control(encode, partial(descriptor.confirm, last))
+            apply = partial(descriptor.confirm, last)
+            commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))
+        if commit is None:
+            return self.force(descriptor)
         self._finish_change(descriptor, commit)
         return last
 
@@ -455,8 +478,7 @@ class Store(StoreView):
             if metadata.tier is not tier:
                 moved = replace(metadata, tier=tier, version=metadata.version + 1)
                 commit = self._stage_change(descriptor, moved)
-        if commit is not None:
-            self._finish_change(descriptor, commit)
+        self._finish_change(descriptor, commit)
         self.maintenance.move(descriptor, tier)
 
     def check_space(self) -> None:
