@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -180,6 +180,30 @@ class Maintenance:
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
+    def _run_job(self, job: Callable[[], None]) -> None:
+        """Do a job where no interrupt comes: not in the main thread. Raises what the job raises.
+
+        An interrupt while the main thread waits is raised there at once, and the job goes on.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            with self._running():
+                job()
+            return
+        raised: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                with self._running():
+                    job()
+            except BaseException as error:  # noqa: BLE001  # raised below, in the thread that asked
+                raised.append(error)
+
+        thread = threading.Thread(target=body, name="pybk-job", daemon=True)
+        thread.start()
+        thread.join()
+        if raised:
+            raise raised[0]
+
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Exclude other jobs; a failure ends the store, for what it knows may be half the truth.
@@ -218,18 +242,15 @@ class Maintenance:
             StorageFullError: A tier has no room; nothing was changed.
             StorageFailedError: Something else failed; the store should be closed.
         """
-        with self._running():
-            self._jobs.checkpoint()
+        self._run_job(self._jobs.checkpoint)
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
         """Bring all entries of a ledger, up to those durable now, to a tier; raises as ``checkpoint`` does."""
-        with self._running():
-            self._jobs.move(descriptor, tier)
+        self._run_job(lambda: self._jobs.move(descriptor, tier))
 
     def collect(self) -> None:
         """Free the space of deleted and moved entries; raises as ``checkpoint`` does."""
-        with self._running():
-            self._jobs.collect()
+        self._run_job(self._jobs.collect)
 
     def apply_policy(self) -> None:
         """Move the closed ledgers that the policy says are due; those that find no room stay until the next time."""
