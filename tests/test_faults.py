@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from pybk.errors import PybkError, StorageError, StorageFailedError, StorageFullError
+from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from tests.simdisk import READING, SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
@@ -17,20 +19,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 _WRITES = ("write", "write_durable", "write_zeros")
 _PASSES = ("create", "write", "write_zeros", "commit")
+_FINAL = ("sync", "sync_directory", "write_durable")
 _SHARDS = 8
 _ALL = bool(os.environ.get("PYBK_ALL_FAULTS"))
 
 
-def operations() -> list[tuple[str, str]]:
-    """Return the disk operations of the workload, opening and closing included."""
+def operations() -> tuple[list[tuple[str, str]], range]:
+    """Return the disk operations of the workload, opening and closing included, and which lie between the two."""
     fs = SimFileSystem(0)
     manager = open_world(fs)
+    opened = len(fs.operations)
     World().run(manager)
+    done = len(fs.operations)
     manager.close()
-    return fs.operations
+    return fs.operations, range(opened, done)
 
 
-OPERATIONS = operations()
+OPERATIONS, AT_WORK = operations()
 
 
 def must_name_a_place(error: PybkError) -> None:
@@ -90,6 +95,8 @@ def fail_and_check(operation: int, error: ErrorName, *, forever: bool, power_los
     if error == "ENOSPC" and not forever and state != "not opened" and name in _PASSES and "tmp" not in path:
         assert state == "ok", f"want of room, once, ended the store: {told}"
         assert all(isinstance(one, StorageFullError) for one in told)
+    if operation in AT_WORK and (error != "ENOSPC" or name in _FINAL):
+        assert state == "failed", f"the store goes on after a failure: {told}"
     if state == "failed":
         assert any(isinstance(one, StorageFailedError) for one in told)
     open_and_check(fs.crash() if power_loss else fs.kill(), world)
@@ -206,6 +213,36 @@ def test_open_that_cannot_read_says_so_and_changes_nothing(seed: int) -> None:
         except PybkError as error:
             must_name_a_place(error)
     open_and_check(again(stopped), world)
+
+
+def test_an_interrupt_while_a_job_runs_does_the_store_no_harm() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    ledger_id = world.create(manager, StorageHint.SSD)
+    interrupted = 0
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(60):
+            world.append(ledger_id, 2)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.00005 * number)
+                manager.move_ledger(ledger_id, list(StorageHint)[number % 3])
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert interrupted > 5
+    assert manager.health().state == "ok"
+    world.append(ledger_id)
+    world.check(manager, recover=False)
+    manager.close()
+    open_and_check(fs.crash(), world)
 
 
 def test_jobs_that_cannot_read_say_so() -> None:

@@ -156,6 +156,19 @@ def test_a_delete_that_finds_no_room_did_not_happen() -> None:
     manager.close()
 
 
+def test_a_log_file_that_finds_no_room_half_way_leaves_nothing_behind() -> None:
+    fs = SimFileSystem(6)
+    manager = open_small(fs, CONFIG)
+    for only in ("create", "write_zeros"):
+        fs.fail_at(0, "ENOSPC", only=only, forever=True)
+        with pytest.raises(StorageFullError):
+            new_ledger(manager)
+        fs.heal()
+        assert fs.list_directory("/store/nvme") == ["cookie"]
+    assert new_ledger(manager).append(b"first") == 0
+    manager.close()
+
+
 def test_files_made_ahead_leave_the_reserve_alone_and_are_given_back() -> None:
     fs = SimFileSystem(4, capacity_bytes=16 * MIB)
     config = replace(WATCHED, log_file_bytes=4 * MIB)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.config import MIB, StoreConfig
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
-from pybk.storage.failures import is_full, storage_error, syncing
+from pybk.storage.failures import is_full, storage_error, syncing, undoing
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.volumes import LOG
 
@@ -161,9 +161,10 @@ class LogFileSupply:
                 with syncing(path):
                     file.sync()
                     volumes.fs.sync_directory(volumes.directory_of(row))
-            except BaseException:
+            except BaseException as error:
                 file.close()
-                volumes.fs.unlink(path)
+                with undoing(error):
+                    volumes.fs.unlink(path)
                 raise
         except OSError as error:
             if is_full(error):

@@ -106,8 +106,9 @@ class CatalogWriter:
         file = fs.create(path, 0)
         try:
             file.write((_encode_file_header(store_id, file_id),), 0)
-            file.sync()
-            fs.sync_directory(os.path.dirname(path))
+            with syncing(path):
+                file.sync()
+                fs.sync_directory(os.path.dirname(path))
         except BaseException:
             file.close()
             raise

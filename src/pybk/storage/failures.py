@@ -40,3 +40,16 @@ def syncing(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(errno.EIO, f"a sync failed ({error})", path) from error
+
+
+@contextmanager
+def undoing(error: BaseException) -> Iterator[None]:
+    """Undo something after an error, which stays the one to tell: it may be final when the next is not.
+
+    Args:
+        error: What is being raised; gets a note should undoing fail, too.
+    """
+    try:
+        yield
+    except OSError as problem:
+        error.add_note(f"undoing what was done until then failed, too: {problem}")

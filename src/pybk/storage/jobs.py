@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegment
+from pybk.storage.failures import undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark, entries_key
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.mover import Mover
@@ -171,7 +171,7 @@ class Jobs:
         stays = self._staying(runs, tier_of == tiers.index(StorageHint.NVME), taken.log_files)
         placed: dict[int, list[Runs]] = defaultdict(list)
         movers: dict[StorageHint, Mover] = {}
-        with ExitStack() as undo:
+        try:
             for number, row in enumerate(taken.rows):
                 tier = row.metadata.tier
                 for part in _by_file(taken.tails[number]):
@@ -181,10 +181,13 @@ class Jobs:
                     mover = movers.get(tier)
                     if mover is None:
                         mover = movers[tier] = Mover(self._store, self._store.store_id, tier)
-                        undo.callback(mover.abort)
                     placed[number].append(mover.move(row.metadata.ledger_id, part))
             made = [file for mover in movers.values() for file in mover.finish()]
-            undo.pop_all()
+        except BaseException as error:
+            for mover in movers.values():
+                with undoing(error):
+                    mover.abort()
+            raise
         result = [np.concatenate(placed[number]) if number in placed else runs[:0] for number in range(len(sizes))]
         # A file with a damaged record stays, too: reading it must go on failing instead of finding nothing.
         held = {int(file_id) for part in result for file_id in np.unique(part["file"])} | stays
@@ -220,8 +223,7 @@ class Jobs:
         """Move runs of ledgers to a tier and tell the index."""
         store = self._store
         mover = Mover(store, store.store_id, tier)
-        with ExitStack() as undo:
-            undo.callback(mover.abort)
+        try:
             moved = [
                 (ledger_id, part, mover.move(ledger_id, part))
                 for ledger_id, parts in work
@@ -229,7 +231,10 @@ class Jobs:
                 if len(part)
             ]
             files = mover.finish()
-            undo.pop_all()
+        except BaseException as error:
+            with undoing(error):
+                mover.abort()
+            raise
         if not moved:
             return
 

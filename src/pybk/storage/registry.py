@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pybk.errors import PybkError, StorageFailedError
 from pybk.storage.catalog import CatalogWriter, rewrite_is_due
 from pybk.storage.creation import catalog_path
-from pybk.storage.failures import is_full
+from pybk.storage.failures import is_full, undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.volumes import COLD
 
@@ -163,9 +163,10 @@ class Registry:
             except BaseException:
                 catalog.close()
                 raise
-        except OSError:
-            if volumes.fs.exists(path):
-                volumes.fs.unlink(path)
+        except OSError as error:
+            with undoing(error):
+                if volumes.fs.exists(path):
+                    volumes.fs.unlink(path)
             raise
         return catalog, mark._replace(catalog_bytes=length)
 
