@@ -114,7 +114,7 @@ def test_advanced_and_other_ledgers_keep_to_their_own_calls(manager: LedgerManag
             call()
     for entry_id in (-1, 1.0, 1.5, float("nan"), 2**63, False, "1"):
         with pytest.raises(UsageError):
-            advanced.append_async(b"x", entry_id=entry_id)  # type: ignore[arg-type]  # that is the point
+            advanced.append(b"x", entry_id=entry_id)  # type: ignore[arg-type]  # that is the point
     assert advanced.last_add_pushed == plain.last_add_pushed == -1
 
 

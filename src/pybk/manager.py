@@ -111,7 +111,10 @@ class LedgerManager:
             CorruptError: What was durable is damaged or missing.
         """
         config = config or StoreConfig()
-        root = os.fspath(path)
+        try:
+            root = os.fsdecode(path)
+        except TypeError:
+            raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
         if read_only:
             return cls(ReadOnlyStore.open(root, tiers=tiers, config=config))
         return cls(Store.open(root, tiers=tiers, config=config))

@@ -6,7 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Final, Self
+from operator import index
+from typing import Final, Self, SupportsIndex
 
 from pybk.digest import EntryDigest
 from pybk.entry import Entry, EntryBatch
@@ -22,6 +23,14 @@ from pybk.storage.store import Store
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20
+
+
+def _whole(number: SupportsIndex) -> int:
+    """Return a whole number of any type, such as numpy's, as ``int``."""
+    try:
+        return index(number)
+    except TypeError:
+        raise UsageError(f"{number!r:.100} is no whole number; entry ids and sizes are") from None
 
 
 class LedgerReader:
@@ -96,6 +105,8 @@ class LedgerReader:
             DigestMismatchError: An entry is not what the writer made; raised when iteration comes to it, or before.
             CorruptError: An entry is known to exist and cannot be read; raised when iteration comes to it, or before.
         """
+        if type(first) is not int or type(last) is not int:
+            first, last = _whole(first), _whole(last)
         self._check_range(first, last, self._last_add_confirmed)
         if first == last and self._plain:
             return iter((self._entry(first),))
@@ -134,8 +145,9 @@ class LedgerReader:
         Raises:
             ReadRangeError, DigestMismatchError, CorruptError: As ``read``.
         """
+        first, max_bytes = _whole(first), _whole(max_bytes)
         most = self._last_add_confirmed
-        last = max(first, most) if last is None else last
+        last = max(first, most) if last is None else _whole(last)
         self._check_range(first, last, most)
         if last < first:
             raise ReadRangeError(f"a batch from entry {first} to {last} holds no entry; last is at least first")

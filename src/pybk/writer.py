@@ -303,7 +303,7 @@ class LedgerWriter:
                 "ledger whose ids are yours"
             )
         if entry_id is None:
-            raise IllegalOperationError(f"ledger {self.ledger_id} is advanced: append(payload, entry_id=...) with an id")
+            raise IllegalOperationError(f"ledger {self.ledger_id} is advanced: give each entry its id, entry_id=...")
         if type(entry_id) is not int or not 0 <= entry_id <= ENTRY_ID_MAX:
             raise UsageError(
                 f"ledger {self.ledger_id} is advanced: append(payload, entry_id=...) with a whole number from 0 to "

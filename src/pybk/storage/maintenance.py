@@ -125,7 +125,7 @@ class Maintenance:
         if self.full is None:
             store.supply.make_ahead(pause=True)
         full = self.full is not None
-        if full or store.has_deleted() or store.tail_bytes * 2 >= store.config.unchecked_tail_bytes:
+        if full or store.wants_checkpoint():
             self.checkpoint()
         if full or self._jobs.freed:
             self.collect()

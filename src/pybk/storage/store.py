@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from pybk.config import StoreConfig
 from pybk.errors import (
@@ -52,6 +53,10 @@ from pybk.storage.watermark import Watermark
 def open_environment(path: str) -> Environment:
     """Open an LMDB environment for a live store."""
     return LmdbEnvironment(path)
+
+
+CHANGED_LEDGERS_MAX: Final = 8192
+"""Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
 
 
 class Store(StoreView):
@@ -374,6 +379,17 @@ class Store(StoreView):
     def _note_change(self, descriptor: LedgerDescriptor) -> None:
         with self._lock:
             self._dirty[descriptor.ledger_id] = descriptor
+            count = len(self._dirty)
+        if count % CHANGED_LEDGERS_MAX == 0:
+            self.maintenance.wake()
+
+    def wants_checkpoint(self) -> bool:
+        """Tell whether the tail is long, or many ledgers changed, or one waits to be removed."""
+        return (
+            self.tail_bytes * 2 >= self.config.unchecked_tail_bytes
+            or len(self._dirty) >= CHANGED_LEDGERS_MAX
+            or self.has_deleted()
+        )
 
     def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
         """Close a ledger behind everything staged so far; durable on return. A closed ledger stays as it is.
