@@ -1,0 +1,264 @@
+"""Changes of ledgers as a whole: create, close, fence, force, delete, move. Each is a log record first."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import (
+    LedgerExistsError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+    PybkError,
+    StorageError,
+    StorageFullError,
+)
+from pybk.flags import StorageHint
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.storage.commit import Commit
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.log import Log
+from pybk.storage.record import RecordKind, encode_control
+from pybk.storage.view import StoreView
+
+if TYPE_CHECKING:
+    from pybk.storage.maintenance import Maintenance
+
+CHANGED_LEDGERS_MAX: Final = 8192
+"""Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
+
+
+class ChangingView(StoreView):
+    """What changing ledgers needs of a live store.
+
+    Threads: any.
+    """
+
+    log: Log
+    maintenance: Maintenance
+    next_ledger_id: int
+    next_creation_sequence: int
+    _ids: threading.Lock
+    _tail_added: int
+    _tail_checked: int
+
+    def new_ledger_id(self) -> int:
+        """Return a ledger id that was never given before."""
+        with self._ids:
+            ledger_id = self.next_ledger_id
+            self.next_ledger_id += 1
+        return ledger_id
+
+    def new_creation_sequence(self) -> int:
+        """Return the next creation sequence."""
+        with self._ids:
+            sequence = self.next_creation_sequence
+            self.next_creation_sequence += 1
+        return sequence
+
+    def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Create a ledger; durable on return.
+
+        Raises:
+            LedgerExistsError: The id is taken.
+        """
+        self.check_space()
+        descriptor = LedgerDescriptor(metadata)
+        with self._lock:
+            found = self._find(metadata.ledger_id)
+            if found is not None:
+                raise LedgerExistsError(
+                    f"ledger {metadata.ledger_id} exists; choose another id, or none to be given one"
+                )
+            self._descriptors[metadata.ledger_id] = descriptor
+        with self._ids:
+            self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
+        try:
+            self._change(descriptor, metadata)
+        except BaseException:
+            with self._lock:
+                descriptor.deleted = True
+                self._descriptors.pop(metadata.ledger_id, None)
+            raise
+        return descriptor
+
+    def _change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
+        """Make new metadata of a ledger durable and then visible."""
+        self._finish_change(descriptor, self._stage_change(descriptor, metadata))
+
+    def _stage_change(
+        self,
+        descriptor: LedgerDescriptor,
+        metadata: LedgerMetadata,
+        *,
+        unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
+    ) -> Commit | None:
+        """Stage new metadata; the caller holds ``descriptor.lock``, or is the only one who knows the descriptor."""
+        body = metadata.encode()
+
+        def encode(lsn: int) -> bytes:
+            return encode_control(RecordKind.LEDGER, metadata.ledger_id, metadata.version, body, lsn=lsn)
+
+        apply = partial(self._changed, descriptor, metadata)
+        commit = self.log.stage_control(encode, apply, unless_changed=unless_changed)
+        if commit is not None:
+            descriptor.metadata_pushed = metadata
+        return commit
+
+    def _finish_change(self, descriptor: LedgerDescriptor, commit: Commit | None) -> None:
+        """Wait for a change that was staged."""
+        if commit is None:
+            return
+        self.log.wait(commit)
+        if commit.error is not None:
+            descriptor.metadata_pushed = descriptor.metadata
+            raise commit.error.with_traceback(None)
+
+    def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
+        """Apply a durable metadata change; called by the log's driver, maybe twice."""
+        descriptor.metadata = metadata
+        descriptor.meter = None
+        descriptor.changed = True
+        self._note_change(descriptor)
+        if metadata.state is LedgerState.CLOSED:
+            descriptor.confirm(metadata.last_entry_id)
+        descriptor.wake_followers()
+
+    def _note_change(self, descriptor: LedgerDescriptor) -> None:
+        with self._lock:
+            self._dirty[descriptor.ledger_id] = descriptor
+            count = len(self._dirty)
+        if count % CHANGED_LEDGERS_MAX == 0:
+            self.maintenance.wake()
+
+    def has_deleted(self) -> bool:
+        """Tell whether a deleted ledger waits for the next checkpoint."""
+        with self._lock:
+            return any(descriptor.deleted for descriptor in self._dirty.values())
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of log that the next open would have to read."""
+        return self._tail_added - self._tail_checked
+
+    def wants_checkpoint(self) -> bool:
+        """Tell whether the tail is long, or many ledgers changed, or one waits to be removed."""
+        return (
+            self.tail_bytes * 2 >= self.config.unchecked_tail_bytes
+            or len(self._dirty) >= CHANGED_LEDGERS_MAX
+            or self.has_deleted()
+        )
+
+    def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
+        """Close a ledger behind everything staged so far; durable on return. A closed ledger stays as it is.
+
+        Args:
+            descriptor: The ledger.
+            fence: Refuse whoever may still be writing: its appends raise ``LedgerFencedError`` from now on.
+        """
+        commit = None
+        while commit is None:
+            with descriptor.lock:
+                metadata = descriptor.metadata_pushed
+                if metadata.state is LedgerState.CLOSED:
+                    if descriptor.metadata is not metadata:
+                        self.log.flush()
+                    return
+                if descriptor.deleted:
+                    raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+                if self.log.error is not None:
+                    raise self.log.error.with_traceback(None)
+                commit = self._stage_close(descriptor, fence=fence)
+        self._finish_change(descriptor, commit)
+
+    def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
+        """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
+        failed = descriptor.error
+        if fence and failed is None:
+            descriptor.error = failed = LedgerFencedError(
+                f"ledger {descriptor.ledger_id} was opened for recovery by another handle; stop writing to it"
+            )
+        if failed is None or isinstance(failed, LedgerFencedError):
+            descriptor.account_staged()
+            last, length = descriptor.last_pushed, descriptor.length_pushed
+        else:
+            self.log.flush()  # nothing more can be staged, so what is durable then is all
+            last, length = descriptor.last_durable, descriptor.length_durable
+        metadata = descriptor.metadata_pushed
+        closed = replace(
+            metadata, state=LedgerState.CLOSED, last_entry_id=last, length=length, version=metadata.version + 1
+        )
+        return self._stage_change(descriptor, closed, unless_changed=(descriptor, failed))
+
+    def force(self, descriptor: LedgerDescriptor) -> int:
+        """Make everything pushed so far durable and confirmed; return the last add confirmed."""
+        with descriptor.lock:
+            if descriptor.error is not None:
+                raise descriptor.error.with_traceback(None)
+            descriptor.account_staged()
+            last = descriptor.last_pushed
+            if last <= descriptor.last_add_confirmed:
+                return descriptor.last_add_confirmed
+
+            def encode(lsn: int) -> bytes:
+                return encode_control(RecordKind.FORCE, descriptor.ledger_id, last, lsn=lsn)
+
+            apply = partial(descriptor.confirm, last)
+            commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))
+        if commit is None:
+            return self.force(descriptor)
+        self._finish_change(descriptor, commit)
+        return last
+
+    def delete(self, descriptor: LedgerDescriptor) -> None:
+        """Delete a ledger; durable on return, its space comes back with the next checkpoint."""
+
+        def encode(lsn: int) -> bytes:
+            return encode_control(RecordKind.DELETE, descriptor.ledger_id, 0, lsn=lsn)
+
+        with descriptor.lock:
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            before, gone = descriptor.error, NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            descriptor.error = gone
+            try:
+                commit = self.log.stage_control(encode, partial(self._deleted, descriptor))
+            except BaseException:
+                descriptor.error = before
+                raise
+        try:
+            self._finish_change(descriptor, commit)
+        except StorageError:
+            with descriptor.lock:
+                # Not if it is another: then entries of the ledger failed with it, and more would leave a gap.
+                if descriptor.error is gone and not descriptor.deleted:
+                    descriptor.error = before
+            raise
+        self.maintenance.wake()
+
+    def _deleted(self, descriptor: LedgerDescriptor) -> None:
+        descriptor.deleted = True
+        descriptor.changed = True
+        self._note_change(descriptor)
+        descriptor.wake_followers()
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Move a ledger to another tier; done, and durable, on return. Appends and reads go on meanwhile."""
+        with descriptor.lock:
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            commit = None
+            metadata = descriptor.metadata_pushed
+            if metadata.tier is not tier:
+                moved = replace(metadata, tier=tier, version=metadata.version + 1)
+                commit = self._stage_change(descriptor, moved)
+        self._finish_change(descriptor, commit)
+        self.maintenance.move(descriptor, tier)
+
+    def check_space(self) -> None:
+        """Raise StorageFullError while the store is read-only for want of space."""
+        full = self.maintenance.full
+        if full is not None:
+            raise StorageFullError(full)
