@@ -9,12 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pybk.errors import CookieError, CorruptError
+from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.flags import StorageHint
 from pybk.storage.catalog import CatalogWriter
-from pybk.storage.cookie import Cookie, check_cookie, read_cookie, write_cookie
+from pybk.storage.cookie import (
+    COOKIE_BYTES_MAX,
+    COOKIE_NAME,
+    Cookie,
+    check_cookie,
+    decode_cookie,
+    encode_cookie,
+    read_cookie,
+    write_cookie,
+)
 from pybk.storage.environment import Environment
-from pybk.storage.filesystem import FileSystem
+from pybk.storage.filesystem import FileSystem, replace_file
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, Mark
 from pybk.storage.volumes import (
@@ -39,11 +48,24 @@ OpenEnvironment = Callable[[str], Environment]
 
 
 _CATALOG: Final = "catalog-"
+_PLANNED: Final = "cookie.planned"
 
 
 def catalog_path(root: str, file_id: int) -> str:
     """Return the path of a catalog file."""
     return os.path.join(root, f"{_CATALOG}{file_id:016x}")
+
+
+def make_directory(fs: FileSystem, path: str) -> None:
+    """Make a directory and its missing parents, durably, if it is not there.
+
+    Raises:
+        UsageError: Something else has this name, or a parent's.
+    """
+    try:
+        fs.make_directory(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{path} is no directory and cannot become one: {error}; name another path") from error
 
 
 def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
@@ -64,10 +86,14 @@ def store_directories(
 ) -> list[Directory]:
     """Return the tier directories of an existing store, each checked to be what it is taken for.
 
+    Tiers that are not named lie where the store remembers them.
+
     Raises:
-        CookieError: A directory is missing, or belongs to another store or another place.
+        UsageError: ``tiers`` is malformed.
+        CookieError: A directory is missing, not named, or belongs to another store or another place.
+        CorruptError: The list of directories is damaged or missing, and ``tiers`` is None.
     """
-    directories = plan_directories(root, tiers) if tiers is not None else load_directories(fs, root)
+    directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
     for directory in directories:
         found = read_cookie(fs, directory.path) if fs.exists(directory.path) else None
         expected = replace(cookie, tier=directory.tier.value, directory=directory.number, salt=None, scrypt_cost=None)
@@ -78,6 +104,46 @@ def store_directories(
             )
         check_cookie(found, replace(expected, instance=found.instance), directory.path)
     return directories
+
+
+def _merged_directories(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]]) -> list[Directory]:
+    """Return the directories as named now, and for the tiers not named those remembered."""
+    try:
+        remembered = load_directories(fs, root)
+    except CorruptError as error:
+        logger.warning("the tier directories are as named now, for those remembered are lost: %s", error)
+        return plan_directories(root, tiers)
+    known: dict[StorageHint, list[str]] = {}
+    for directory in remembered:
+        known.setdefault(directory.tier, []).append(directory.path)
+    directories = plan_directories(root, {**known, **tiers})
+    named = {(directory.tier, directory.number) for directory in directories}
+    for directory in remembered:
+        if (directory.tier, directory.number) not in named:
+            raise CookieError(
+                f"tiers[{directory.tier}] names {sum(d.tier is directory.tier for d in directories)} directories, but "
+                f"store {root} has {len(known[directory.tier])} of this tier: {known[directory.tier]}; name every "
+                "directory, in this order"
+            )
+    return directories
+
+
+def check_reachable(volumes: Volumes, mark: Mark, files: Mapping[int, FileRow]) -> None:
+    """Check that the directories named are all that the index speaks of, and that the catalog is there.
+
+    Raises:
+        CookieError: A file lies in a directory that is not named.
+        CorruptError: The catalog is missing.
+    """
+    for row in files.values():
+        volumes.directory_of(row)
+    path = catalog_path(volumes.root, mark.catalog_file_id)
+    if not volumes.fs.exists(path):
+        raise CorruptError(
+            f"{path} is missing, the catalog of store {volumes.root}; restore it from a backup (`pybk rebuild-index` "
+            "cannot do without it)",
+            path=path,
+        )
 
 
 def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
@@ -112,6 +178,8 @@ def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
         if name.startswith(_CATALOG) and path != catalog_path(volumes.root, mark.catalog_file_id):
             logger.info("removing %s, in whose place there is another, or which was never finished", path)
             volumes.fs.unlink(path)
+        elif name.startswith(_PLANNED):  # else a store that loses its cookie might be made anew
+            volumes.fs.unlink(path)
     for file_id, row in volumes.rows.items():
         if row.kind != ENTRIES and file_id not in found:
             raise CorruptError(
@@ -126,19 +194,94 @@ def create_store(
     tiers: Mapping[StorageHint, str | Sequence[str]] | None,
     environment: OpenEnvironment,
 ) -> Cookie:
-    """Make an empty store; its own cookie comes last, so that a store is there whole or not at all."""
+    """Make an empty store; its own cookie comes last, so that a store is there whole or not at all.
+
+    The cookie is first written under another name, so that a making that was interrupted is known by its store id and
+    can be taken up again, and no directory of another store is ever mistaken for a leftover.
+
+    Raises:
+        UsageError: ``tiers`` is malformed or names something that is no directory.
+        CookieError: A directory belongs to a store already; nothing was changed.
+    """
     directories = plan_directories(root, tiers)
-    volumes = Volumes(fs, root, directories)
-    cookie = Cookie(secrets.token_bytes(16), secrets.token_bytes(16), MAIN, 0, secrets.token_bytes(16), SCRYPT_COST)
+    planned = _planned_cookie(fs, root)
+    _check_free(fs, root, directories, planned)
     for directory in directories:
-        fs.make_directory(directory.path)
+        make_directory(fs, directory.path)
         fs.sync_directory(os.path.dirname(directory.path))
-    strays = [volumes.path_of(row) for kind in (LOG, COLD) for row in volumes.found(kind).values()]
-    if strays:
-        raise CookieError(
-            f"{root} has no cookie, but {strays[0]} is there: these are files of a store that lost its cookie; "
-            "restore the cookie from a backup, or choose another directory"
-        )
+    fs.sync_directory(os.path.dirname(root))
+    if planned is None:
+        cookie = Cookie(secrets.token_bytes(16), secrets.token_bytes(16), MAIN, 0, secrets.token_bytes(16), SCRYPT_COST)
+        replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))
+    else:
+        cookie = planned
+        _clear_environments(fs, directories)
+    _fill_directories(fs, root, directories, cookie, environment)
+    write_cookie(fs, root, cookie)
+    fs.unlink(os.path.join(root, _PLANNED))
+    fs.sync_directory(root)
+    return cookie
+
+
+def _planned_cookie(fs: FileSystem, root: str) -> Cookie | None:
+    """Return the cookie of a store whose making was interrupted."""
+    path = os.path.join(root, _PLANNED)
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        data = file.read(0, min(file.size, COOKIE_BYTES_MAX + 1))
+    finally:
+        file.close()
+    return decode_cookie(data, where=path)
+
+
+def _check_free(fs: FileSystem, root: str, directories: Sequence[Directory], planned: Cookie | None) -> None:
+    """Raise CookieError unless each directory is of no store yet, or was begun for the planned one."""
+    for _, _, path in directories:
+        if not fs.exists(path):
+            continue
+        try:
+            names = fs.list_directory(path)
+        except NotADirectoryError as error:
+            raise UsageError(f"{path} is no directory; name another path") from error
+        found = read_cookie(fs, path)
+        if found is not None and (planned is None or found.store_id != planned.store_id):
+            raise CookieError(
+                f"{os.path.join(path, COOKIE_NAME)} says that this is directory {found.directory} of tier {found.tier} "
+                f"of store {found.store_id.hex()}, so no new store may take it; name an empty directory, or open that "
+                "store (if that one lost its own cookie, restore it from a backup)"
+            )
+        for name in names:
+            if name.endswith((f".{LOG}", f".{COLD}")) or (found is None and name in (INDEX, ENTRIES)):
+                raise CookieError(
+                    f"{path} has no cookie of a store, but {os.path.join(path, name)} is there, as of a store that "
+                    "lost its cookie; name an empty directory, or restore that store's cookies from a backup"
+                )
+    for name in fs.list_directory(root):
+        if planned is None and name.startswith(_CATALOG):
+            raise CookieError(
+                f"{root} has no cookie, but {os.path.join(root, name)} is there: it is a store that lost its cookie; "
+                "restore it from a backup, or choose another directory"
+            )
+
+
+def _clear_environments(fs: FileSystem, directories: Sequence[Directory]) -> None:
+    """Remove what an interrupted making put into LMDB: the directories may be others now."""
+    for directory in directories:
+        for name in (INDEX, ENTRIES):
+            path = os.path.join(directory.path, name)
+            if fs.exists(path):
+                for file in fs.list_directory(path):
+                    fs.unlink(os.path.join(path, file))
+                fs.sync_directory(path)
+
+
+def _fill_directories(
+    fs: FileSystem, root: str, directories: Sequence[Directory], cookie: Cookie, environment: OpenEnvironment
+) -> None:
+    """Write everything of a new store but its own cookie, durably."""
+    volumes = Volumes(fs, root, directories)
     for directory in directories:
         write_cookie(
             fs,
@@ -164,9 +307,6 @@ def create_store(
     if fs.exists(watermark):  # of a making that was interrupted
         fs.unlink(watermark)
     Watermark.create(fs, watermark, cookie.store_id).close()
-    write_cookie(fs, root, cookie)
-    fs.sync_directory(os.path.dirname(root))
-    return cookie
 
 
 def _first_mark(
