@@ -89,8 +89,8 @@ def test_handles_may_be_awaited_and_closed_by_hand(tmp_path: Path) -> None:
 
 def test_a_wrong_argument_shows_when_it_is_awaited(tmp_path: Path) -> None:
     async def main(manager: LedgerManager) -> None:
-        wrong: dict[str, Any] = {"pasword": b""}
-        with pytest.raises(TypeError, match="pasword"):
+        wrong: dict[str, Any] = {"pass_word": b""}
+        with pytest.raises(TypeError, match="pass_word"):
             await manager.create_ledger_async(**wrong)
 
     with open_quick(tmp_path) as manager:
