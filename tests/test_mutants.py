@@ -409,7 +409,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "store.Store.delete",
+                "changes.ChangingView.delete",
                 "commit = self.log.stage_control(encode, partial(self._deleted, descriptor))",
                 "self._deleted(descriptor); commit = Commit.finished(None)",
             )
@@ -420,9 +420,9 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "store.Store.close_ledger",
+                "changes.ChangingView.close_ledger",
                 "    self._finish_change(descriptor, commit)",
-                "    self._changed(descriptor, closed)",
+                "    self._changed(descriptor, descriptor.metadata_pushed)",
             )
         ],
     ),
@@ -431,9 +431,9 @@ MUTANTS = [
         deferred_entries_are_confirmed_by_force_only,
         [
             Piece(
-                "store.Store.force",
-                "commit = self.log.stage_control(encode, partial(descriptor.confirm, last))",
-                "self.log.flush(); descriptor.confirm(last); commit = Commit.finished(None)",
+                "changes.ChangingView.force",
+                "commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))",
+                "self.log.flush(); apply(); commit = Commit.finished(None)",
             )
         ],
     ),
