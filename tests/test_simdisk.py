@@ -291,7 +291,7 @@ def test_crash_at_a_sync_may_come_before_or_after_it() -> None:
     assert found_after(prepare) == {b"old", b"new"}
 
 
-@pytest.mark.parametrize(("error", "code"), [("EIO", errno.EIO), ("ENOSPC", errno.ENOSPC), ("short", errno.EIO)])
+@pytest.mark.parametrize(("error", "code"), [("EIO", errno.EIO), ("ENOSPC", errno.ENOSPC), ("short", errno.ENOSPC)])
 @pytest.mark.parametrize("forever", [False, True])
 def test_error_comes_at_its_operation_once_or_for_ever(error: str, code: int, forever: bool) -> None:
     fs = SimFileSystem(1)

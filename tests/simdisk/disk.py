@@ -15,7 +15,7 @@ from pybk.errors import StoreLockedError
 from pybk.storage.filesystem import Buffers
 from tests.simdisk.directory import Change, Directory
 from tests.simdisk.faults import READING, ErrorName, Faults, Hit, SimCrash, error_of
-from tests.simdisk.inode import BLOCK_BYTES, Inode
+from tests.simdisk.inode import BLOCK_BYTES, Inode, pieces
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class SimFileSystem:
 
         Args:
             n: How many go well before, counted from now.
-            error: ``short`` writes a part and raises EIO.
+            error: ``short`` writes a beginning and raises ENOSPC, as a disk does that gets full on the way.
             forever: And all that come after it.
             only: The operations that count; default: all that change something.
         """
@@ -342,7 +342,11 @@ class SimFile:
         self._check(writing=True)
 
         def apply() -> None:
-            self._fs.claim(self._inode.missing_blocks(offset, len(data)), self._path)
+            try:
+                self._fs.claim(self._inode.missing_blocks(offset, len(data)), self._path)
+            except OSError:
+                self._fill(data, offset)
+                raise
             write(data, offset)
 
         def torn() -> None:
@@ -357,6 +361,12 @@ class SimFile:
                 self._inode.sync_failed()
 
         self._fs.operate(name, self._path, apply, torn=torn, failed=failed)
+
+    def _fill(self, data: bytes, offset: int) -> None:
+        """Write the beginning that there is room for, and raise ENOSPC."""
+        for start, end in pieces(offset, len(data), BLOCK_BYTES):
+            self._fs.claim(self._inode.missing_blocks(start, end - start), self._path)
+            self._inode.write(data[start - offset : end - offset], start)
 
     def _check(self, *, writing: bool = False) -> None:
         if self._closed or (writing and not self._writable):

@@ -74,4 +74,6 @@ def error_of(hit: Hit, path: str) -> OSError:
     """Return the exception that the operating system's implementation would raise."""
     if hit == "ENOSPC":
         return OSError(errno.ENOSPC, "simulated: no space left on device", path)
-    return OSError(errno.EIO, "simulated: short write" if hit == "short" else "simulated: input/output error", path)
+    if hit == "short":
+        return OSError(errno.ENOSPC, "simulated: short write, then no space left on device", path)
+    return OSError(errno.EIO, "simulated: input/output error", path)

@@ -57,7 +57,7 @@ class Inode:
 
     def write_torn(self, data: bytes, offset: int, random: Random) -> None:
         """Write some of the sectors only."""
-        for start, end in _pieces(offset, len(data), SECTOR_BYTES):
+        for start, end in pieces(offset, len(data), SECTOR_BYTES):
             if random.random() < 0.5:
                 self.write(data[start - offset : end - offset], start)
 
@@ -101,7 +101,7 @@ class Inode:
                 start = sector * SECTOR_BYTES
                 disk[start : start + SECTOR_BYTES] = versions[kept - 1]
         if self.mapped:
-            for start, end in _pieces(0, len(self.live), MAPPED_BYTES):
+            for start, end in pieces(0, len(self.live), MAPPED_BYTES):
                 if random.random() < 0.5:
                     disk[start:end] = self.live[start:end]
         size = random.choice((self.durable_size, len(self.live)))
@@ -126,7 +126,7 @@ def _blocks(offset: int, size: int) -> set[int]:
     return set(range(offset // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES)))
 
 
-def _pieces(offset: int, size: int, step: int) -> Iterable[tuple[int, int]]:
+def pieces(offset: int, size: int, step: int) -> Iterable[tuple[int, int]]:
     """Yield the parts of a range between multiples of ``step``."""
     start, stop = offset, offset + size
     while start < stop:

@@ -1,7 +1,8 @@
 """The seam to the operating system: every file operation of the package goes through here.
 
-Paths are ``str``. Nothing here retries: a write that came short, or a sync that failed, is an ``OSError`` and the
-caller decides what is lost. Tests put a simulated disk in the place of :class:`OsFileSystem`.
+Paths are ``str``. Nothing here retries what failed: it is an ``OSError`` and the caller decides what is lost. A write
+that came short is gone on with, because only the next try tells why. Tests put a simulated disk in the place of
+:class:`OsFileSystem`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class File(Protocol):
         """Write the pieces one after the other at ``offset``; not durable until :meth:`sync` returns.
 
         Raises:
-            OSError: Nothing, a part, or all of it may be written; a short write is ``EIO``.
+            OSError: Nothing, a part, or all of it may be written; ``ENOSPC`` or ``EDQUOT`` if room ended on the way.
         """
         ...
 
@@ -52,7 +53,8 @@ class File(Protocol):
         Earlier unsynced writes are not made durable by it.
 
         Raises:
-            OSError: Nothing, a part, or all of it may be written, durably or not; a short write is ``EIO``.
+            OSError: Nothing, a part, or all of it may be written, durably or not. A write that came short always
+                raises: what the rest of it fails with, ``EIO`` if that goes well.
         """
         ...
 
@@ -222,40 +224,52 @@ class OsFile:
 
     def write(self, buffers: Buffers, offset: int) -> None:
         """See :meth:`File.write`."""
-        self._write(self._fd, buffers, offset, 0)
-
-    def write_durable(self, buffers: Buffers, offset: int) -> None:
-        """See :meth:`File.write_durable`."""
-        size = sum(map(len, buffers))
-        if self._durable_flag and len(buffers) <= _IOV_MAX:
-            try:
-                written = os.pwritev(self._fd, buffers, offset, self._durable_flag)
-            except OSError as error:
-                # The flag is refused before a byte is written, so this is not a second try at a write that failed.
-                if error.errno != errno.EOPNOTSUPP:
-                    raise
-                self._durable_flag = 0
-            else:
-                if written != size:
-                    raise self._short(written, size, offset)
-                if offset + size > self.size:
-                    self.size = offset + size
-                return
-        self._write(self._fd, buffers, offset, 0)
-        os.fdatasync(self._fd)
-
-    def _short(self, written: int, size: int, offset: int) -> OSError:
-        return OSError(errno.EIO, f"short write of {written} of {size} bytes at offset {offset}", self._path)
-
-    def _write(self, fd: int, buffers: Buffers, offset: int, flags: int) -> None:
         if len(buffers) > _IOV_MAX:
             buffers = (b"".join(buffers),)
         size = sum(map(len, buffers))
-        written = os.pwritev(fd, buffers, offset, flags)
-        if written != size:
-            raise self._short(written, size, offset)
+        try:
+            written = os.pwritev(self._fd, buffers, offset)
+            if written != size:
+                self._write_rest(b"".join(buffers), offset, written)
+        except OSError as error:
+            error.filename = self._path  # which of the devices is full, for one; the system only knows a descriptor
+            raise
         if offset + size > self.size:
             self.size = offset + size
+
+    def write_durable(self, buffers: Buffers, offset: int) -> None:
+        """See :meth:`File.write_durable`."""
+        if len(buffers) > _IOV_MAX:
+            buffers = (b"".join(buffers),)
+        size = sum(map(len, buffers))
+        flag = self._durable_flag
+        try:
+            written = os.pwritev(self._fd, buffers, offset, flag)
+        except OSError as error:
+            # The flag is refused before a byte is written, so this is not a second try at a write that failed.
+            if not flag or error.errno != errno.EOPNOTSUPP:
+                raise
+            self._durable_flag = flag = 0
+            written = os.pwritev(self._fd, buffers, offset, flag)
+        if written != size:
+            self._write_rest(b"".join(buffers), offset, written)
+            raise self._short(written, size, offset)
+        if not flag:
+            os.fdatasync(self._fd)
+        if offset + size > self.size:
+            self.size = offset + size
+
+    def _write_rest(self, data: bytes, offset: int, written: int) -> None:
+        """Go on with a write that came short: a full disk takes what it can first, and says so at the next try."""
+        view = memoryview(data)
+        while written < len(view):
+            step = os.pwrite(self._fd, view[written:], offset + written)
+            if step == 0:
+                raise self._short(written, len(view), offset)
+            written += step
+
+    def _short(self, written: int, size: int, offset: int) -> OSError:
+        return OSError(errno.EIO, f"short write of {written} of {size} bytes at offset {offset}", self._path)
 
     def write_zeros(self, offset: int, size: int) -> None:
         """See :meth:`File.write_zeros`."""
@@ -265,18 +279,20 @@ class OsFile:
         while offset < end:
             piece = _ZEROS[: min(end - offset, len(_ZEROS))]
             aligned = offset % _BLOCK_BYTES == 0 and len(piece) % _BLOCK_BYTES == 0
-            if aligned and self._direct_fd >= 0:
-                try:
-                    self._write(self._direct_fd, (piece,), offset, 0)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-                    os.close(self._direct_fd)
-                    self._direct_fd = -1
-                    continue
-            else:
-                self._write(self._fd, (piece,), offset, 0)
-            offset += len(piece)
+            direct = aligned and self._direct_fd >= 0
+            try:
+                written = os.pwrite(self._direct_fd if direct else self._fd, piece, offset)
+            except OSError as error:
+                if not direct or error.errno != errno.EINVAL:
+                    raise
+                os.close(self._direct_fd)
+                self._direct_fd = -1
+                continue
+            if written == 0:
+                raise self._short(0, len(piece), offset)
+            offset += written
+            if offset > self.size:
+                self.size = offset
 
     def _open_direct(self) -> int:
         """Open the same file once more, for direct I/O; -1 where that is refused."""
