@@ -240,6 +240,7 @@ class ReadOnlyStore(StoreView):
     def close(self) -> None:
         """Close what was opened."""
         self.end()
+        self.volumes.close()
         self._watermark.close()
         for environment in self.entries.values():
             environment.close()

@@ -289,6 +289,7 @@ class Store(ChangingView):
             for environment in (self._index_environment, *self.entries.values()):
                 closing.callback(environment.close)
             closing.callback(self._watermark.close)
+            closing.callback(self.volumes.close)
             try:
                 try:
                     self.maintenance.stop()

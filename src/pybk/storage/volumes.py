@@ -229,6 +229,11 @@ class Volumes:
         if row is not None:
             self.fs.unlink(self.path_of(row))
 
+    def close(self) -> None:
+        """Let go of all maps, each with its file descriptor; those in use stay valid until they are not."""
+        with self._lock:
+            self.views.clear()
+
     def disk_bytes(self) -> int:
         """Return the bytes that log files and cold segments take on their devices."""
         with self._lock:
