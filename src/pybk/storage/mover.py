@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pybk.storage.view import Loaded, StoreView
 
 _TRANSACTION_BYTES: Final = 16 << 20
+_PORTION_BYTES: Final = 16 << 20
 
 Piece = tuple[int, list[int], list[bytes | memoryview]]
 """First entry id, sizes, and parts of what becomes one record."""
@@ -57,7 +58,26 @@ class Mover:
 
         Raises:
             StorageFullError, OSError: The target takes no more; call ``abort``.
+
+        Cost: memory for some 16 MiB of the entries; more where compressed records are of entries longer than a block.
         """
+        moved = [self._move(ledger_id, portion) for portion in self._portions(runs)]
+        return moved[0] if len(moved) == 1 else np.concatenate(moved)
+
+    def _portions(self, runs: Runs) -> Iterator[Runs]:
+        """Cut runs into portions that may be in memory at once, unpacked."""
+        # A run does not say how much a compressed record unpacks to: about a block, unless an entry is longer.
+        packed = (runs["flags"] & RUN_COMPRESSED) != 0
+        sizes = np.where(packed, np.maximum(runs["body"], self._view.config.cold_block_bytes), runs["body"])
+        ends = np.cumsum(sizes.astype(np.int64))
+        low = 0
+        while low < len(runs):
+            before = int(ends[low - 1]) if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, before + _PORTION_BYTES, side="right")))
+            yield runs[low:high]
+            low = high
+
+    def _move(self, ledger_id: int, runs: Runs) -> Runs:
         view = self._view
         try:
             loaded = view.load(ledger_id, runs)
