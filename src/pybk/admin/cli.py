@@ -20,9 +20,10 @@ from tqdm import tqdm
 
 from pybk.admin.dump import dump_store
 from pybk.config import StoreConfig
-from pybk.errors import CorruptError, DigestMismatchError, PybkError, UsageError
+from pybk.errors import CorruptError, DigestMismatchError, PybkError, UnauthorizedError, UsageError
 from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
+from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.rebuild import Progress, Rebuilt, rebuild_index
 from pybk.storage.verify import Problem, Verified, verify_store
@@ -183,10 +184,9 @@ def _base64(data: bytes) -> str:
 
 
 def _cat(parsed: argparse.Namespace) -> int:
-    password = _password(parsed) or b""
     with (
         LedgerManager.open(parsed.path, read_only=True) as manager,
-        manager.open_ledger(parsed.ledger, password=password) as reader,
+        _open_ledger(manager, parsed) as reader,
     ):
         last = reader.last_add_confirmed if parsed.last is None else parsed.last
         for entry in reader.read(parsed.first, last):
@@ -201,6 +201,14 @@ def _cat(parsed: argparse.Namespace) -> int:
                 )
             sys.stdout.buffer.write(entry.payload + (b"\n" if parsed.headers else b""))
     return SOUND
+
+
+def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace) -> LedgerReader:
+    """Open a ledger, and say how to give its password if that was not given."""
+    try:
+        return manager.open_ledger(parsed.ledger, password=_password(parsed) or b"")
+    except UnauthorizedError as error:
+        raise UnauthorizedError(f"{error}; give it with --password-file FILE or in {_PASSWORD_VARIABLE}") from error
 
 
 def _dump(parsed: argparse.Namespace) -> int:
