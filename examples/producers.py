@@ -6,8 +6,8 @@ write.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 import time
 
 from pybk import LedgerManager, LedgerWriter, StorageHint
@@ -48,6 +48,6 @@ async def run(store: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python producers.py STORE")
-    asyncio.run(run(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Append with many producers, and follow them.")
+    parser.add_argument("store", metavar="STORE", help="the directory of the store; made if it is missing")
+    asyncio.run(run(parser.parse_args().store))

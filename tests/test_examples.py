@@ -59,6 +59,11 @@ def test_producers(tmp_path: Path) -> None:
     assert "the follower saw 12800 of them" in text
 
 
+def test_producers_asked_for_help_make_no_store(tmp_path: Path) -> None:
+    assert "STORE" in run("producers", "--help", cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_tail_follows_a_writer_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "password").write_bytes(PASSWORD + b"\n")
     with LedgerManager.open(tmp_path / "data") as manager, manager.create_ledger(password=PASSWORD) as writer:
