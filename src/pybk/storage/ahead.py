@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.config import MIB, StoreConfig
 from pybk.errors import StorageFullError
@@ -26,15 +26,24 @@ FIRST_FILE_BYTES: Final = MIB
 _STEP_BYTES: Final = 4 * MIB
 _FILES_AHEAD: Final = 2
 _LARGE_COMMIT_BYTES: Final = 128 << 10
+_SHARE_AT_REST: Final = 16
+"""A file made ahead for a log at rest takes this part of the store at most."""
+
+
+class LogFile(NamedTuple):
+    """A log file that is open for writing."""
+
+    row: FileRow
+    file: File
 
 
 class LogFileSupply:
     """Makes log files and keeps track of those in use; what the log asks for its files.
 
-    Sizes double from 1 MiB up to ``log_file_bytes``, so that a small store stays small. Zeros are written in steps with
-    pauses, so that syncs of the log pass between them. While commits are large, files are only allocated: a commit
-    of 564 KiB takes 306 µs in an allocated file and 289 µs in a zeroed one, and zeros would double what the device
-    has to write.
+    Sizes double from 1 MiB up to ``log_file_bytes`` while the log is busy, and begin again when it rests, so that a
+    small store stays small. Zeros are written in steps with pauses, so that syncs of the log pass between them. While
+    commits are large, files are only allocated: a commit of 564 KiB takes 306 µs in an allocated file and 289 µs in a
+    zeroed one, and zeros would double what the device has to write.
 
     Threads: the log's driver asks, the maintenance thread makes.
     """
@@ -45,12 +54,13 @@ class LogFileSupply:
         self._on_use = on_use
         self._lock = threading.Lock()
         self._making = threading.Lock()
-        self._ahead: list[tuple[FileRow, File]] = []
-        self._current: tuple[FileRow, File] | None = None
+        # What is open, ascending: files that the log left, the one it is in, those ahead. Taking a file is one step.
+        self._open: list[LogFile] = []
+        self._current_id = 0
+        self._doomed: list[LogFile] = []
         self._next_bytes = FIRST_FILE_BYTES
         self._zeroed = True
         self._left: dict[int, int] = {}
-        self._in_use: list[tuple[FileRow, File]] = []
         self._refused = False
 
     # ---- what the log asks ---------------------------------------------------------------------------------------
@@ -62,45 +72,57 @@ class LogFileSupply:
             StorageFullError: There is no room for a file; nothing was written.
             OSError: Making it failed otherwise.
         """
+        if self._doomed:  # a call that was interrupted left them
+            with self._making:
+                self._bury()
         with self._lock:
-            current = self._current
-            if current is not None and current[0].file_id > after:  # an interrupted call chose it
-                self._volumes.add(current[0])
-                return current[0].file_id, current[1]
-            passed = [pair for pair in self._ahead if pair[1].size < bytes_min]
-            ready = [pair for pair in self._ahead if pair[1].size >= bytes_min]
-        for pair in passed:  # too small for this commit: gone before the log passes it, for no file may be skipped
-            self._discard(pair)
-        if not ready:
-            ready = [self._make_now(bytes_min)]
-        if ready[0][1].size < bytes_min:
+            current = self._current(after)
+            ahead = self._ahead()
+            chosen = current or next((made for made in ahead if made.file.size >= bytes_min), None)
+            passed = ahead[: ahead.index(chosen)] if chosen in ahead else ahead
+            if chosen is not None and not passed:
+                self._current_id = chosen.row.file_id
+                self._next_bytes = min(max(2 * chosen.file.size, FIRST_FILE_BYTES), self._config.log_file_bytes)
+        if passed and current is None:
+            with self._making:
+                self._discard(passed)
             return self.next_log_file(bytes_min, after)
-        with self._lock:
-            self._ahead = [pair for pair in self._ahead if pair[0].file_id > ready[0][0].file_id]
-            self._in_use.append(ready[0])
-            self._current = ready[0]
-            self._next_bytes = min(max(2 * ready[0][1].size, FIRST_FILE_BYTES), self._config.log_file_bytes)
-        self._volumes.add(ready[0][0])
+        if chosen is None:
+            self._make_now(bytes_min)
+            return self.next_log_file(bytes_min, after)
+        self._volumes.add(chosen.row)
         self._on_use()
-        return ready[0][0].file_id, ready[0][1]
+        return chosen.row.file_id, chosen.file
 
-    def _make_now(self, bytes_min: int) -> tuple[FileRow, File]:
+    def _current(self, after: int) -> LogFile | None:
+        """Return the file that an interrupted call chose, if one did; the caller holds ``_lock``."""
+        wanted = self._current_id
+        if wanted <= after or wanted in self._left:
+            return None
+        return next((made for made in self._open if made.row.file_id == wanted), None)
+
+    def _ahead(self) -> list[LogFile]:
+        """Return the files that the log may still take; the caller holds ``_lock``."""
+        return [made for made in self._open if made.row.file_id > self._current_id and made not in self._doomed]
+
+    def _make_now(self, bytes_min: int) -> None:
         try:
             with self._making:
                 with self._lock:
-                    ready = list(self._ahead)
-                return ready[0] if ready else self._make_fitting(bytes_min)
+                    ready = self._ahead()
+                if not ready:
+                    self._make_fitting(bytes_min)
         except StorageFullError:
             self.note_refusal()
             self._on_use()
             raise
 
-    def _make_fitting(self, bytes_min: int) -> tuple[FileRow, File]:
+    def _make_fitting(self, bytes_min: int) -> None:
         try:
-            return self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+            self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
         except StorageFullError as error:
             logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
-            return self._make(bytes_min, 0.0)
+            self._make(bytes_min, 0.0)
 
     def note_refusal(self) -> None:
         """Remember that the log was refused a file, so that ledgers wait for appends to be taken again."""
@@ -132,7 +154,7 @@ class LogFileSupply:
         while True:
             with self._making:
                 with self._lock:
-                    count = len(self._ahead)
+                    count = len(self._ahead())
                     size = self._next_bytes
                 volumes = self._volumes
                 room = (
@@ -143,7 +165,7 @@ class LogFileSupply:
                     return
                 self._make(size, 1.0 if pause and count else 0.0)
 
-    def _make(self, size: int, pause_ratio: float) -> tuple[FileRow, File]:
+    def _make(self, size: int, pause_ratio: float) -> None:
         """Make one durable file of zeros and put it in the queue; the caller holds ``_making``."""
         size += -size % BLOCK_BYTES
         volumes = self._volumes
@@ -171,8 +193,7 @@ class LogFileSupply:
                 raise storage_error(error, "making a log file") from error
             raise
         with self._lock:
-            self._ahead.append((row, file))
-        return row, file
+            self._open.append(LogFile(row, file))
 
     def _fill(self, file: File, size: int, pause_ratio: float) -> None:
         for offset in range(0, size if self._zeroed else 0, _STEP_BYTES):
@@ -181,21 +202,44 @@ class LogFileSupply:
             if pause_ratio:
                 time.sleep((time.monotonic() - began) * pause_ratio)
 
+    def rest(self, store_bytes: int) -> None:
+        """Keep the files made ahead small beside the store, as nothing was appended for a while."""
+        size = max(FIRST_FILE_BYTES, store_bytes // _SHARE_AT_REST)
+        with self._making:
+            with self._lock:
+                self._next_bytes = min(self._next_bytes, size)
+                large = [made for made in self._ahead() if made.row.bytes > size]
+            self._discard(large)
+        if large:
+            self._on_use()
+
     def give_back(self) -> bool:
         """Remove the files made ahead, because space is short; tell whether there were any."""
         with self._making:
             with self._lock:
-                ahead = list(self._ahead)
-            for pair in ahead:
-                self._discard(pair)
+                ahead = self._ahead()
+            self._discard(ahead)
         return bool(ahead)
 
-    def _discard(self, pair: tuple[FileRow, File]) -> None:
+    def _discard(self, files: list[LogFile]) -> None:
+        """Remove files, but for those that the log took meanwhile; the caller holds ``_making``."""
         with self._lock:
-            self._ahead = [other for other in self._ahead if other[0].file_id != pair[0].file_id]
-        pair[1].close()
-        self._volumes.fs.unlink(self._volumes.path_of(pair[0]))
-        self._volumes.fs.sync_directory(self._volumes.directory_of(pair[0]))
+            ahead = self._ahead()
+            self._doomed += [made for made in files if made in ahead]
+        self._bury()
+
+    def _bury(self) -> None:
+        """Unlink what the log will not take any more; may be repeated. The caller holds ``_making``."""
+        volumes = self._volumes
+        for made in list(self._doomed):
+            made.file.close()
+            path = volumes.path_of(made.row)
+            if volumes.fs.exists(path):
+                volumes.fs.unlink(path)
+            volumes.fs.sync_directory(volumes.directory_of(made.row))
+            with self._lock:
+                self._open = [other for other in self._open if other is not made]
+            self._doomed.remove(made)
 
     def used_bytes(self, file_id: int) -> int | None:
         """Return how much of a file the log used before it went on, None while it may write to it."""
@@ -207,7 +251,8 @@ class LogFileSupply:
         file = self._volumes.fs.open(self._volumes.path_of(row), writable=True)
         with self._lock:
             self._left[row.file_id] = used_bytes
-            self._in_use.append((row, file))
+            self._current_id = max(self._current_id, row.file_id)
+            self._open.append(LogFile(row, file))
 
     def tidy(self) -> None:
         """Close files the log has left, and give the blocks back that it did not use; those stay zeros."""
@@ -222,10 +267,10 @@ class LogFileSupply:
     def _take_left(self) -> tuple[File, int] | None:
         """Return a file that the log has left and that is still open, and the bytes used in it."""
         with self._lock:
-            for number, (row, file) in enumerate(self._in_use):
-                if row.file_id in self._left:
-                    del self._in_use[number]
-                    return file, self._left[row.file_id]
+            for number, made in enumerate(self._open):
+                if made.row.file_id in self._left:
+                    del self._open[number]
+                    return made.file, self._left[made.row.file_id]
         return None
 
     def forget(self, file_id: int) -> None:

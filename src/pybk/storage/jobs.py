@@ -80,6 +80,8 @@ class Jobs:
         if taken.descriptors or taken.dropped or taken.log_files:
             self._take_over(taken)
             self._purge()
+        if not store.tail_bytes:
+            store.supply.rest(store.volumes.disk_bytes())
 
     def _take_over(self, taken: Window) -> None:
         store = self._store
