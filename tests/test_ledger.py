@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerMetadata, LedgerState
+from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, Bookie, Fragment, LedgerMetadata, LedgerState
 
 GOLDEN = (
     b'{"ack_quorum":1,"advanced":true,"creation_sequence":4,"creation_time_ns":1700000000000000000,'
@@ -100,7 +100,7 @@ def test_system_types_are_decoded() -> None:
     assert LedgerMetadata.decode(made.encode(), where="here") == made
 
 
-@pytest.mark.parametrize("number", [0, 2, 99])
+@pytest.mark.parametrize("number", [0, 3, 99])
 def test_another_format_is_named(number: int) -> None:
     data = changed(lambda values: values.update(format=number, news=1))
     with pytest.raises(UnsupportedFormatError, match=f"here: .*format {number}"):
@@ -241,3 +241,35 @@ def test_repr_shows_neither_salt_nor_verifier() -> None:
     assert "ledger_id=5" in shown
     assert "salt" not in shown
     assert "verifier" not in shown
+
+
+BOOKIES = tuple(Bookie(f"bookie-{number}", bytes([number]) * 16) for number in range(4))
+
+
+def replicated(*fragments: Fragment) -> LedgerMetadata:
+    return metadata(ensemble_size=3, write_quorum=3, ack_quorum=2, fragments=fragments)
+
+
+def test_fragments_are_metadata_of_the_next_format() -> None:
+    made = replicated(Fragment(0, BOOKIES[:3]), Fragment(17, BOOKIES[1:]))
+    assert json.loads(made.encode())["format"] == 2
+    assert LedgerMetadata.decode(made.encode(), where="here") == made
+    assert json.loads(metadata().encode())["format"] == 1
+
+
+@pytest.mark.parametrize(
+    "fragments",
+    [
+        [Fragment(1, BOOKIES[:3])],
+        [Fragment(0, BOOKIES[:2])],
+        [Fragment(0, BOOKIES)],
+        [Fragment(0, (BOOKIES[0], BOOKIES[0], BOOKIES[1]))],
+        [Fragment(0, BOOKIES[:3]), Fragment(0, BOOKIES[1:])],
+        [Fragment(0, BOOKIES[:3]), Fragment(9, BOOKIES[1:]), Fragment(8, BOOKIES[:3])],
+        [Fragment(0, (*BOOKIES[:2], Bookie("", bytes(16))))],
+        [Fragment(0, (*BOOKIES[:2], Bookie("short", bytes(15))))],
+    ],
+)
+def test_fragments_that_cannot_be_are_refused(fragments: list[Fragment]) -> None:
+    with pytest.raises(UsageError):
+        replicated(*fragments)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 
 METADATA_FORMAT: Final = 1
+FRAGMENTS_FORMAT: Final = 2
+"""Format of metadata with fragments, which is that of format 1 and the fragments."""
+
+INSTANCE_BYTES: Final = 16
 CUSTOM_METADATA_BYTES_MAX: Final = 64 << 10
 """Bound on the keys, as UTF-8, and values of a ledger's custom metadata together."""
 
@@ -38,6 +42,34 @@ _KEYS: Final = frozenset(
         *("storage_hints", "tier", "verifier", "write_flags"),
     }
 )
+
+
+class Bookie(NamedTuple):
+    """A bookie as ensembles name it; its address is in its registration, so that it may move.
+
+    Attributes:
+        bookie_id: Its name, which stays when it is replaced.
+        instance: ``INSTANCE_BYTES`` random bytes, made with its directories: a bookie that lost them is another.
+    """
+
+    bookie_id: str
+    instance: bytes
+
+    def __str__(self) -> str:
+        """Name the bookie, and enough of the instance to tell it from others of the name."""
+        return f"{self.bookie_id}@{self.instance[:4].hex()}"
+
+
+class Fragment(NamedTuple):
+    """A stretch of a ledger that one ensemble holds: from its first entry up to the next fragment's.
+
+    Attributes:
+        first_entry_id: Its first entry.
+        ensemble: The bookies, by place.
+    """
+
+    first_entry_id: int
+    ensemble: tuple[Bookie, ...]
 
 
 class LedgerState(StrEnum):
@@ -73,6 +105,7 @@ class LedgerMetadata:
         key_epoch: Which generation of its keys.
         verifier: Shows that a password is the right one.
         version: One more with each change.
+        fragments: Which bookies hold its entries, ascending; none for a ledger of an embedded store.
 
     Raises:
         UsageError: A value is of another type or out of its range.
@@ -100,6 +133,7 @@ class LedgerMetadata:
     key_epoch: int = 0
     verifier: bytes = field(repr=False)
     version: int = 0
+    fragments: tuple[Fragment, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -120,6 +154,7 @@ class LedgerMetadata:
         put = object.__setattr__
         put(self, "ledger_type", LedgerType(self.ledger_type))
         put(self, "custom_metadata", _checked_custom(self.custom_metadata))
+        put(self, "fragments", _checked_fragments(self.fragments, self.ensemble_size))
         try:
             put(self, "state", LedgerState(self.state))
             put(self, "tier", StorageHint(self.tier))
@@ -136,6 +171,12 @@ class LedgerMetadata:
         """
         values: dict[str, Any] = {name: getattr(self, name) for name, _ in _INTS}
         values["format"] = METADATA_FORMAT
+        if self.fragments:
+            values["format"] = FRAGMENTS_FORMAT
+            values["fragments"] = [
+                [fragment.first_entry_id, [[name, _to_base64(instance)] for name, instance in fragment.ensemble]]
+                for fragment in self.fragments
+            ]
         values["state"] = self.state.value
         values["ledger_type"] = str(self.ledger_type)
         values["storage_hints"] = sorted(hint.value for hint in self.storage_hints)
@@ -166,10 +207,10 @@ class LedgerMetadata:
             values = json.loads(data.decode(), object_pairs_hook=_unique)
             if not isinstance(values, dict) or type(values.get("format")) is not int:
                 raise ValueError("no object with a format")
-            if values["format"] != METADATA_FORMAT:
+            if values["format"] not in (METADATA_FORMAT, FRAGMENTS_FORMAT):
                 raise UnsupportedFormatError(
-                    f"{where}: ledger metadata of format {values['format']}; this pybk reads {METADATA_FORMAT}: open "
-                    "the store with the pybk that wrote it, or newer"
+                    f"{where}: ledger metadata of format {values['format']}; this pybk reads {METADATA_FORMAT} and "
+                    f"{FRAGMENTS_FORMAT}: open it with the pybk that wrote it, or newer"
                 )
             return cls._from_values(values)
         except (ValueError, TypeError, RecursionError) as error:
@@ -181,9 +222,14 @@ class LedgerMetadata:
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Self:
         """Make metadata of decoded JSON; raises ValueError or TypeError if it is something else."""
-        if values.keys() != _KEYS:
-            raise ValueError(f"missing or unknown are {sorted(values.keys() ^ _KEYS)}")
+        keys = _KEYS | {"fragments"} if values["format"] == FRAGMENTS_FORMAT else _KEYS
+        if values.keys() != keys:
+            raise ValueError(f"missing or unknown are {sorted(values.keys() ^ keys)}")
         del values["format"]
+        values["fragments"] = [
+            Fragment(first, tuple(Bookie(name, _from_base64(instance)) for name, instance in ensemble))
+            for first, ensemble in values.get("fragments", ())
+        ]
         for name in ("write_flags", "digest_type"):
             if type(values[name]) is not int:
                 raise ValueError(f"{name} is no whole number")
@@ -215,6 +261,22 @@ def _checked_custom(custom: object) -> Mapping[str, bytes]:
             f"custom metadata has {size} bytes; the limit is {CUSTOM_METADATA_BYTES_MAX}: put the rest into entries"
         )
     return MappingProxyType(dict(custom))
+
+
+def _checked_fragments(fragments: Sequence[Any], ensemble_size: int) -> tuple[Fragment, ...]:
+    """Return fragments as a tuple, or say what is wrong with them (protocol invariant I5: firsts strictly ascend)."""
+    before = -1
+    for first, ensemble in fragments:
+        in_order = first == 0 if before < 0 else before < first <= _INT_MAX
+        if type(first) is not int or not in_order:
+            raise UsageError(f"a fragment begins with entry {first!r} after {before}; the first with 0, others ascend")
+        before = first
+        if len(ensemble) != ensemble_size or len(set(ensemble)) != ensemble_size:
+            raise UsageError(f"the fragment from entry {first} needs {ensemble_size} bookies, each once: {ensemble}")
+        for name, instance in ensemble:
+            if not isinstance(name, str) or not name or len(instance) != INSTANCE_BYTES:
+                raise UsageError(f"{name!r} with an instance of {len(instance)} bytes names no bookie")
+    return tuple(Fragment(first, tuple(ensemble)) for first, ensemble in fragments)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
