@@ -8,7 +8,7 @@ from pybk.errors import UsageError
 
 LEDGER_TYPE_BYTES_MAX: Final = 255
 
-_SYSTEM_TYPES: Final = frozenset({".metadata"})
+_SYSTEM_TYPES: Final = frozenset({".metadata", ".fence", ".bookie"})
 
 
 class LedgerType(str):
@@ -27,6 +27,12 @@ class LedgerType(str):
 
     METADATA: ClassVar[LedgerType]
     """Ledgers in which the system keeps its own metadata."""
+
+    FENCE: ClassVar[LedgerType]
+    """In a bookie's store: the replicated ledger that it names is fenced."""
+
+    BOOKIE: ClassVar[LedgerType]
+    """In a bookie's store: which bookie of which cluster it belongs to."""
 
     def __new__(cls, name: str = "") -> LedgerType:
         """Check the name."""
@@ -55,3 +61,5 @@ class LedgerType(str):
 
 
 LedgerType.METADATA = LedgerType(".metadata")
+LedgerType.FENCE = LedgerType(".fence")
+LedgerType.BOOKIE = LedgerType(".bookie")

@@ -58,13 +58,19 @@ class ChangingView(StoreView):
             self.next_creation_sequence += 1
         return sequence
 
-    def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+    def create(self, metadata: LedgerMetadata, *, when_full: bool = False) -> LedgerDescriptor:
         """Create a ledger; durable on return.
+
+        Args:
+            metadata: The ledger's.
+            when_full: Create it even while the store takes no entries for want of space.
 
         Raises:
             LedgerExistsError: The id is taken.
+            StorageFullError: There is no room.
         """
-        self.check_space()
+        if not when_full:
+            self.check_space()
         descriptor = LedgerDescriptor(metadata)
         with self._lock:
             found = self._find(metadata.ledger_id)

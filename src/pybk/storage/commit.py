@@ -21,7 +21,7 @@ _FEW: Final = 32
 class StagedRun:
     """Consecutive entries of one ledger in one commit.
 
-    ``parts`` holds two pieces for each entry of ``sizes``. An entry is staged when its size is there, which comes
+    ``parts`` holds two pieces for each entry of ``sizes``, of which some may be empty where others are longer. An entry is staged when its size is there, which comes
     last and at once; what an exception left before that counts for nothing.
     """
 
@@ -31,6 +31,7 @@ class StagedRun:
         "descriptor",
         "encoded_bytes",
         "first",
+        "length_at_end",
         "overhead",
         "parts",
         "sizes",
@@ -53,6 +54,7 @@ class StagedRun:
         self.overhead = overhead
         self.sizes = array("q")
         self.encoded_bytes = 0
+        self.length_at_end = 0
         self.parts: list[bytes | memoryview] = []
         self.staged_ns = staged_ns
 
@@ -77,10 +79,6 @@ class StagedRun:
     def length(self) -> int:
         """Return the payload bytes of the ledger up to the last staged entry."""
         return self.base_length + sum(self.sizes) - self.overhead * len(self.sizes)
-
-    def sealed_length(self) -> int:
-        """Return the same of a sealed run."""
-        return self.base_length + self.encoded_bytes - self.overhead * len(self.sizes)
 
 
 class Commit:

@@ -5,6 +5,7 @@ Every step can be repeated with the same outcome, because a driver may be interr
 
 from __future__ import annotations
 
+import struct
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pybk.storage.filesystem import File
     from pybk.storage.watermark import Watermark
 
+_LENGTH: Final = struct.Struct(">q")
+_LENGTH_AT: Final = 24
 _ZEROS: Final = bytes(BLOCK_BYTES)
 
 
@@ -88,6 +91,8 @@ class CommitWriter:
             if run.sizes:
                 header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
                 records += (header, body)
+                # The last entry's own word, as at replay: in a part of a striped ledger it is not the sum of sizes.
+                (run.length_at_end,) = _LENGTH.unpack_from(body, len(body) - run.sizes[-1] + _LENGTH_AT)
                 places.append((run, at, len(body)))
                 at += RECORD_HEADER_BYTES + len(body)
         for encode, _ in commit.controls:
@@ -136,7 +141,7 @@ class CommitWriter:
         place = commit.base | commit.file_id << 32
         for run, at, body_bytes in commit.places:
             first, count = run.first, len(run.sizes)
-            run.descriptor.publish(first, count, run.sealed_length(), (first, count | 1 << 32, place + at, body_bytes))
+            run.descriptor.publish(first, count, run.length_at_end, (first, count | 1 << 32, place + at, body_bytes))
         for _, apply in commit.controls:
             apply()
         self.next_lsn = commit.lsn + 1

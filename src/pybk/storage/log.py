@@ -106,7 +106,8 @@ class Log:
             first_entry_id: Id of the first entry.
             sizes: Encoded bytes of each entry, ``array("q")``.
             nbytes: Their sum.
-            parts: The encoded bytes, in order, in two pieces for each entry.
+            parts: The encoded bytes, in order, in two pieces for each entry: what is in one piece is followed by empty
+                ones.
             base_length: Cumulative payload bytes of the ledger before these entries.
             overhead: Bytes of each entry that are not payload.
             wanted: Whether somebody will wait for it; unwanted entries stay buffered until a wanted commit takes them.

@@ -150,6 +150,8 @@ class Store(ChangingView):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
+        self.began_clean = watermark.clean
+        """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
         remove_leftovers(self.volumes, mark)
         recovered = recover_log(
             self,
@@ -282,8 +284,12 @@ class Store(ChangingView):
         super().after_fork()
         self.log.after_fork(self.fork_error())
 
-    def close(self) -> None:
-        """Wait for what is outstanding, stop the threads and give the directory free; open ledgers stay open."""
+    def close(self, *, clean: bool = True) -> None:
+        """Wait for what is outstanding, stop the threads and give the directory free; open ledgers stay open.
+
+        Args:
+            clean: False has the next process take this end for one by accident.
+        """
         with ExitStack() as closing:
             closing.callback(self._lock_file.release)
             for environment in (self._index_environment, *self.entries.values()):
@@ -300,5 +306,5 @@ class Store(ChangingView):
                     self.supply.close()
             except OSError as error:
                 raise storage_error(error, f"closing {self.volumes.root}") from error
-            if isinstance(self.log.error, ClosedError):
+            if clean and isinstance(self.log.error, ClosedError):
                 self._watermark.clean = True

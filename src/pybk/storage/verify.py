@@ -24,6 +24,7 @@ from pybk.storage.catalog import CatalogState, read_catalog
 from pybk.storage.cold import ColdSegment
 from pybk.storage.creation import INDEX, OpenEnvironment, catalog_path, checked_mark, main_cookie, store_directories
 from pybk.storage.environment import Environment
+from pybk.storage.extent import Extent
 from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark
@@ -393,7 +394,8 @@ class _Check:
         row, tail = self._known(store, ledger_id)
         if row is None:
             return
-        digest = self._digest(row.metadata)
+        extent = Extent.of(row.metadata) or Extent(ledger_id, 0, 1, 0)
+        digest = self._digest(row.metadata, extent.ledger_id)
         after = NOTHING
         length: int | None = 0
         pages = self._index.pages(ledger_id) if row.last_entry_id >= 0 and self._index.ledger(ledger_id) else ()
@@ -409,7 +411,7 @@ class _Check:
                 )
                 return
             for run in runs.tolist():
-                problem, length = self._check_record(ledger_id, run, digest)
+                problem, length = self._check_record(ledger_id, run, digest, extent)
                 if problem is not None:
                     yield problem
                 count += run[1]
@@ -450,7 +452,7 @@ class _Check:
             )
 
     def _check_record(
-        self, ledger_id: int, run: tuple[int, int, int, int, int, int, int], digest: EntryDigest
+        self, ledger_id: int, run: tuple[int, int, int, int, int, int, int], digest: EntryDigest, extent: Extent
     ) -> tuple[Problem | None, int | None]:
         """Return what is wrong with a record, and the ledger's length at its end if nothing is."""
         first, count, stride, offset, file_id, body_bytes, _ = run
@@ -460,8 +462,8 @@ class _Check:
             body = self._reader.plain_body(ledger_id, run)
             start, ends = entry_ends(body, count, where=str(path))
             starts = np.concatenate((np.array([start], np.int64), ends[:-1]))
-            ids = np.arange(first, last + 1, stride, dtype=np.int64)
-            digest.check_many(EntryBatch(ledger_id, ids, body, starts, ends - starts, digest.size))
+            ids = extent.entry_ids(np.arange(first, last + 1, stride, dtype=np.int64))
+            digest.check_many(EntryBatch(extent.ledger_id, ids, body, starts, ends - starts, digest.size))
             length = decode_entry(body, int(starts[-1]), int(ends[-1]), digest.size).length
         except (KeyError, FileNotFoundError):
             message = f"ledger {ledger_id} entries {first} to {last} are missing in file {file_id:016x} ({path})"
@@ -473,16 +475,16 @@ class _Check:
         self._seen.add((file_id, offset))
         return Problem(f"{message}; {_RESTORE}", path, offset, ledger_id, first, last), None
 
-    def _digest(self, metadata: LedgerMetadata) -> EntryDigest:
+    def _digest(self, metadata: LedgerMetadata, ledger_id: int) -> EntryDigest:
         """Return what checks a ledger's entries; only their ids and sizes if its password is not known."""
         if metadata.digest_type is not DigestType.HMAC_SHA256:
-            return entry_digest(metadata.digest_type, metadata.ledger_id)
+            return entry_digest(metadata.digest_type, ledger_id)
         if self._password is not None and self._keys is not None:
             keys = self._keys.ledger_keys(self._password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
             if hmac.compare_digest(keys.verifier, metadata.verifier):
-                return entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key)
+                return entry_digest(metadata.digest_type, ledger_id, keys.entry_key)
         self._without_password.add(metadata.ledger_id)
-        return entry_digest(DigestType.NONE, metadata.ledger_id)
+        return entry_digest(DigestType.NONE, ledger_id)
 
 
 def _problem(error: PybkError | FileNotFoundError) -> Problem:

@@ -1,0 +1,76 @@
+"""What the ledgers of a bookie's store are parts of: extents of replicated ledgers.
+
+A bookie keeps a replicated ledger as one or more ledgers of its store, the *extents*: the k-th entry of an extent's
+ledger is entry ``first + k * stride`` of the replicated one, with the bytes that its writer gave it. The store itself
+knows dense ledgers alone; who checks entries against their headers asks here what those say.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.ledger import LedgerMetadata
+
+EXTENT_FORMAT: Final = 1
+EXTENT_KEY: Final = ".extent"
+"""Key of the custom metadata that says what a ledger of a bookie's store is a part of."""
+
+_LAYOUT: Final = struct.Struct("<B3xIqqI4x")
+
+
+class Extent(NamedTuple):
+    """Which entries of which replicated ledger a ledger of a bookie's store holds.
+
+    Attributes:
+        ledger_id: The replicated ledger.
+        first: Its entry that is entry 0 here.
+        stride: Distance of its entries that are adjacent here.
+        write_flags: How the replicated ledger is written; the bookie's own ledgers have no flags.
+    """
+
+    ledger_id: int
+    first: int
+    stride: int
+    write_flags: int
+
+    def encode(self) -> bytes:
+        """Return the value of ``EXTENT_KEY``."""
+        return _LAYOUT.pack(EXTENT_FORMAT, self.stride, self.ledger_id, self.first, self.write_flags)
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata) -> Self | None:
+        """Return what a ledger is a part of; None for one that is complete in itself.
+
+        Raises:
+            CorruptError: The custom metadata says something else.
+            UnsupportedFormatError: It is of another format.
+        """
+        return cls.decode(metadata.custom_metadata, where=f"ledger {metadata.ledger_id}")
+
+    @classmethod
+    def decode(cls, custom: Mapping[str, bytes], *, where: str) -> Self | None:
+        """Decode as ``of`` does; ``where`` names the place in errors."""
+        data = custom.get(EXTENT_KEY)
+        if data is None:
+            return None
+        if data[:1] and data[0] != EXTENT_FORMAT:
+            raise UnsupportedFormatError(
+                f"{where}: an extent of format {data[0]}; this pybk reads {EXTENT_FORMAT}: open the bookie's directory "
+                "with the pybk that wrote it, or newer"
+            )
+        if len(data) == _LAYOUT.size:
+            _, stride, ledger_id, first, write_flags = _LAYOUT.unpack(data)
+            extent = cls(ledger_id, first, stride, write_flags)
+            if extent.encode() == data and ledger_id >= 0 and first >= 0 and stride >= 1:
+                return extent
+        raise CorruptError(f"{where}: {data[:64]!r} names no extent; restore the bookie's directory from a copy")
+
+    def entry_ids(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the replicated ledger's ids of some entries here, ``(n,)`` int64."""
+        return ids * self.stride + self.first
