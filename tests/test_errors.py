@@ -17,6 +17,9 @@ from pybk.errors import (
     LedgerExistsError,
     LedgerFencedError,
     LedgerRecoveryError,
+    MetadataError,
+    MetadataUnreachableError,
+    MetadataVersionError,
     NoSuchEntryError,
     NoSuchLedgerError,
     PybkError,
@@ -39,6 +42,8 @@ BOOKKEEPER_CODES = {
     LedgerClosedError: -11,
     NoSuchEntryError: -13,
     UsageError: -14,
+    MetadataVersionError: -17,
+    MetadataError: -18,
     LedgerExistsError: -20,
     DuplicateEntryError: -22,
     AppendTimeoutError: -23,
@@ -68,7 +73,11 @@ def test_outcome_is_unknown_only_where_the_entry_may_be_there() -> None:
 
 
 def test_retryable_is_only_what_passes_by_itself() -> None:
-    assert {kind for kind in ERRORS if kind.retryable} == {TooManyRequestsError, StorageFullError}
+    assert {kind for kind in ERRORS if kind.retryable} == {
+        TooManyRequestsError,
+        StorageFullError,
+        MetadataUnreachableError,
+    }
 
 
 @pytest.mark.parametrize("kind", ERRORS)

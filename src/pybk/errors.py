@@ -63,6 +63,10 @@ class NoSuchLedgerError(LedgerError):
     code = -7
 
 
+class LedgerDeletedError(NoSuchLedgerError):
+    """The ledger was deleted, which the metadata store proves; its id is never given again."""
+
+
 class LedgerExistsError(LedgerError):
     """A ledger of this id was created before."""
 
@@ -205,3 +209,35 @@ class StoreLockedError(StorageError):
 
 class CookieError(StorageError):
     """A directory is not the one that the store left here: another store's, another place's, or an empty one."""
+
+
+class MetadataError(PybkError):
+    """Something about the metadata store, or about what it holds."""
+
+    code = -18
+
+
+class MetadataUnreachableError(MetadataError):
+    """The metadata store did not answer in time, or the connection to it was lost.
+
+    ``outcome_unknown`` is set if what was asked for may have taken effect, or may still.
+    """
+
+    retryable = True
+
+
+class MetadataVersionError(MetadataError):
+    """A compare-and-swap met another version than the one it was to replace, or nothing; read again.
+
+    ``outcome_unknown`` is set if an answer was lost before: the change may have been made, and changed since.
+    """
+
+    code = -17
+
+
+class MetadataExistsError(MetadataError):
+    """There is such a key already."""
+
+
+class MetadataForgedError(MetadataError):
+    """A value in the metadata store was not written with the cluster secret that is given here."""
