@@ -136,10 +136,12 @@ class WriteLac:
     Attributes:
         ledger_id: The ledger.
         lac: Last add confirmed.
+        packet: What proves it to readers; made by the driver, kept by the bookie, opaque to both machines.
     """
 
     ledger_id: int
     lac: int
+    packet: bytes = b""
 
 
 Request = Add | ReadLac | Read | Force | WriteLac
@@ -168,10 +170,16 @@ class LacReply:
     Attributes:
         status: ``OK`` or ``NO_SUCH_LEDGER``, both after fencing if that was asked; anything else is no answer.
         lac: The last add confirmed, proven by what the driver checked; -1 for none.
+        packet: The bookie's proof of it, if a ``WriteLac`` brought one; for the driver that checks.
+        entry_id: The last entry that the bookie holds, whose header is the other proof; -1 for none.
+        entry: That entry, encoded.
     """
 
     status: Status
     lac: int = -1
+    packet: bytes = b""
+    entry_id: int = -1
+    entry: bytes | memoryview = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +363,55 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Deferred adds up to this were taken by their quorums; ``force`` makes them durable and confirms them.
+
+    Attributes:
+        last_entry_id: The last.
+    """
+
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """Entries that were asked for were read.
+
+    Attributes:
+        run: The entries, none of which was told before; entries of different residues come in any order.
+    """
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class LacIs:
+    """The last add confirmed was read.
+
+    Attributes:
+        last_add_confirmed: The highest that was proven; -1 for none.
+    """
+
+    last_add_confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnded:
+    """A read has ended; everything before ``missing`` was told by ``Got``.
+
+    Attributes:
+        missing: The first entry that could not be read; None if all were.
+        status: ``OK``; ``NO_SUCH_ENTRY`` if every bookie of the entry's write set promised that it has none; else
+            ``UNKNOWN``.
+        bad: Bookies that answered that they cannot read, or gave, a sound copy of an entry, and which: to be repaired.
+    """
+
+    missing: int | None
+    status: Status
+    bad: tuple[tuple[Bookie, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class UnderReplicated:
     """Record that a bookie of the ensemble misses entries and nobody could take its place.
 
@@ -406,4 +463,18 @@ class Done:
     version: int
 
 
-Effect = Send | WriteMetadata | ReadMetadata | ChooseBookies | WakeAt | Confirmed | UnderReplicated | Failed | Done
+Effect = (
+    Send
+    | WriteMetadata
+    | ReadMetadata
+    | ChooseBookies
+    | WakeAt
+    | Confirmed
+    | Acknowledged
+    | Got
+    | LacIs
+    | ReadEnded
+    | UnderReplicated
+    | Failed
+    | Done
+)

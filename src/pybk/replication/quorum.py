@@ -1,0 +1,97 @@
+"""Which bookies of an ensemble take an entry, and when enough of them have answered.
+
+The bookies of an ensemble are named by place, ``0 <= place < ensemble_size``; sets of places are bits of an int.
+Entries with the same residue ``entry_id % ensemble_size`` go to the same places, so that quorums are counted per
+residue and not per entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Quorum(NamedTuple):
+    """The three sizes of a ledger, ``ensemble_size >= write_quorum >= ack_quorum >= 1``.
+
+    Attributes:
+        ensemble_size: Bookies of an ensemble.
+        write_quorum: Bookies that an entry is written to.
+        ack_quorum: Bookies that acknowledge an entry.
+    """
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+
+    @property
+    def everyone(self) -> int:
+        """All places, as bits."""
+        return (1 << self.ensemble_size) - 1
+
+    @property
+    def negatives_needed(self) -> int:
+        """How many of an entry's bookies must deny it, so that those left cannot have acknowledged it (QC)."""
+        return self.write_quorum - self.ack_quorum + 1
+
+    def write_set(self, entry_id: int) -> tuple[int, ...]:
+        """Return the places that take an entry, the first one first."""
+        size = self.ensemble_size
+        return tuple((entry_id + i) % size for i in range(self.write_quorum))
+
+    def mask(self, entry_id: int) -> int:
+        """Return the places that take an entry, as bits."""
+        return sum(1 << place for place in self.write_set(entry_id))
+
+    def masks(self) -> tuple[int, ...]:
+        """Return the places of each write set, as bits, by residue.
+
+        If every bookie takes every entry there is only one write set, and it is returned once.
+        """
+        count = 1 if self.ensemble_size == self.write_quorum else self.ensemble_size
+        return tuple(self.mask(residue) for residue in range(count))
+
+    def residues(self, place: int) -> tuple[int, ...]:
+        """Return the residues of the entries that a place takes."""
+        size = self.ensemble_size
+        return tuple((place - i) % size for i in range(self.write_quorum))
+
+    def acked(self, acks: int, masks: Iterable[int]) -> bool:
+        """Tell whether each of some write sets has an ack quorum among the places that acknowledged.
+
+        Args:
+            acks: Places that acknowledged, as bits.
+            masks: The write sets, as bits.
+        """
+        needed = self.ack_quorum
+        return all((acks & mask).bit_count() >= needed for mask in masks)
+
+    def covered(self, known: int) -> bool:
+        """Tell whether the places that answered leave no ack quorum of silent ones in any write set.
+
+        Then no entry can become acknowledged any more without one of those that answered.
+
+        Args:
+            known: Places that answered, as bits.
+        """
+        return all((mask & ~known).bit_count() < self.ack_quorum for mask in self.masks())
+
+    def writable(self, live: int) -> bool:
+        """Tell whether each write set has an ack quorum among the live places.
+
+        Args:
+            live: Places, as bits.
+        """
+        return self.acked(live, self.masks())
+
+
+def places(bits: int) -> Iterable[int]:
+    """Yield the places of a set in ascending order.
+
+    Args:
+        bits: The set, as bits.
+    """
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

@@ -1,0 +1,81 @@
+"""Cuts runs of encoded entries by residue, and takes them apart again, without copying more than it must."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from struct import Struct
+from typing import Final
+
+from pybk.replication.messages import Parts, Run
+from pybk.replication.quorum import Quorum
+
+_LENGTH_OFFSET: Final = 24
+_unpack_length = Struct(">q").unpack_from
+
+
+def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tuple[Run, ...]:
+    """Cut consecutive entries into one run per residue, or one run if every bookie takes every entry.
+
+    Args:
+        first: Id of the first entry.
+        sizes: Encoded bytes of each entry, ``(n,)``.
+        pieces: The encoded entries in order, each in as many pieces as any other. If every bookie takes every entry,
+            the pieces may also be cut anywhere.
+        quorum: The ledger's sizes.
+
+    Returns:
+        The runs, each with its body in one piece.
+
+    Cost: One copy of the bytes, none if there is but one piece and one run.
+    """
+    stride = quorum.ensemble_size
+    if stride == quorum.write_quorum or len(sizes) == 1:
+        body = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+        return (Run(first, 1 if stride == quorum.write_quorum else stride, array("q", sizes), (body,)),)
+    per_entry = len(pieces) // len(sizes)
+    entries = [pieces[at : at + per_entry] for at in range(0, len(pieces), per_entry)]
+    return tuple(
+        Run(first + i, stride, array("q", sizes[i::stride]), (b"".join(chain.from_iterable(entries[i::stride])),))
+        for i in range(min(stride, len(sizes)))
+    )
+
+
+def entries_of(run: Run) -> list[memoryview]:
+    """Return the encoded entries of a run, as views of its body.
+
+    Args:
+        run: The run.
+
+    Cost: A copy of the body if it is in several pieces.
+    """
+    body = memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))
+    entries = []
+    start = 0
+    for size in run.sizes:
+        entries.append(body[start : start + size])
+        start += size
+    return entries
+
+
+def since(run: Run, entry_id: int) -> Run | None:
+    """Return the part of a run from an entry on, None if there is nothing left.
+
+    Args:
+        run: The run.
+        entry_id: First entry wanted.
+    """
+    skipped = -((run.first - entry_id) // run.stride) if entry_id > run.first else 0
+    if skipped == 0:
+        return run if len(run.sizes) else None
+    if skipped >= len(run.sizes):
+        return None
+    body = memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))
+    return Run(run.first + skipped * run.stride, run.stride, run.sizes[skipped:], (body[sum(run.sizes[:skipped]) :],))
+
+
+def length_at(entry: bytes | memoryview) -> int:
+    """Return the payload bytes of the ledger up to and including an encoded entry, from its header."""
+    length: int = _unpack_length(entry, _LENGTH_OFFSET)[0]
+    return length
