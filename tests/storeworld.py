@@ -7,12 +7,14 @@ from contextlib import contextmanager, suppress
 
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
+from pybk.embedded import EmbeddedHome
 from pybk.errors import LedgerFencedError, NoSuchLedgerError, PybkError, StorageFailedError, StorageFullError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.storage import ahead, catalog, creation
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
+from tests.embedded import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 
 ROOT = "/store"
@@ -31,7 +33,8 @@ def open_store(fs: SimFileSystem, config: StoreConfig = CONFIG, *, first_file_by
     """Open the store of a simulated disk; scrypt costs nothing here, and the first log file has the given size."""
     creation.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     ahead.FIRST_FILE_BYTES = first_file_bytes  # type: ignore[misc]  # as above
-    return LedgerManager(Store.open(ROOT, config=config, fs=fs, environment=lambda path: SimEnvironment(fs, path)))
+    store = Store.open(ROOT, config=config, fs=fs, environment=lambda path: SimEnvironment(fs, path))
+    return LedgerManager(EmbeddedHome(store))
 
 
 def open_world(fs: SimFileSystem) -> LedgerManager:
@@ -42,7 +45,7 @@ def open_world(fs: SimFileSystem) -> LedgerManager:
 
 def abandon(manager: LedgerManager) -> None:
     """Let go of a store whose disk is dead: stop its thread, touch nothing."""
-    log = manager._store.log  # type: ignore[union-attr]  # a live store's
+    log = store_of(manager).log
     log._stopping = True
     log._kick_committer()
     log._committer.join(5)
@@ -183,7 +186,7 @@ class World:
             except StorageFullError as error:
                 errors.append(error)
                 with suppress(StorageFailedError):
-                    manager._store.maintenance.tick()  # type: ignore[union-attr]  # a live store's
+                    store_of(manager).maintenance.tick()
             except PybkError as error:
                 errors.append(error)
             except KeyError:

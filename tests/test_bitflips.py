@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pybk.digest import DigestType
+from pybk.embedded import EmbeddedHome
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
@@ -21,6 +22,7 @@ from pybk.storage.catalog import read_catalog
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.record import RECORD_HEADER_BYTES
 from pybk.storage.verify import verify_store
+from tests.embedded import view_of
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG, ROOT, abandon, open_store
 
@@ -80,11 +82,10 @@ def drop_what_costs_time(fs: SimFileSystem) -> None:
 
 
 def open_read_only(fs: SimFileSystem) -> LedgerManager:
-    return LedgerManager(
-        ReadOnlyStore.open(
-            ROOT, config=CONFIG_KEEPING, fs=fs, environment=lambda path: SimEnvironment(fs, path, read_only=True)
-        )
+    store = ReadOnlyStore.open(
+        ROOT, config=CONFIG_KEEPING, fs=fs, environment=lambda path: SimEnvironment(fs, path, read_only=True)
     )
+    return LedgerManager(EmbeddedHome(store))
 
 
 def check_live(fs: SimFileSystem, given: Given) -> None:
@@ -232,7 +233,7 @@ def test_any_bit_of_files_with_entries() -> None:
 def entries_in(manager: LedgerManager, path: str) -> set[int]:
     """Return the offsets of a file at which records of entries lie."""
     file_id = int(os.path.basename(path)[:16], 16)
-    index = manager._store.index
+    index = view_of(manager).index
     runs = [run for row in index.ledgers() for page in index.pages(row.metadata.ledger_id) for run in page.tolist()]
     found = {at for run in runs if run[4] == file_id for at in range(run[3], run[3] + RECORD_HEADER_BYTES + run[5])}
     assert found
@@ -301,7 +302,7 @@ def test_any_bit_of_the_catalog() -> None:
     fs, given = make_store(IN_TWO_TIERS, checkpoint=True)
     (path,) = files(fs, ROOT, "catalog-")
     manager = open_read_only(fs)
-    store_id = manager._store.store_id
+    store_id = view_of(manager).store_id
     manager.close()
     file_id = int(path[-16:], 16)
     data = fs.inode(path).live

@@ -13,6 +13,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage import catalog
 from pybk.writer import LedgerWriter
+from tests.embedded import store_of
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
 
@@ -82,9 +83,9 @@ def test_one_file_of_a_ledger_whose_parts_lie_in_files_by_turns_is_packed() -> N
             writer.append(payload_of(number))
     manager.checkpoint()
     # A damaged half would do the same: some runs of the file are moved, others in between stay.
-    store = manager._store
+    store = store_of(manager)
     runs = next(store.index.pages(writers[0].ledger_id))
-    jobs = store.maintenance._jobs  # type: ignore[union-attr]  # a live store's
+    jobs = store.maintenance._jobs
     jobs._relocate([(writers[0].ledger_id, [runs[::2]])], StorageHint.NVME)
     check(manager, writers[0].ledger_id, 100)
     for writer in writers[1:]:
@@ -202,7 +203,7 @@ def test_entries_appended_singly_take_little_more_than_their_payload(tmp_path: P
         writer = manager.create_ledger(storage_hints={hint})
         for number in range(count):
             writer.append(payload_of(number))
-        before = manager._store.volumes.disk_bytes()
+        before = store_of(manager).volumes.disk_bytes()
         assert before > 3 * count * KIB, "each entry was to take a block of its own"
         manager.checkpoint()
         writer.close()

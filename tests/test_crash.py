@@ -8,6 +8,7 @@ from pybk.manager import LedgerManager
 from pybk.storage.catalog import read_catalog
 from pybk.storage.creation import catalog_path
 from pybk.storage.rebuild import rebuild_index
+from tests.embedded import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storeworld import ROOT, World, abandon, count_operations, open_world
 
@@ -37,7 +38,7 @@ def stopped(operation: int, seed: int, *, power_loss: bool) -> tuple[SimFileSyst
 
 def check_catalog(manager: LedgerManager) -> None:
     """Assert that the catalog says what the index says, so that the index can be made again."""
-    store = manager._store
+    store = store_of(manager)
     mark = store.index.mark()
     assert mark is not None
     path = catalog_path(ROOT, mark.catalog_file_id)

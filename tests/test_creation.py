@@ -8,11 +8,13 @@ import pytest
 
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
+from pybk.embedded import EmbeddedHome
 from pybk.errors import CookieError, CorruptError, StorageError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage import creation
 from pybk.storage.store import Store
+from tests.embedded import store_of
 from tests.realstore import QUICK, contents, numbered
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
@@ -60,7 +62,7 @@ def content_of(path: Path) -> dict[Path, bytes | None]:
 def test_no_store_takes_a_directory_of_another(tmp_path: Path, tier: StorageHint, where: str) -> None:
     with open_at(tmp_path / "a") as manager:
         fill(manager)
-        store_id = manager._store.store_id.hex()
+        store_id = store_of(manager).store_id.hex()
     before = content_of(tmp_path / "a")
     taken = tmp_path / "a" / where
     with pytest.raises(CookieError, match=rf"{taken}.*{store_id}.*name an empty directory"):
@@ -101,9 +103,8 @@ def test_a_store_that_lost_its_own_cookie_is_not_made_anew(tmp_path: Path) -> No
 
 def open_simulated(fs: SimFileSystem, tiers: Tiers) -> LedgerManager:
     """Open a store of a simulated disk whose tiers lie elsewhere."""
-    return LedgerManager(
-        Store.open("/s", config=CONFIG, tiers=tiers, fs=fs, environment=lambda path: SimEnvironment(fs, path))
-    )
+    store = Store.open("/s", config=CONFIG, tiers=tiers, fs=fs, environment=lambda path: SimEnvironment(fs, path))
+    return LedgerManager(EmbeddedHome(store))
 
 
 def operations_of_creation() -> int:

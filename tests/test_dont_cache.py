@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pybk.digest import DigestType
+from pybk.embedded import EmbeddedHome
 from pybk.flags import ReadFlag, StorageHint
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
@@ -131,7 +132,9 @@ def test_nothing_of_what_is_read_stays_in_the_page_cache(
     handle = reader(ReadFlag.DONT_CACHE)
     assert read(handle) == [payload(number) for number in range(0, COUNT, 50)]
     assert cached(tmp_path) == 0
-    store = handle._store
+    home = handle._home
+    assert isinstance(home, EmbeddedHome)
+    store = home.store
     assert not store.volumes.views, "a file was mapped"
     assert not handle._descriptor.pages, "an index page was kept"
 

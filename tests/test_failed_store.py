@@ -15,6 +15,7 @@ from pybk.errors import StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.storage.filesystem import OsFile
+from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
 
 
@@ -25,7 +26,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
     try:
         manager.close()
     except StorageFailedError:
-        assert manager._store.ended
+        assert store_of(manager).ended
 
 
 @pytest.fixture

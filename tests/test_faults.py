@@ -11,6 +11,7 @@ import pytest
 from pybk.errors import PybkError, StorageError, StorageFailedError, StorageFullError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
+from tests.embedded import store_of
 from tests.simdisk import READING, SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storeworld import ROOT, World, abandon, open_world
@@ -188,13 +189,13 @@ def test_reading_that_fails_says_so_and_works_again() -> None:
     for forever in (False, True):
         for n in range(30):
             fs.fail_at(n, forever=forever, only=READING)
-            manager._store.volumes.views.clear()
+            store_of(manager).volumes.views.clear()
             try:
                 world.check(manager, recover=False)
             except PybkError as error:
                 must_name_a_place(error)
             fs.heal()
-    manager._store.volumes.views.clear()
+    store_of(manager).volumes.views.clear()
     world.check(manager, recover=False)
     assert manager.health().state == "ok"
     manager.close()

@@ -17,6 +17,7 @@ import pytest
 from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
+from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, stop_syncing
 
 pytestmark = [
@@ -103,8 +104,8 @@ def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
         waiting = threading.Thread(target=future.result)
         waiting.start()
         time.sleep(0.02)
-        held = [manager._store._lock, writer._descriptor.lock, writer._descriptor.place_lock]
-        held.append(manager._store.log._mutex)  # type: ignore[union-attr]  # a live store's
+        held = [store_of(manager)._lock, writer._descriptor.lock, writer._descriptor.place_lock]
+        held.append(store_of(manager).log._mutex)
         for lock in held:
             lock.acquire()
         try:

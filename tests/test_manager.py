@@ -26,6 +26,7 @@ from pybk.errors import (
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState
 from pybk.manager import LedgerManager
+from tests.embedded import store_of
 from tests.realstore import QUICK, contents, numbered, open_quick, payloads, python
 
 
@@ -398,7 +399,7 @@ def test_password_and_keys_are_nowhere(tmp_path: Path, caplog: pytest.LogCapture
     reader = manager.open_ledger(0, password=password)
     with pytest.raises(UnauthorizedError) as refused:
         manager.open_ledger(0, password=b"another battery staple")
-    store = manager._store
+    store = store_of(manager)
     metadata = writer.metadata
     salt = store.cookie.salt
     assert salt is not None

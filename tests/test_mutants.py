@@ -22,6 +22,7 @@ from pybk.errors import CorruptError, PybkError, StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.storage.environment import LmdbEnvironment
 from pybk.storage.volumes import LOG
+from tests.embedded import store_of
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storeworld import ROOT, World, abandon, count_operations, open_world
 from tests.test_crash import check, check_catalog, stopped
@@ -160,7 +161,7 @@ def what_is_missing_in_the_log_is_noticed() -> None:
     one, other = (manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(2))
     one.append(b"lost")
     other.append(b"misdirected")
-    store = manager._store
+    store = store_of(manager)
     (log,) = [row for row in store.volumes.rows.values() if row.kind == LOG]
     path = store.volumes.path_of(log)
     abandon(manager)
@@ -178,9 +179,9 @@ def a_lost_file_of_the_log_is_noticed() -> None:
     writers = [manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(3)]
     for writer, size in zip(writers, (60_000, 100_000, 200_000), strict=True):
         writer.append(bytes(size))
-    logs = sorted(row for row in manager._store.volumes.rows.values() if row.kind == LOG)
+    logs = sorted(row for row in store_of(manager).volumes.rows.values() if row.kind == LOG)
     assert len(logs) == 4, "each entry was to be in a file of its own, as the ledgers are"
-    path = manager._store.volumes.path_of(logs[2])
+    path = store_of(manager).volumes.path_of(logs[2])
     abandon(manager)
     fs = fs.kill()
     fs.unlink(path)
@@ -214,9 +215,9 @@ def parts_of_a_file_can_be_moved() -> None:
         for ledger_id in writers:
             world.append(ledger_id)
     manager.checkpoint()
-    store = manager._store
+    store = store_of(manager)
     runs = next(store.index.pages(writers[0]))
-    jobs = store.maintenance._jobs  # type: ignore[union-attr]  # a live store's
+    jobs = store.maintenance._jobs
     jobs._relocate([(writers[0], [runs[::2]])], StorageHint.NVME)
     world.check(manager)
     manager.close()

@@ -14,7 +14,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage import maintenance as maintenance_module
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.store import Store
+from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick
 
 
@@ -23,8 +23,7 @@ def tiers(manager: LedgerManager) -> dict[int, StorageHint]:
 
 
 def apply(manager: LedgerManager) -> None:
-    store = manager._store
-    assert isinstance(store, Store)
+    store = store_of(manager)
     store.maintenance.apply_policy()
 
 
@@ -87,8 +86,7 @@ def test_a_ledger_deleted_while_the_policy_works_harms_nobody(tmp_path: Path, mo
     with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
         ledger_ids = [filled(manager, 20) for _ in range(3)]
         manager.checkpoint()
-        store = manager._store
-        assert isinstance(store, Store)
+        store = store_of(manager)
         move = store.move
 
         def delete_another_first(descriptor: LedgerDescriptor, tier: StorageHint) -> None:

@@ -14,6 +14,7 @@ from pybk.manager import LedgerManager
 from pybk.storage.commit import Commit
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
+from tests.embedded import store_of
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
 
@@ -22,12 +23,6 @@ from tests.storeworld import open_store
 def manager() -> Iterator[LedgerManager]:
     with open_store(SimFileSystem(1)) as manager:
         yield manager
-
-
-def store_of(manager: LedgerManager) -> Store:
-    store = manager._store
-    assert isinstance(store, Store)
-    return store
 
 
 def fail_before_the_next_control(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:

@@ -20,7 +20,7 @@ from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
-from pybk.storage.store import Store
+from tests.embedded import store_of, view_of
 from tests.realstore import contents, numbered, open_quick, payloads, python
 
 CHILD = """
@@ -279,8 +279,7 @@ def test_a_ledger_created_while_a_checkpoint_ran_is_not_taken_for_deleted(
 ) -> None:
     with open_quick(tmp_path, background=False) as live, open_quick(tmp_path, read_only=True) as manager:
         live.create_ledger().append(b"old")
-        store = live._store
-        assert isinstance(store, Store)
+        store = store_of(live)
         cut = store.log.cut
         readers: list[LedgerReader] = []
 
@@ -312,7 +311,7 @@ def test_a_checkpoint_between_two_looks_at_the_index_is_no_damage(
         writer.append_many(numbered(500))
         reader = manager.open_ledger(0)
         live.checkpoint()
-        index = manager._store.index
+        index = view_of(manager).index
         files = index.files
         moments: list[range] = []
 
@@ -335,7 +334,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
         writer = live.create_ledger()
         writer.append_many(numbered(20))
         reader = manager.open_ledger(0)
-        log = live._store.log  # type: ignore[union-attr]  # a live store's
+        log = store_of(live).log
         cut = log.cut
 
         def cut_and_append(snapshot: Callable[[], None]) -> int:
@@ -351,7 +350,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
             threading.Thread(target=lambda: found.append(next(reader.read(25, 25)).payload)),
             threading.Thread(target=lambda: found.append([entry.payload for entry in reader.read(0, 29)])),
         ]
-        store = manager._store
+        store = view_of(manager)
         assert isinstance(store, ReadOnlyStore)
         follow = store._follow
 

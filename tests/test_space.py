@@ -15,8 +15,8 @@ from pybk.errors import StorageFullError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.storage.filesystem import OsFileSystem
-from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
+from tests.embedded import store_of
 from tests.simdisk import SimFileSystem
 from tests.storeworld import CONFIG, open_store
 
@@ -27,13 +27,7 @@ WATCHED = replace(CONFIG, free_bytes_low=LOW, free_bytes_ok=OK)
 
 def tick(manager: LedgerManager) -> None:
     """Do what the background thread would do now."""
-    live(manager).maintenance.tick()
-
-
-def live(manager: LedgerManager) -> Store:
-    store = manager._store
-    assert isinstance(store, Store)
-    return store
+    store_of(manager).maintenance.tick()
 
 
 def open_small(fs: SimFileSystem, config: StoreConfig = WATCHED) -> LedgerManager:
@@ -241,7 +235,7 @@ def test_a_live_store_turns_read_only_and_back_by_itself(tmp_path: Path, monkeyp
         with pytest.raises(StorageFullError):
             writer.append(b"refused")
         free[0] = 319 * MIB
-        manager._store.maintenance.wake()  # type: ignore[union-attr]  # a live store's
+        store_of(manager).maintenance.wake()
         time.sleep(0.1)
         assert manager.health().state == "read_only"
         free[0] = 321 * MIB
@@ -262,7 +256,7 @@ def test_a_store_at_rest_keeps_little_more_than_its_payload() -> None:
     assert used > 2 * payload, "files made ahead were to be large while the log is busy"
     manager.checkpoint()
     tick(manager)
-    assert len(live(manager).supply._ahead()) == 2
+    assert len(store_of(manager).supply._ahead()) == 2
     assert fs.capacity_bytes - fs.free_bytes("/store/nvme") <= 1.3 * payload
     writer.append_many(batch)
     manager.close()
@@ -274,14 +268,14 @@ def test_the_log_never_takes_a_file_that_is_being_given_back() -> None:
     writer = new_ledger(manager)
     writer.append(b"first")
     tick(manager)
-    supply = live(manager).supply
+    supply = store_of(manager).supply
     ahead = supply._ahead()
     assert len(ahead) == 2
-    file_id, file = supply.next_log_file(4096, live(manager).log._writer._file_id)
+    file_id, file = supply.next_log_file(4096, store_of(manager).log._writer._file_id)
     assert file is ahead[0].file
     with supply._making:
         supply._discard(ahead)  # chosen before the log took the first
-    assert fs.exists(manager._store.volumes.path_of(ahead[0].row))
-    assert not fs.exists(manager._store.volumes.path_of(ahead[1].row))
-    assert supply.next_log_file(4096, live(manager).log._writer._file_id) == (file_id, file)
+    assert fs.exists(store_of(manager).volumes.path_of(ahead[0].row))
+    assert not fs.exists(store_of(manager).volumes.path_of(ahead[1].row))
+    assert supply.next_log_file(4096, store_of(manager).log._writer._file_id) == (file_id, file)
     manager.close()

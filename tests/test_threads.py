@@ -15,6 +15,7 @@ from pybk.errors import LedgerFencedError, NoSuchLedgerError
 from pybk.flags import ReadFlag, StorageHint
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
+from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, payloads
 
 
@@ -86,7 +87,7 @@ def test_a_move_is_done_when_it_returns_in_every_direction(tmp_path: Path, state
 
 def where(manager: LedgerManager) -> set[StorageHint]:
     """Return the tiers in which the entries of ledger 0 lie that the index knows."""
-    store = manager._store
+    store = store_of(manager)
     files = {int(file_id) for page in store.index.pages(0) for file_id in page["file"]}
     return {StorageHint(store.volumes.rows[file_id].tier) for file_id in files}
 

@@ -26,7 +26,7 @@ from pybk.errors import (
 from pybk.flags import WriteFlag
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
-from pybk.storage.store import Store
+from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
 
 
@@ -202,7 +202,7 @@ def test_too_much_outstanding_waits_or_fails_at_once(manager: LedgerManager, mon
     go = stop_syncing(monkeypatch)
     block = bytes(4000)
     many = writer.append_many_async([block] * 16)
-    while not isinstance(manager._store, Store) or manager._store.log._inflight is None:
+    while store_of(manager).log._inflight is None:
         time.sleep(0.001)  # so that what is being written has to count, and not only what is forming
     with pytest.raises(TooManyRequestsError, match="max_outstanding_bytes 65536") as refused:
         _ = writer.append_async(block, wait=False)
@@ -403,4 +403,3 @@ def test_repr_names_the_ledger(manager: LedgerManager) -> None:
     writer = manager.create_ledger(password=b"s3cret")
     writer.append(b"x")
     assert repr(writer) == f"<LedgerWriter ledger {writer.ledger_id}, last add confirmed 0>"
-    assert isinstance(manager._store, Store)

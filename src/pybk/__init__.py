@@ -40,8 +40,9 @@ from pybk.errors import (
 )
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
+from pybk.home import Health
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import Health, LedgerManager
+from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
 

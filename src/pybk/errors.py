@@ -129,6 +129,13 @@ class DigestMismatchError(EntryError):
     code = -5
 
 
+class NotEnoughBookiesError(PybkError):
+    """Too few bookies are there to do it; what was acknowledged is not lost."""
+
+    code = -6
+    retryable = True
+
+
 class UnauthorizedError(PybkError):
     """The password is not the ledger's."""
 

@@ -13,8 +13,8 @@ from pybk.errors import AppendTimeoutError, PybkError
 from pybk.storage.commit import Commit
 
 if TYPE_CHECKING:
+    from pybk.home import AppendLog
     from pybk.storage.descriptor import LedgerDescriptor
-    from pybk.storage.log import Log
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class AppendFuture(Generic[T]):
 
     __slots__ = ("_commit", "_log", "_value")
 
-    def __init__(self, log: Log, commit: Commit, value: T) -> None:
+    def __init__(self, log: AppendLog, commit: Commit, value: T) -> None:
         self._log = log
         self._commit = commit
         self._value = value
@@ -110,7 +110,7 @@ class _LoopWaker:
         self._waiters: list[asyncio.Future[None]] = []
 
     @classmethod
-    def of(cls, log: Log, commit: Commit, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
+    def of(cls, log: AppendLog, commit: Commit, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
         """Return the waker of this commit and loop, registered with the commit."""
         waker = commit.wakers.get(loop)
         if waker is None:
@@ -143,7 +143,7 @@ class AdvancedFuture(AppendFuture[T]):
 
     __slots__ = ("_callbacks", "_descriptor", "_lock", "_staged")
 
-    def __init__(self, log: Log, descriptor: LedgerDescriptor, value: T) -> None:
+    def __init__(self, log: AppendLog, descriptor: LedgerDescriptor, value: T) -> None:
         self._log = log
         self._descriptor = descriptor
         self._value = value

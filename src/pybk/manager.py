@@ -10,18 +10,20 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Self, TypedDict, TypeVar, Unpack
 
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
+from pybk.embedded import EmbeddedHome
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
+from pybk.home import Health, LedgerHome
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader
+from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
@@ -44,29 +46,13 @@ class LedgerOptions(TypedDict, total=False):
     digest_type: DigestType
     custom_metadata: Mapping[str, bytes] | None
     ledger_id: int | None
+    ensemble_size: int | None
+    write_quorum: int | None
+    ack_quorum: int | None
     insecure: bool
 
 
 E = TypeVar("E", bound=Enum)
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How a manager is.
-
-    Attributes:
-        state: ``"ok"``, ``"read_only"`` (opened so, or short of space) or ``"failed"`` (close it and open it again).
-        reason: Why it is not ok; empty when it is.
-        outstanding_bytes: Appended and not durable yet.
-        tail_bytes: Log that the next open would read.
-        free_bytes: Free space by directory.
-    """
-
-    state: str
-    reason: str
-    outstanding_bytes: int
-    tail_bytes: int
-    free_bytes: Mapping[str, int]
 
 
 class LedgerManager:
@@ -75,10 +61,11 @@ class LedgerManager:
     Use it as a context manager, sync or async. Threads: any.
     """
 
-    def __init__(self, store: Store | ReadOnlyStore) -> None:
+    def __init__(self, home: LedgerHome) -> None:
         """Use ``LedgerManager.open`` instead."""
-        self._store = store
-        self._keys = KeyRing(store.store_id, _salt(store), cost=store.cookie.scrypt_cost or 0)
+        self._home = home
+        identity = home.identity
+        self._keys = KeyRing(identity.store_id, identity.salt, cost=identity.scrypt_cost)
         self._closing = threading.Lock()
         self._closed = False
 
@@ -116,8 +103,8 @@ class LedgerManager:
         except TypeError:
             raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
         if read_only:
-            return cls(ReadOnlyStore.open(root, tiers=tiers, config=config))
-        return cls(Store.open(root, tiers=tiers, config=config))
+            return cls(EmbeddedHome(ReadOnlyStore.open(root, tiers=tiers, config=config)))
+        return cls(EmbeddedHome(Store.open(root, tiers=tiers, config=config)))
 
     @classmethod
     def open_async(
@@ -137,12 +124,12 @@ class LedgerManager:
         Handles of this manager raise ClosedError afterwards, followers that wait do so at once. Closing again does
         nothing, nor does closing in a forked child.
         """
-        if self._store.forked:
+        if self._home.forked:
             return
         with self._closing:
             if not self._closed:
                 self._closed = True
-                self._store.close()
+                self._home.close()
 
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop goes on."""
@@ -166,26 +153,17 @@ class LedgerManager:
 
     def __repr__(self) -> str:
         """Name the directory."""
-        return f"<LedgerManager {self._store.volumes.root}{', read-only' if self.read_only else ''}>"
+        return f"<LedgerManager {self._home.where}{', read-only' if self.read_only else ''}>"
 
     @property
     def read_only(self) -> bool:
         """Whether it was opened read-only."""
-        return isinstance(self._store, ReadOnlyStore)
+        return self._home.read_only
 
-    def _view(self) -> Store | ReadOnlyStore:
-        """Return the store for reading."""
-        self._store.check_usable()
-        return self._store
-
-    def _live(self) -> Store:
-        """Return the store for writing."""
-        store = self._view()
-        if isinstance(store, ReadOnlyStore):
-            raise IllegalOperationError(
-                f"{store.volumes.root} is open read-only; LedgerManager.open(path) without read_only=True can change it"
-            )
-        return store
+    def _usable(self) -> LedgerHome:
+        """Return the home, if the manager was not closed."""
+        self._home.check_usable()
+        return self._home
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
@@ -199,6 +177,9 @@ class LedgerManager:
         digest_type: DigestType = DigestType.HMAC_SHA256,
         custom_metadata: Mapping[str, bytes] | None = None,
         ledger_id: int | None = None,
+        ensemble_size: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
         insecure: bool = False,
     ) -> LedgerWriter:
         """Create a ledger and return its writer.
@@ -212,6 +193,9 @@ class LedgerManager:
             digest_type: What guards its entries.
             custom_metadata: Anything else, kept with it.
             ledger_id: Makes an advanced ledger of this id, whose entry ids the caller gives.
+            ensemble_size: Bookies that the ledger's entries are striped over; None: 3 in a cluster, 1 in a store.
+            write_quorum: Bookies that each entry is written to; None: 3, or the ensemble size if that is smaller.
+            ack_quorum: Bookies that acknowledge an entry before it counts; None: 2, or the write quorum if smaller.
             insecure: Needed for ``DigestType.NONE``, which guards nothing.
 
         Returns:
@@ -225,7 +209,7 @@ class LedgerManager:
         Durability: The ledger is on disk on return.
         Cost: One synced write; the first use of a password costs one scrypt, about 50 ms.
         """
-        store = self._live()
+        home = self._usable()
         kind = _user_type(ledger_type)
         hints = _hints(storage_hints)
         flags = _member(WriteFlag, write_flags, "write_flags")
@@ -234,7 +218,8 @@ class LedgerManager:
             raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
         password = _password(password)
         salt = secrets.token_bytes(16)
-        new_id = _new_id(store, ledger_id)
+        quorums = home.quorums((ensemble_size, write_quorum, ack_quorum))
+        new_id = _new_id(home, ledger_id)
         keys = self._keys.ledger_keys(password, new_id, salt, 0)
         metadata = LedgerMetadata(
             ledger_id=new_id,
@@ -246,16 +231,20 @@ class LedgerManager:
             last_entry_id=-1,
             length=0,
             creation_time_ns=time.time_ns(),
-            creation_sequence=store.new_creation_sequence(),
+            creation_sequence=home.new_creation_sequence(),
             custom_metadata=custom_metadata or {},
-            tier=next((tier for tier in StorageHint if tier in hints), store.config.default_tier),
+            tier=next((tier for tier in StorageHint if tier in hints), home.config.default_tier),
             advanced=ledger_id is not None,
             key_salt=salt,
             key_epoch=0,
-            verifier=keys.verifier,
+            verifier=home.verifier(keys),
             version=0,
+            **quorums._asdict(),
         )
-        return LedgerWriter(store, store.create(metadata), entry_digest(digest_type, new_id, keys.entry_key))
+        digest = entry_digest(digest_type, new_id, keys.entry_key)
+        descriptor = home.create(metadata)
+        home.unlock(descriptor, keys, digest)
+        return LedgerWriter(home, descriptor, digest)
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
@@ -290,18 +279,18 @@ class LedgerManager:
         Durability: With ``recover``, the ledger is closed on disk on return.
         Cost: One synced write if there was something to recover; scrypt as for ``create_ledger``.
         """
-        store = self._view()
+        home = self._usable()
         flags = _member(ReadFlag, read_flags, "read_flags")
         if recover is None:
             recover = not self.read_only
         if recover:
-            self._live()
-        store.catch_up()
-        descriptor = store.descriptor(_ledger_id(ledger_id))
-        digest = self._authorised(descriptor.metadata, password)
-        if recover and isinstance(store, Store):
-            store.close_ledger(descriptor, fence=True)
-        return LedgerReader(store, descriptor, digest, flags)
+            home.check_writable()
+        home.catch_up()
+        descriptor = home.descriptor(_ledger_id(ledger_id))
+        digest = self._unlock(descriptor, password)
+        if recover:
+            home.recover(descriptor)
+        return LedgerReader(home, descriptor, digest, flags)
 
     def open_ledger_async(
         self,
@@ -314,11 +303,14 @@ class LedgerManager:
         """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(lambda: self.open_ledger(ledger_id, password=password, read_flags=read_flags, recover=recover))
 
-    def _authorised(self, metadata: LedgerMetadata, password: bytes) -> EntryDigest:
+    def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> EntryDigest:
+        metadata = descriptor.metadata
         keys = self._keys.ledger_keys(_password(password), metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
-        if not hmac.compare_digest(keys.verifier, metadata.verifier):
+        if not hmac.compare_digest(self._home.verifier(keys), metadata.verifier):
             raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}; nothing was changed")
-        return entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key)
+        digest = entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key)
+        self._home.unlock(descriptor, keys, digest)
+        return digest
 
     def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
@@ -328,8 +320,8 @@ class LedgerManager:
 
         Durability: On return it is gone for good; its disk space comes back in the background while writes go on.
         """
-        store = self._live()
-        store.delete(store.descriptor(_ledger_id(ledger_id)))
+        home = self._usable()
+        home.delete(home.descriptor(_ledger_id(ledger_id)))
 
     async def delete_ledger_async(self, ledger_id: int) -> None:
         """Delete in a thread, so that the event loop goes on."""
@@ -337,10 +329,10 @@ class LedgerManager:
 
     def list_ledgers(self, ledger_type: str | None = None) -> Iterator[int]:
         """Yield the ids of all ledgers, ascending; only those of a type if one is given."""
-        store = self._view()
-        store.catch_up()
+        home = self._usable()
+        home.catch_up()
         wanted = None if ledger_type is None else LedgerType(ledger_type)
-        return (m.ledger_id for m in store.ledgers() if wanted is None or m.ledger_type == wanted)
+        return (m.ledger_id for m in home.ledgers() if wanted is None or m.ledger_type == wanted)
 
     async def list_ledgers_async(self, ledger_type: str | None = None) -> list[int]:
         """Return the ids of all ledgers as a list, made in a thread."""
@@ -352,9 +344,9 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
         """
-        store = self._view()
-        store.catch_up()
-        return store.metadata(_ledger_id(ledger_id))
+        home = self._usable()
+        home.catch_up()
+        return home.metadata(_ledger_id(ledger_id))
 
     async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
         """Look up in a thread, so that the event loop goes on."""
@@ -367,9 +359,9 @@ class LedgerManager:
             NoSuchLedgerError: It was never created, or deleted.
             StorageFullError: The target has no room; the ledger stays readable where it is.
         """
-        store = self._live()
+        home = self._usable()
         tier = _member(StorageHint, target, "target")
-        store.move(store.descriptor(_ledger_id(ledger_id)), tier)
+        home.move(home.descriptor(_ledger_id(ledger_id)), tier)
 
     async def move_ledger_async(self, ledger_id: int, target: StorageHint) -> None:
         """Move in a thread, so that the event loop goes on."""
@@ -382,9 +374,7 @@ class LedgerManager:
 
         Done on return; reads and appends go on meanwhile.
         """
-        store = self._live()
-        store.maintenance.checkpoint()
-        store.maintenance.collect()
+        self._usable().checkpoint()
 
     async def checkpoint_async(self) -> None:
         """Checkpoint in a thread, so that the event loop goes on."""
@@ -392,16 +382,7 @@ class LedgerManager:
 
     def health(self) -> Health:
         """Return how the manager is."""
-        store = self._view()
-        free = {d.path: store.fs.free_bytes(d.path) for d in store.volumes.directories}
-        if isinstance(store, ReadOnlyStore):
-            return Health("read_only", "opened read-only", 0, 0, free)
-        state, reason = "ok", ""
-        if store.log.error is not None:
-            state, reason = "failed", str(store.log.error)
-        elif store.maintenance.full is not None:
-            state, reason = "read_only", store.maintenance.full
-        return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free)
+        return self._usable().health()
 
     async def health_async(self) -> Health:
         """Look in a thread, so that the event loop goes on."""
@@ -409,17 +390,11 @@ class LedgerManager:
 
     def metrics(self) -> MetricsSnapshot:
         """Return counters and latency histograms since opening, split by ledger type and tier."""
-        return self._view().metrics.snapshot()
+        return self._usable().metrics.snapshot()
 
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.metrics)
-
-
-def _salt(store: Store | ReadOnlyStore) -> bytes:
-    salt = store.cookie.salt
-    assert salt is not None, "a store's own cookie carries its salt"
-    return salt
 
 
 def _member(kind: type[E], value: object, name: str) -> E:
@@ -445,10 +420,10 @@ def _hints(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
     return frozenset(_member(StorageHint, hint, "storage_hints") for hint in hints)
 
 
-def _new_id(store: Store, ledger_id: int | None) -> int:
+def _new_id(home: LedgerHome, ledger_id: int | None) -> int:
     """Return the id of a ledger to be created: the one asked for, or one that was never given."""
     if ledger_id is None:
-        ledger_id = store.new_ledger_id()
+        ledger_id = home.new_ledger_id()
         if ledger_id > _LEDGER_ID_MAX:
             raise IllegalOperationError(
                 f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."

@@ -14,12 +14,11 @@ from pybk.entry import Entry, EntryBatch
 from pybk.errors import ClosedError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
 from pybk.futures import set_in_loop
+from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.reading import entry_span
-from pybk.storage.readonly import ReadOnlyStore
-from pybk.storage.store import Store
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20
@@ -40,12 +39,11 @@ class LedgerReader:
     """
 
     def __init__(
-        self, store: Store | ReadOnlyStore, descriptor: LedgerDescriptor, digest: EntryDigest, read_flags: ReadFlag
+        self, home: LedgerHome, descriptor: LedgerDescriptor, digest: EntryDigest, read_flags: ReadFlag
     ) -> None:
-        self._store = store
+        self._home = home
         self._descriptor = descriptor
         self._digest = digest
-        self._digest_bytes = digest.size
         self._direct = ReadFlag.DONT_CACHE in read_flags
         self._plain = not self._direct and digest.size > 0
         self._closed = False
@@ -81,7 +79,7 @@ class LedgerReader:
     def read_last_add_confirmed(self) -> int:
         """Look how far an open ledger has come; entries up to there can be read from now on."""
         self._check_open()
-        self._store.catch_up()
+        self._home.catch_up()
         self._check_open()
         with self._lock:  # another thread may have looked later and be here already
             self._last_add_confirmed = max(self._last_add_confirmed, self._descriptor.last_add_confirmed)
@@ -128,7 +126,7 @@ class LedgerReader:
 
     def _check_unconfirmed(self, first: int, last: int) -> None:
         self._check_open()
-        self._store.write_buffered()
+        self._home.write_buffered(self._descriptor)
         self._check_range(first, last, self._descriptor.last_durable)
 
     def read_batch(self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None) -> EntryBatch:
@@ -194,7 +192,7 @@ class LedgerReader:
             elif final:
                 return
             else:
-                moved.wait(self._store.poll_seconds)
+                moved.wait(self._home.poll_seconds)
 
     async def follow_async(self, first: int = 0) -> AsyncIterator[Entry]:
         """Follow like ``follow``; use with ``async for``."""
@@ -219,13 +217,13 @@ class LedgerReader:
                 return
             else:
                 try:
-                    await asyncio.wait_for(moved.wait(), self._store.poll_seconds)
+                    await asyncio.wait_for(moved.wait(), self._home.poll_seconds)
                 except TimeoutError:
                     continue
 
     def _position(self) -> tuple[int, bool]:
         """Return the last entry to read now, and whether there will be no more."""
-        self._store.catch_up()
+        self._home.catch_up()
         self._check_open()
         final = self.is_closed
         return self.read_last_add_confirmed(), final
@@ -250,7 +248,7 @@ class LedgerReader:
         singles = self._meter.single_reads
         began_ns = 0 if singles else time.monotonic_ns()
         try:
-            found = self._store.locate(self._descriptor, entry_id)
+            found = self._home.locate(self._descriptor, entry_id)
         except PybkError:
             self._check_open()
             raise
@@ -268,16 +266,15 @@ class LedgerReader:
 
     def _batch(self, first: int, last: int, max_bytes: int) -> EntryBatch:
         began_ns = time.monotonic_ns()
-        if self._closed or self._descriptor.deleted or self._store.ended:
+        if self._closed or self._descriptor.deleted or self._home.ended:
             self._check_open()
         try:
-            batch = self._store.read_batch(
-                self._descriptor, first, last, max_bytes, digest_bytes=self._digest_bytes, direct=self._direct
+            batch = self._home.read_verified(
+                self._descriptor, first, last, max_bytes, digest=self._digest, direct=self._direct
             )
         except PybkError:
             self._check_open()  # deleted or closed meanwhile: then that is why
             raise
-        self._digest.check_many(batch)
         if self._metered is not self._descriptor.metadata:
             self._metered, self._meter = self._new_meter()
         self._meter.read(len(batch), int(batch.sizes.sum()), time.monotonic_ns() - began_ns)
@@ -286,10 +283,10 @@ class LedgerReader:
     def _new_meter(self) -> tuple[LedgerMetadata, MetricsScope]:
         """Return the scope to count reads in, and the metadata that it was chosen by."""
         metadata = self._descriptor.metadata
-        return metadata, self._store.metrics.scope(metadata.ledger_type, metadata.tier)
+        return metadata, self._home.metrics.scope(metadata.ledger_type, metadata.tier)
 
     def _check_range(self, first: int, last: int, most: int) -> None:
-        if self._closed or self._descriptor.deleted or self._store.ended:
+        if self._closed or self._descriptor.deleted or self._home.ended:
             self._check_open()
         if first < 0 or last > most or last < first - 1 or first > most + 1:
             raise ReadRangeError(
@@ -303,7 +300,7 @@ class LedgerReader:
             raise ReadRangeError(f"following from entry {first}; entry ids count from 0")
 
     def _check_open(self) -> None:
-        self._store.check_usable()
+        self._home.check_usable()
         if self._closed:
             raise ClosedError(f"this reader of ledger {self.ledger_id} is closed; open the ledger again")
         if self._descriptor.deleted:

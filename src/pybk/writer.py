@@ -24,10 +24,10 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture
+from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.store import Store
 
 Payload = bytes | bytearray | memoryview
 """What may be appended; any other object with a contiguous buffer is taken too."""
@@ -44,13 +44,13 @@ class LedgerWriter:
     Threads: any; entries get their ids in the order in which the calls take the ledger's lock.
     """
 
-    def __init__(self, store: Store, descriptor: LedgerDescriptor, digest: EntryDigest) -> None:
-        self._store = store
-        self._log = store.log
+    def __init__(self, home: LedgerHome, descriptor: LedgerDescriptor, digest: EntryDigest) -> None:
+        self._home = home
+        self._log = home.log_of(descriptor)
         self._descriptor = descriptor
         self._digest = digest
         self._overhead = ENTRY_HEADER_BYTES + digest.size
-        self._max_entry_bytes = store.config.max_entry_bytes
+        self._max_entry_bytes = home.config.max_entry_bytes
         self._wanted = not descriptor.deferred
         self._advanced = descriptor.metadata.advanced
         self._early: dict[int, tuple[bytes, AdvancedFuture[int]]] = {}
@@ -280,13 +280,13 @@ class LedgerWriter:
 
     def _wait_for_space(self, size: int, *, wait: bool) -> None:
         if not wait:
-            self._store.check_space()
+            self._home.check_space()
             raise TooManyRequestsError(
                 f"{self._log.outstanding_bytes} bytes are appended and not durable yet, and {size} more are "
-                f"beyond max_outstanding_bytes {self._store.config.max_outstanding_bytes}; wait for some "
+                f"beyond max_outstanding_bytes {self._home.config.max_outstanding_bytes}; wait for some "
                 "futures, then try again"
             )
-        self._store.wait_for_room()
+        self._home.wait_for_room(self._descriptor)
 
     def _refuse(self) -> None:
         error = self._descriptor.error
@@ -316,7 +316,7 @@ class LedgerWriter:
             if entry_id <= descriptor.last_pushed or entry_id in self._early:
                 raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")
             future: AdvancedFuture[int] = AdvancedFuture(self._log, descriptor, entry_id)
-            limit = self._store.config.max_outstanding_bytes
+            limit = self._home.config.max_outstanding_bytes
             if entry_id != descriptor.last_pushed + 1 and self._early_bytes + len(payload) > limit:
                 raise TooManyRequestsError(
                     f"{self._early_bytes} bytes of ledger {self.ledger_id} wait for entry "
@@ -385,7 +385,7 @@ class LedgerWriter:
         if error is not None:
             raise error.with_traceback(None)
         if not self._wanted:
-            return self._store.force(self._descriptor)
+            return self._home.force(self._descriptor)
         self._log.flush()
         return self._descriptor.last_add_confirmed
 
@@ -412,7 +412,7 @@ class LedgerWriter:
             self._settled = True
             raise descriptor.error.with_traceback(None)
         if not descriptor.deleted:
-            self._store.close_ledger(descriptor, fence=False)
+            self._home.close_ledger(descriptor)
         self._settled = True
 
     async def close_async(self) -> None:

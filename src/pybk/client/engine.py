@@ -1,0 +1,328 @@
+"""Drives the protocol's machines: performs what they ask for, and tells them what came of it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from pybk.client.baton import Baton
+from pybk.errors import PybkError
+from pybk.replication.messages import (
+    Answered,
+    ChooseBookies,
+    Effect,
+    Event,
+    MetadataUnreachable,
+    ReadMetadata,
+    Request,
+    Send,
+    Unanswered,
+    UnderReplicated,
+    WakeAt,
+    Woken,
+    WriteMetadata,
+)
+from pybk.storage.commit import Commit
+
+if TYPE_CHECKING:
+    from pybk.client.ledger import RemoteLedger
+    from pybk.ledger import Bookie
+    from pybk.replication.messages import LacReply, ReadReply, Reply
+
+logger = logging.getLogger(__name__)
+
+_WAIT_SECONDS: Final = 1.0
+_METADATA_THREADS: Final = 4
+
+
+class Machine(Protocol):
+    """A machine of ``pybk.replication``."""
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take an event; return what is to be done."""
+
+
+class Wire(Protocol):
+    """The links to bookies; used by the holder of the baton alone, but for ``interrupt``."""
+
+    def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
+        """Send a request; False if it cannot be sent now, and so was not."""
+
+    def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
+        """Return replies by request id, None for those that will not come; waits for the first of them."""
+
+    def interrupt(self) -> None:
+        """Have ``poll`` return at once, now or the next time; any thread."""
+
+
+class MetadataStore(Protocol):
+    """The metadata store as machines use it; each call may take long and is made in a thread of its own."""
+
+    def read(self, ledger: RemoteLedger) -> Event:
+        """Read a ledger's metadata."""
+
+    def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
+        """Compare-and-swap a ledger's metadata, settling ambiguous outcomes."""
+
+    def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
+        """Find bookies for places of an ensemble."""
+
+    def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
+        """Record that a bookie misses entries."""
+
+
+class Writer(Protocol):
+    """A writer's conversation; called by the holder of the baton."""
+
+    def submit(self, now_ns: int) -> None:
+        """Send the batches that have formed, as many as may be under way."""
+
+    def tell_lac(self) -> None:
+        """Tell bookies the LAC if no add will."""
+
+
+M_co = TypeVar("M_co", bound=Machine, covariant=True)
+
+
+class Conversation(ABC, Generic[M_co]):
+    """One machine, the ledger it is about, and who waits for it.
+
+    Attributes:
+        ledger: The ledger.
+        machine: The machine.
+        commit: Done when the conversation has ended.
+    """
+
+    def __init__(self, engine: Engine, ledger: RemoteLedger, machine: M_co) -> None:
+        self.engine = engine
+        self.ledger = ledger
+        self.machine: Final = machine
+        self.commit = Commit()
+
+    @abstractmethod
+    def take(self, effect: Effect) -> None:
+        """Act on an effect that is not the engine's business; called by the driver."""
+
+    def end(self, error: PybkError | None = None) -> None:
+        """End the conversation; called by the driver."""
+        self.engine.ended(self, error)
+
+
+AnyConversation = Conversation[Any]
+
+
+class _Asked(NamedTuple):
+    """What a request id stands for."""
+
+    conversation: AnyConversation
+    token: int
+
+
+class Engine:
+    """The driver of all conversations of one client.
+
+    Threads: ``run``, ``start``, ``post`` and what ``Baton`` allows: any. All else: the holder of the baton.
+    """
+
+    def __init__(self, wire: Wire, metadata: MetadataStore) -> None:
+        self._wire = wire
+        self._metadata = metadata
+        self._asked: dict[int, _Asked] = {}
+        self._request_ids = itertools.count(1)
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wakes: list[tuple[int, int, AnyConversation]] = []
+        self._wake_at: dict[AnyConversation, int] = {}
+        self._waited: set[AnyConversation] = set()
+        self._formed: dict[Writer, None] = {}
+        self._active: dict[Writer, None] = {}
+        self._untold: dict[Writer, None] = {}
+        self._executor = ThreadPoolExecutor(_METADATA_THREADS, "pybk-metadata")
+        self._closed: PybkError | None = None
+        self.baton = Baton(self, "pybk-client")
+
+    # ---- any thread ----------------------------------------------------------------------------------------------
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made by the driver, soon."""
+        self._posted.append(call)
+        self.baton.kick()
+
+    def start(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
+        """Begin a conversation: the driver performs what ``begin(now_ns)`` returns; its ``commit`` is its end."""
+
+        def first() -> None:
+            self._waited.add(conversation)
+            if self._closed is not None:
+                conversation.end(self._closed)
+            else:
+                self.perform(conversation, begin(time.monotonic_ns()))
+
+        self._posted.append(first)
+
+    def run(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
+        """Begin a conversation and wait until it has ended; raises what it ended with."""
+        self.start(conversation, begin)
+        self.baton.wait(conversation.commit)
+        error = conversation.commit.error
+        if error is not None:
+            raise error.with_traceback(None)
+
+    def interrupt(self) -> None:
+        """See ``Work.interrupt``."""
+        self._wire.interrupt()
+
+    # ---- what the baton's holder does ----------------------------------------------------------------------------
+
+    def busy(self) -> bool:
+        """Tell whether somebody waits for anything."""
+        return bool(self._posted or self._waited or self._formed or self._active)
+
+    def turn(self) -> None:
+        """Send what there is, wait for what comes, and act on it."""
+        now_ns = time.monotonic_ns()
+        self._do_posted()
+        self._submit(now_ns)
+        timeout_ms = 0 if self._posted else self._timeout_ms(now_ns)
+        self._receive(timeout_ms)
+
+    def idle(self) -> bool:
+        """Take what late bookies say, and do what waits for quiet; tell whether there was or may be more."""
+        self._receive(0)
+        told = bool(self._untold)
+        while self._untold:
+            writer, _ = self._untold.popitem()
+            writer.tell_lac()
+        return told or bool(self._asked)
+
+    def _do_posted(self) -> None:
+        while self._posted:
+            self._posted.popleft()()
+
+    def _submit(self, now_ns: int) -> None:
+        while self._formed:
+            writer, _ = self._formed.popitem()
+            writer.submit(now_ns)
+
+    def _timeout_ms(self, now_ns: int) -> int:
+        if not self._wakes:
+            return int(_WAIT_SECONDS * 1000)
+        wait_ns = self._wakes[0][0] - now_ns
+        return max(0, min(int(_WAIT_SECONDS * 1000), -(-wait_ns // 1_000_000)))
+
+    def _receive(self, timeout_ms: int) -> None:
+        for request_id, reply in self._wire.poll(timeout_ms):
+            asked = self._asked.pop(request_id, None)
+            if asked is None:
+                continue
+            event: Event = Unanswered(asked.token) if reply is None else Answered(asked.token, reply)
+            self.tell(asked.conversation, event)
+        if self._wakes:
+            self._wake_up(time.monotonic_ns())
+
+    def _wake_up(self, now_ns: int) -> None:
+        while self._wakes and self._wakes[0][0] <= now_ns:
+            at, _, conversation = heapq.heappop(self._wakes)
+            if self._wake_at.get(conversation) == at:
+                del self._wake_at[conversation]
+                self.tell(conversation, Woken())
+
+    def tell(self, conversation: AnyConversation, event: Event) -> None:
+        """Tell a machine an event, and perform what it asks for."""
+        if not conversation.commit.done:
+            self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
+
+    def perform(self, conversation: AnyConversation, effects: list[Effect]) -> None:
+        """Do what a machine asked for."""
+        for effect in effects:
+            if type(effect) is Send:
+                self._send(conversation, effect)
+            elif type(effect) is WriteMetadata:
+                self._ask_metadata(conversation, partial(self._metadata.write, conversation.ledger, effect))
+            elif type(effect) is ReadMetadata:
+                self._ask_metadata(conversation, partial(self._metadata.read, conversation.ledger))
+            elif type(effect) is ChooseBookies:
+                self._ask_metadata(conversation, partial(self._metadata.choose, conversation.ledger, effect))
+            elif type(effect) is WakeAt:
+                self._wake_at[conversation] = effect.time_ns
+                heapq.heappush(self._wakes, (effect.time_ns, id(effect), conversation))
+            else:
+                conversation.take(effect)
+
+    def _send(self, conversation: AnyConversation, effect: Send) -> None:
+        request_id = next(self._request_ids)
+        self._asked[request_id] = _Asked(conversation, effect.token)
+        if not self._wire.send(request_id, effect.bookie, conversation.ledger, effect.request):
+            del self._asked[request_id]
+            self._posted.append(lambda: self.tell(conversation, Unanswered(effect.token)))
+
+    def _ask_metadata(self, conversation: AnyConversation, ask: Callable[[], Event]) -> None:
+        def work() -> None:
+            event: Event
+            try:
+                event = ask()
+            except PybkError as error:
+                logger.warning("ledger %d: the metadata store: %s", conversation.ledger.ledger_id, error)
+                event = MetadataUnreachable()
+            except Exception:
+                logger.exception("ledger %d: asking the metadata store failed", conversation.ledger.ledger_id)
+                event = MetadataUnreachable()
+            self.post(lambda: self.tell(conversation, event))
+
+        self._executor.submit(work)
+
+    def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
+        """Let go of a conversation and wake who waits for it."""
+        self._waited.discard(conversation)
+        self._wake_at.pop(conversation, None)
+        conversation.commit.error = error
+        self.baton.finish(conversation.commit)
+
+    # ---- writers -------------------------------------------------------------------------------------------------
+
+    def formed(self, writer: Writer) -> None:
+        """Have a writer asked for its batches in the next turn; any thread."""
+        self._formed[writer] = None
+
+    def active(self, writer: Writer, *, waited: bool) -> None:
+        """Take note whether somebody waits for what a writer has under way, and that its LAC may have moved."""
+        self._untold[writer] = None
+        if waited:
+            self._active[writer] = None
+        else:
+            self._active.pop(writer, None)
+
+    def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
+        """Have it recorded that a bookie misses entries."""
+
+        def work() -> None:
+            try:
+                self._metadata.report_missing(ledger, effect)
+            except PybkError:
+                logger.exception("ledger %d: cannot record that %s misses entries", ledger.ledger_id, effect.bookie)
+
+        self._executor.submit(work)
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, error: PybkError) -> None:
+        """End all conversations with an error, and stop."""
+
+        def end_all() -> None:
+            self._closed = error
+            for conversation in list(self._waited):
+                conversation.end(error)
+
+        done = Commit()
+        self._posted.append(end_all)
+        self._posted.append(lambda: self.baton.finish(done))
+        self.baton.wait(done)
+        self.baton.stop()
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,140 @@
+"""One replicated ledger as its handles see it: what is known of it here, and the checks of what bookies say."""
+
+from __future__ import annotations
+
+import hmac
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pybk.digest import EntryDigest, LedgerKeys
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
+from pybk.errors import DigestMismatchError, UnauthorizedError
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.replication.messages import Run
+from pybk.storage.descriptor import LedgerDescriptor
+
+if TYPE_CHECKING:
+    from pybk.client.appending import LedgerAppender
+
+LAC_MAC_BYTES: Final = 16
+
+
+class RemoteLedger(LedgerDescriptor):
+    """A ledger whose entries lie on bookies.
+
+    Attributes:
+        version: The metadata store's, of ``metadata``.
+        appender: What sends its appends, once there is a writer.
+
+    Threads: as ``LedgerDescriptor``; metadata, version and LAC are moved forward by whoever drives the client.
+    """
+
+    __slots__ = ("_digest", "_keys", "appender", "on_followed", "version")
+
+    def __init__(self, metadata: LedgerMetadata, version: int) -> None:
+        last = metadata.last_entry_id if metadata.state is LedgerState.CLOSED else -1
+        super().__init__(metadata, last_checked=last, last_add_confirmed=last, length=metadata.length)
+        self.version = version
+        self.appender: LedgerAppender | None = None
+        self.on_followed: Callable[[], None] | None = None
+        self._keys: LedgerKeys | None = None
+        self._digest: EntryDigest | None = None
+
+    # ---- keys ----------------------------------------------------------------------------------------------------
+
+    def unlock(self, keys: LedgerKeys, digest: EntryDigest) -> None:
+        """Have entries checked with a digest, and rights shown with keys."""
+        self._keys = keys
+        self._digest = digest
+
+    @property
+    def keys(self) -> LedgerKeys:
+        """The ledger's keys."""
+        if self._keys is None:
+            raise UnauthorizedError(f"ledger {self.ledger_id} was not opened with its password")
+        return self._keys
+
+    @property
+    def digest(self) -> EntryDigest:
+        """The digest of its entries."""
+        if self._digest is None:
+            raise UnauthorizedError(f"ledger {self.ledger_id} was not opened with its password")
+        return self._digest
+
+    # ---- moving on -----------------------------------------------------------------------------------------------
+
+    def renew(self, metadata: LedgerMetadata, version: int) -> None:
+        """Take newer metadata over; a closed ledger's last entry is final (D4: nobody reads beyond it)."""
+        if version < self.version or self.metadata.state is LedgerState.CLOSED:
+            return
+        self.metadata = self.metadata_pushed = metadata
+        self.version = version
+        self.meter = None
+        if metadata.state is LedgerState.CLOSED:
+            self.last_durable = metadata.last_entry_id
+            self.length_durable = metadata.length
+            self.confirm(metadata.last_entry_id)
+            self.wake_followers()
+
+    def acknowledged(self, last: int, length: int) -> None:
+        """Take note that the quorum holds all entries up to ``last``."""
+        self.last_durable = last
+        self.length_durable = length
+        self.confirm(last)
+
+    def when_advanced(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once at the next change, which bookies are asked to tell."""
+        super().when_advanced(callback)
+        if self.on_followed is not None:
+            self.on_followed()
+
+    # ---- what bookies say ----------------------------------------------------------------------------------------
+
+    def batch_of(self, run: Run, body: memoryview) -> EntryBatch:
+        """Return a run as a batch over its bytes, unchecked."""
+        sizes = np.array(run.sizes, np.int64)
+        ends = np.cumsum(sizes)
+        ids = run.first + np.arange(len(sizes), dtype=np.int64) * run.stride
+        return EntryBatch(self.ledger_id, ids, body, ends - sizes, sizes, self.digest.size)
+
+    def sound_part(self, run: Run, body: memoryview) -> Run:
+        """Return the entries of a run before the first that is not what its writer made."""
+        digest = self.digest
+        try:
+            digest.check_many(self.batch_of(run, body))
+        except DigestMismatchError:
+            start = good = 0
+            for number, size in enumerate(run.sizes):
+                try:
+                    digest.check(body, start, start + size, run.first + number * run.stride)
+                except DigestMismatchError:
+                    break
+                start += size
+                good += 1
+            return Run(run.first, run.stride, run.sizes[:good], (body[:start],))
+        return run
+
+    def lac_in(self, entry: memoryview, entry_id: int) -> int | None:
+        """Return the last add confirmed that an entry proves; None if the entry is not what its writer made."""
+        try:
+            self.digest.check(entry, 0, len(entry), entry_id)
+        except DigestMismatchError:
+            return None
+        return int.from_bytes(entry[16:24], "big", signed=True)
+
+    def lac_mac(self, lac: int) -> bytes:
+        """Return what proves a last add confirmed that no entry carries."""
+        said = self.ledger_id.to_bytes(8, "big") + lac.to_bytes(8, "big", signed=True)
+        return hmac.digest(self.keys.lac_key, said, "sha256")[:LAC_MAC_BYTES]
+
+    def is_proven(self, lac: int, mac: bytes | memoryview) -> bool:
+        """Tell whether ``lac_mac`` of the ledger's writer made this."""
+        return hmac.compare_digest(self.lac_mac(lac), bytes(mac))
+
+
+def payload_bytes(sizes: array[int], digest_bytes: int) -> int:
+    """Return the payload bytes of encoded entries."""
+    return sum(sizes) - len(sizes) * (ENTRY_HEADER_BYTES + digest_bytes)

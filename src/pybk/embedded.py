@@ -1,0 +1,166 @@
+"""Ledgers that live in a store of this process: what ``LedgerManager.open(path)`` uses."""
+
+from __future__ import annotations
+
+from pybk.digest import EntryDigest, LedgerKeys
+from pybk.entry import EntryBatch
+from pybk.errors import IllegalOperationError, UsageError
+from pybk.flags import StorageHint
+from pybk.home import Health, Identity, Quorums
+from pybk.ledger import LedgerMetadata
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.log import Log
+from pybk.storage.readonly import ReadOnlyStore
+from pybk.storage.store import Store
+
+
+class EmbeddedHome:
+    """A store, live or read-only, as a home of ledgers; see ``LedgerHome`` for what is not said here.
+
+    Threads: any.
+    """
+
+    def __init__(self, store: Store | ReadOnlyStore) -> None:
+        self.store = store
+        self.config = store.config
+        self.metrics = store.metrics
+        self.poll_seconds = store.poll_seconds
+        self.read_only = isinstance(store, ReadOnlyStore)
+        self.catch_up = store.catch_up
+        self.check_usable = store.check_usable
+        self.descriptor = store.descriptor
+        self.metadata = store.metadata
+        self.ledgers = store.ledgers
+        self.locate = store.locate
+        self.close = store.close
+
+    @property
+    def where(self) -> str:
+        """The store's directory."""
+        return self.store.volumes.root
+
+    @property
+    def ended(self) -> bool:
+        """Whether reading is over."""
+        return self.store.ended
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened the store."""
+        return self.store.forked
+
+    @property
+    def identity(self) -> Identity:
+        """That of the store."""
+        cookie = self.store.cookie
+        assert cookie.salt is not None, "a store's own cookie carries its salt"
+        return Identity(cookie.store_id, cookie.salt, cookie.scrypt_cost or 0)
+
+    def check_writable(self) -> None:
+        """Raise unless the store is open and live."""
+        self._live()
+
+    def _live(self) -> Store:
+        """Return the store for writing."""
+        self.store.check_usable()
+        if isinstance(self.store, ReadOnlyStore):
+            raise IllegalOperationError(
+                f"{self.where} is open read-only; LedgerManager.open(path) without read_only=True can change it"
+            )
+        return self.store
+
+    def health(self) -> Health:
+        """Return how the store is."""
+        store = self.store
+        free = {d.path: store.fs.free_bytes(d.path) for d in store.volumes.directories}
+        if isinstance(store, ReadOnlyStore):
+            return Health("read_only", "opened read-only", 0, 0, free)
+        state, reason = "ok", ""
+        if store.log.error is not None:
+            state, reason = "failed", str(store.log.error)
+        elif store.maintenance.full is not None:
+            state, reason = "read_only", store.maintenance.full
+        return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free)
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
+        """Refuse more than one copy: this process is the only bookie."""
+        self._live()
+        if set(asked) - {None, 1}:
+            raise UsageError(
+                f"ensemble size, write quorum and ack quorum are {asked}; a store of one process keeps one copy: open "
+                "the manager with metadata=... to have bookies share a ledger"
+            )
+        return Quorums(1, 1, 1)
+
+    def verifier(self, keys: LedgerKeys) -> bytes:
+        """Return the keys' own."""
+        return keys.verifier
+
+    def new_ledger_id(self) -> int:
+        """Return an id that this store never gave."""
+        return self._live().new_ledger_id()
+
+    def new_creation_sequence(self) -> int:
+        """Return this store's next."""
+        return self._live().new_creation_sequence()
+
+    def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Create a ledger."""
+        return self._live().create(metadata)
+
+    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, digest: EntryDigest) -> None:
+        """Nothing to do: within one process the handles check passwords."""
+
+    def log_of(self, descriptor: LedgerDescriptor) -> Log:
+        """Return the store's one log."""
+        return self._live().log
+
+    def recover(self, descriptor: LedgerDescriptor) -> None:
+        """Fence and close: what is durable here is all there is."""
+        self._live().close_ledger(descriptor, fence=True)
+
+    def close_ledger(self, descriptor: LedgerDescriptor) -> None:
+        """Close a ledger behind everything staged so far."""
+        self._live().close_ledger(descriptor, fence=False)
+
+    def force(self, descriptor: LedgerDescriptor) -> int:
+        """Make everything pushed so far durable and confirmed."""
+        return self._live().force(descriptor)
+
+    def delete(self, descriptor: LedgerDescriptor) -> None:
+        """Delete a ledger."""
+        self._live().delete(descriptor)
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Move a ledger."""
+        self._live().move(descriptor, tier)
+
+    # ---- entries -------------------------------------------------------------------------------------------------
+
+    def read_verified(
+        self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
+    ) -> EntryBatch:
+        """Read the only copy there is."""
+        batch = self.store.read_batch(descriptor, first, last, max_bytes, digest_bytes=digest.size, direct=direct)
+        digest.check_many(batch)
+        return batch
+
+    def write_buffered(self, descriptor: LedgerDescriptor) -> None:
+        """Write what any ledger has buffered."""
+        self.store.write_buffered()
+
+    def check_space(self) -> None:
+        """Raise while the store is read-only for want of space."""
+        self._live().check_space()
+
+    def wait_for_room(self, descriptor: LedgerDescriptor) -> None:
+        """Wait until the log or its tail has room."""
+        self._live().wait_for_room()
+
+    def checkpoint(self) -> None:
+        """Checkpoint and collect."""
+        maintenance = self._live().maintenance
+        maintenance.checkpoint()
+        maintenance.collect()

@@ -1,0 +1,22 @@
+"""The store under a manager, for tests that look beneath the API."""
+
+from __future__ import annotations
+
+from pybk.embedded import EmbeddedHome
+from pybk.manager import LedgerManager
+from pybk.storage.readonly import ReadOnlyStore
+from pybk.storage.store import Store
+
+
+def view_of(manager: LedgerManager) -> Store | ReadOnlyStore:
+    """Return the store, live or read-only."""
+    home = manager._home
+    assert isinstance(home, EmbeddedHome)
+    return home.store
+
+
+def store_of(manager: LedgerManager) -> Store:
+    """Return the live store."""
+    store = view_of(manager)
+    assert isinstance(store, Store)
+    return store
