@@ -21,8 +21,9 @@ _FEW: Final = 32
 class StagedRun:
     """Consecutive entries of one ledger in one commit.
 
-    ``parts`` holds two pieces for each entry of ``sizes``, of which some may be empty where others are longer. An entry is staged when its size is there, which comes
-    last and at once; what an exception left before that counts for nothing.
+    ``parts`` holds two pieces for each entry of ``sizes``; what came in one piece is followed by empty ones. An entry
+    is staged when its size is there, which comes last and at once; what an exception left before that counts for
+    nothing.
     """
 
     __slots__ = (

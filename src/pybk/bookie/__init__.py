@@ -1,0 +1,1 @@
+"""One running bookie: what it keeps, and who it answers."""

@@ -1,0 +1,111 @@
+"""Which bookie of which cluster a directory belongs to.
+
+Kept in the store itself, as a ledger of type ``.bookie``: its custom metadata names the cluster, the bookie, its
+instance and how often it was started. Each start makes a new such ledger and then deletes the one before.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple, Self
+
+from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
+from pybk.ledger import LedgerMetadata
+
+IDENTITY_KEY: Final = ".bookie"
+IDENTITY_FORMAT: Final = 1
+
+
+class Identity(NamedTuple):
+    """What a bookie's directory says of itself.
+
+    Attributes:
+        cluster_id: The cluster, any bytes.
+        bookie_id: The bookie's name.
+        instance: The random bytes that tell it from others of the name.
+        boots: How often it was started; an older copy of the directory has a lower number.
+    """
+
+    cluster_id: bytes
+    bookie_id: str
+    instance: bytes
+    boots: int
+
+    def __str__(self) -> str:
+        """Name the bookie and the cluster."""
+        return (
+            f"bookie {self.bookie_id!r} (instance {self.instance.hex()}) of cluster {self.cluster_id.hex()}, started "
+            f"{self.boots} times"
+        )
+
+    def encode(self) -> bytes:
+        """Return the value of ``IDENTITY_KEY``."""
+        fields = {
+            "bookie": self.bookie_id,
+            "boots": self.boots,
+            "cluster": self.cluster_id.hex(),
+            "format": IDENTITY_FORMAT,
+            "instance": self.instance.hex(),
+        }
+        return json.dumps(fields, sort_keys=True).encode()
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata) -> Self:
+        """Decode what a ledger of type ``.bookie`` says.
+
+        Raises:
+            CorruptError: It says something else.
+            UnsupportedFormatError: It is of another format.
+        """
+        data = metadata.custom_metadata.get(IDENTITY_KEY, b"")
+        try:
+            fields = json.loads(data)
+            if fields["format"] != IDENTITY_FORMAT:
+                raise UnsupportedFormatError(
+                    f"ledger {metadata.ledger_id}: a bookie's identity of format {fields['format']!r}; this pybk reads "
+                    f"{IDENTITY_FORMAT}: open the directory with the pybk that wrote it, or newer"
+                )
+            identity = cls(
+                bytes.fromhex(fields["cluster"]), fields["bookie"], bytes.fromhex(fields["instance"]), fields["boots"]
+            )
+            sound = identity.encode() == data
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise _damaged(metadata, data) from error
+        if not sound:
+            raise _damaged(metadata, data)
+        return identity
+
+    def check(self, expected: Identity, root: str) -> None:
+        """Check that a directory is the one that the metadata store knows.
+
+        Args:
+            expected: What the metadata store records of the bookie.
+            root: Names the directory in errors.
+
+        Raises:
+            CookieError: It is of another cluster or bookie, of another instance, or older than the last start.
+        """
+        if self.cluster_id != expected.cluster_id:
+            remedy = "name this bookie's own directory, or the metadata store of the other cluster"
+        elif self.bookie_id != expected.bookie_id:
+            remedy = "give the bookie the name of its directory, or name another directory"
+        elif self.instance != expected.instance:
+            remedy = (
+                "the bookie of this name was replaced: choose another name and an empty directory, or bring back the "
+                "directory that is recorded"
+            )
+        elif self.boots < expected.boots:
+            remedy = (
+                "it is a copy or from an older backup, and may lack what was acknowledged since: bring back the "
+                "directory that was last used, or begin with an empty one under another name and have the ledgers "
+                "replicated"
+            )
+        else:
+            return
+        raise CookieError(f"{root} is {self}; the metadata store knows {expected}; {remedy}")
+
+
+def _damaged(metadata: LedgerMetadata, data: bytes) -> CorruptError:
+    return CorruptError(
+        f"ledger {metadata.ledger_id}: {data[:200]!r} names no bookie; restore the bookie's directory from a copy"
+    )

@@ -1,0 +1,465 @@
+"""One replicated ledger as this bookie holds it: extents, fence, and what is known of its last add confirmed.
+
+An extent is a ledger of the store (``pybk.storage.extent``). Extents never overlap; one that begins where nothing was
+staged, because a commit found no room, is empty and holds nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from array import array
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pybk.digest import KEY_BYTES, DigestType, entry_digest
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.errors import NoSuchLedgerError, PybkError, StorageFullError
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import LedgerMetadata
+from pybk.replication.messages import Run, Status
+from pybk.storage.commit import Commit
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.reading import entry_span
+from pybk.storage.store import Store
+
+logger = logging.getLogger(__name__)
+
+_LAC_AND_LENGTH: Final = struct.Struct(">qq")
+_LAC_AT: Final = 16
+_COMPARED_BYTES: Final = 1 << 20
+_DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
+
+View = bytes | memoryview
+
+
+class Description(NamedTuple):
+    """What never changes of a replicated ledger, as a bookie is told with the first thing it stores of it.
+
+    Attributes:
+        encoded: The authenticated bytes that it came in; kept and given back as they are.
+        ledger_type: What the ledger is for.
+        storage_hints: Where its entries should live.
+        write_flags: How its entries are written.
+        digest_type: What its entries carry.
+    """
+
+    encoded: bytes
+    ledger_type: LedgerType
+    storage_hints: frozenset[StorageHint]
+    write_flags: WriteFlag
+    digest_type: DigestType
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata, encoded: bytes) -> Description:
+        """Take what a bookie needs of a ledger's metadata; ``encoded`` is their authenticated part."""
+        return cls(encoded, metadata.ledger_type, metadata.storage_hints, metadata.write_flags, metadata.digest_type)
+
+
+class Held:
+    """One extent: a ledger of the store, whose entry k is entry ``first + k * stride`` of the replicated one."""
+
+    __slots__ = ("descriptor", "first", "stride")
+
+    def __init__(self, descriptor: LedgerDescriptor, first: int, stride: int) -> None:
+        self.descriptor = descriptor
+        self.first = first
+        self.stride = stride
+
+    @property
+    def last_staged(self) -> int:
+        """The last entry given to the log, ``first - stride`` for none."""
+        return self.first + self.descriptor.last_pushed * self.stride
+
+    @property
+    def last_durable(self) -> int:
+        """The last entry that may be read, ``first - stride`` for none."""
+        return self.first + self.descriptor.last_durable * self.stride
+
+
+def _first_of(held: Held) -> int:
+    return held.first
+
+
+class Extents:
+    """The extents of one ledger, found by entry id; the caller excludes others."""
+
+    __slots__ = ("_lanes", "_strides")
+
+    def __init__(self) -> None:
+        # By stride and residue, each ascending: of a lane at most one extent can hold an entry.
+        self._lanes: dict[tuple[int, int], list[Held]] = {}
+        self._strides: dict[int, None] = {}
+
+    def __iter__(self) -> Iterator[Held]:
+        """Yield all extents."""
+        for lane in self._lanes.values():
+            yield from lane
+
+    def add(self, held: Held) -> None:
+        """Add one."""
+        lane = self._lanes.setdefault((held.stride, held.first % held.stride), [])
+        insort(lane, held, key=_first_of)
+        self._strides[held.stride] = None
+
+    def remove(self, held: Held) -> None:
+        """Remove one."""
+        self._lanes[held.stride, held.first % held.stride].remove(held)
+
+    def holder(self, entry_id: int) -> Held | None:
+        """Return the extent that an entry was staged in, None if it was not."""
+        for stride in self._strides:
+            held = self._before(entry_id, stride)
+            if held is not None and entry_id <= held.last_staged:
+                return held
+        return None
+
+    def _before(self, entry_id: int, stride: int) -> Held | None:
+        """Return the last extent of a lane that begins at or before an entry of it and is not empty."""
+        lane = self._lanes.get((stride, entry_id % stride), ())
+        for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
+            if lane[place].descriptor.last_pushed >= 0:
+                return lane[place]
+        return None
+
+    def growing(self, entry_id: int, stride: int) -> Held | None:
+        """Return the extent of this stride that goes on with an entry, None if there is none."""
+        lane = self._lanes.get((stride, entry_id % stride), ())
+        for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
+            held = lane[place]
+            if held.last_staged + stride == entry_id:
+                return held
+            if held.descriptor.last_pushed >= 0:
+                break
+        return None
+
+    def missing(self, first: int, stride: int, count: int) -> int:
+        """Return how many of ``count`` entries, from ``first`` by ``stride``, are missing before one that is there."""
+        if self._ends_before(first, stride):
+            return count
+        return next((n for n in range(count) if self.holder(first + n * stride) is not None), count)
+
+    def _ends_before(self, first: int, stride: int) -> bool:
+        """Tell whether nothing is there from an entry on, among those that a run of the stride would meet."""
+        for (mine, residue), lane in self._lanes.items():
+            if mine != stride or residue == first % stride:
+                staged = next((held for held in reversed(lane) if held.descriptor.last_pushed >= 0), None)
+                if staged is not None and staged.last_staged >= first:
+                    return False
+        return True
+
+    def last(self) -> Held | None:
+        """Return the extent that holds the highest durable entry, None if nothing is durable."""
+        tops = []
+        for lane in self._lanes.values():
+            tops += [next((held for held in reversed(lane) if held.descriptor.last_durable >= 0), None)]
+        return max((held for held in tops if held), key=lambda held: held.last_durable, default=None)
+
+
+class Replica:
+    """One replicated ledger here. One object, and one lock, for its adds and its fence (bookie bug K9).
+
+    Args:
+        store: Where it is kept.
+        ledger_id: The replicated ledger.
+        description: What is known of it; None if only its fence came so far.
+        keep: Makes a ledger of the store: its type, the description, and the extent's first entry and stride.
+        staged: Told of each commit that entries were staged in.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ledger_id: int,
+        description: Description | None,
+        keep: Callable[[Replica, int, int], LedgerDescriptor],
+        staged: Callable[[Commit], None],
+    ) -> None:
+        self.ledger_id: Final = ledger_id
+        self.description = description
+        self.lock = threading.Lock()
+        self.extents = Extents()
+        self.fences: list[LedgerDescriptor] = []
+        self.fenced = False
+        self.limbo = False
+        self.deleted = False
+        self.packet: tuple[int, bytes] | None = None
+        self._store = store
+        self._keep = keep
+        self._staged = staged
+        self._deferred: list[Commit] = []
+        self._header_lac: int | None = None
+
+    # ---- adding --------------------------------------------------------------------------------------------------
+
+    def stage(self, run: Run, *, durable: bool, recovery: bool) -> Status:
+        """See ``Replicas.stage``."""
+        body = memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))
+        ends = [0, *accumulate(run.sizes)]
+        if not self._is_sound(run, body, ends):
+            return Status.REFUSED
+        with self.lock:
+            self.look_back()
+            if self.deleted or self.description is None:
+                return Status.NO_SUCH_LEDGER
+            if not recovery and (self.fenced or self.limbo):
+                return Status.FENCED if self.fenced else Status.LIMBO  # AB2; D6
+            gaps = []
+            at, count = 0, len(run.sizes)
+            while at < count:
+                entry_id = run.first + at * run.stride
+                held = self.extents.holder(entry_id)
+                if held is None:
+                    n = self.extents.missing(entry_id, run.stride, count - at)
+                    gaps.append((at, at + n))
+                else:
+                    n = _shared(held, entry_id, run.stride, count - at)
+                    if not self._is_there(held, run, body, ends, at, at + n):
+                        return Status.CONFLICT
+                at += n
+            for low, high in gaps:
+                self._append(run, body, ends, low, high, durable=durable)
+        return Status.OK
+
+    def _is_sound(self, run: Run, body: memoryview, ends: list[int]) -> bool:
+        """Tell whether the entries of a run are those of this ledger that it says, by their sizes and headers."""
+        description = self.description
+        digest_bytes = 0 if description is None else _DIGEST_BYTES[description.digest_type]
+        if run.first < 0 or run.stride < 1 or not run.sizes or ends[-1] != len(body):
+            return False
+        if min(run.sizes) < ENTRY_HEADER_BYTES + digest_bytes:
+            return False
+        ids = gather(body, np.array(ends[:-1], np.int64), 16).view(">i8").reshape(-1, 2)
+        expected = np.arange(len(run.sizes), dtype=np.int64) * run.stride + run.first
+        return bool((ids[:, 0] == self.ledger_id).all() and (ids[:, 1] == expected).all())
+
+    def _is_there(self, held: Held, run: Run, body: memoryview, ends: list[int], low: int, high: int) -> bool:
+        """Tell whether entries that are here are those of a run, byte by byte (I14); they are durable on return."""
+        first = run.first + low * run.stride
+        last = run.first + (high - 1) * run.stride
+        if last > held.last_durable:
+            self._store.log.flush()
+        if last > held.last_durable:
+            raise self._no_room(first)
+        while low < high:
+            batch = self._batch(held, first, last, run.stride, _COMPARED_BYTES)
+            count = len(batch)
+            if batch.sizes.tolist() != run.sizes[low : low + count].tolist():
+                return False
+            if b"".join(pieces(batch)) != body[ends[low] : ends[low + count]].tobytes():
+                return False
+            low += count
+            first += count * run.stride
+        return True
+
+    def _append(self, run: Run, body: memoryview, ends: list[int], low: int, high: int, *, durable: bool) -> None:
+        """Stage consecutive entries of a run that are not here."""
+        entry_id = run.first + low * run.stride
+        held = self.extents.growing(entry_id, run.stride)
+        if held is None:
+            held = Held(self._keep(self, entry_id, run.stride), entry_id, run.stride)
+            self.extents.add(held)
+        descriptor = held.descriptor
+        start, end, count = ends[low], ends[high], high - low
+        lac, length = _LAC_AND_LENGTH.unpack_from(body, ends[high - 1] + _LAC_AT)
+        overhead = ENTRY_HEADER_BYTES + _DIGEST_BYTES[descriptor.metadata.digest_type]
+        parts: list[View] = [b""] * (2 * count)
+        parts[0] = body[start:end]
+        with descriptor.lock:
+            descriptor.account_staged()
+            if held.last_staged + run.stride != entry_id:
+                raise self._no_room(entry_id)
+            while True:
+                commit = self._store.log.stage(
+                    descriptor,
+                    descriptor.last_pushed + 1,
+                    run.sizes[low:high],
+                    parts,
+                    nbytes=end - start,
+                    base_length=length - (end - start - overhead * count),
+                    overhead=overhead,
+                    wanted=durable,
+                )
+                if commit is not None:
+                    break
+                self._store.wait_for_room()
+            descriptor.last_pushed += count
+            descriptor.length_pushed = length
+        self._staged(commit)
+        if not durable and commit not in self._deferred:
+            self._deferred.append(commit)
+        self._header_lac = max(self.header_lac(), lac)
+
+    def _no_room(self, entry_id: int) -> StorageFullError:
+        """Return what is said while a commit that found no room is being taken back."""
+        return StorageFullError(
+            f"entries of ledger {self.ledger_id} before or at {entry_id} were staged and found no room; free space and "
+            "send them again"
+        )
+
+    def look_back(self) -> None:
+        """Go into limbo if entries that were acknowledged before they were durable were lost; the lock is held."""
+        if self._deferred:
+            if any(commit.error is not None for commit in self._deferred):
+                self.limbo = True
+            self._deferred = [commit for commit in self._deferred if not commit.done]
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+        """See ``Replicas.read``."""
+        sizes = array("q")
+        body: list[View] = []
+        left, entry_id = bytes_max, first
+        status = Status.OK
+        while entry_id <= last and (not sizes or left >= sizes[-1]):
+            held = self._durable_at(entry_id)
+            if isinstance(held, Status):
+                status = held
+                break
+            try:
+                if first == last and held.descriptor.metadata.digest_type is not DigestType.NONE:
+                    found = self._one(held, entry_id)
+                    if found is not None:
+                        sizes.append(len(found))
+                        body.append(found)
+                        break
+                batch = self._batch(held, entry_id, last, stride, left)
+            except (PybkError, OSError) as error:
+                status = self._unreadable(entry_id, error)
+                break
+            if sizes and int(batch.sizes[0]) > left:
+                break
+            sizes.frombytes(batch.sizes.tobytes())
+            body += pieces(batch)
+            left -= int(batch.sizes.sum())
+            entry_id += len(batch) * stride
+        return status, Run(first, stride, sizes, body) if sizes else None
+
+    def _durable_at(self, entry_id: int) -> Held | Status:
+        """Return the extent in which an entry is durable, or what to say of the entry (AB4)."""
+        with self.lock:
+            self.look_back()
+            if self.deleted:
+                return Status.NO_SUCH_LEDGER
+            held = self.extents.holder(entry_id)
+            if held is not None:
+                return held if entry_id <= held.last_durable else Status.UNKNOWN
+            return Status.UNKNOWN if self.limbo else Status.NO_SUCH_ENTRY
+
+    def _unreadable(self, entry_id: int, error: Exception) -> Status:
+        if self.deleted:
+            return Status.NO_SUCH_LEDGER
+        logger.error("ledger %d entry %d is here and cannot be read: %s", self.ledger_id, entry_id, error)
+        return Status.UNKNOWN
+
+    def _batch(self, held: Held, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
+        """Read durable entries ``first``, ``first + stride``, … from one extent, at least one."""
+        descriptor = held.descriptor
+        low = (first - held.first) // held.stride
+        step, rest = divmod(stride, held.stride)
+        last = min(last, held.last_durable)
+        high = low if rest else low + (last - first) // stride * step
+        batch = self._store.read_batch(
+            descriptor,
+            low,
+            high,
+            max(bytes_max, 1) * max(step, 1),
+            digest_bytes=_DIGEST_BYTES[descriptor.metadata.digest_type],
+            direct=False,
+        )
+        if step <= 1 or len(batch) == 1:
+            return batch
+        sizes = batch.sizes[::step]
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+        every = slice(0, count * step, step)
+        return EntryBatch(
+            batch.ledger_id,
+            batch.entry_ids[every],
+            batch.buffer,
+            batch.offsets[every],
+            batch.sizes[every],
+            batch.digest_bytes,
+        )
+
+    def _one(self, held: Held, entry_id: int) -> memoryview | None:
+        """Read one durable entry by the shortest way; None if that way is closed."""
+        number = (entry_id - held.first) // held.stride
+        found = self._store.locate(held.descriptor, number)
+        if found is None:
+            return None
+        buffer, words = found
+        start, end = entry_span(buffer, words, number)
+        return buffer[start:end]
+
+    # ---- last add confirmed --------------------------------------------------------------------------------------
+
+    def last_entry(self) -> tuple[int, View] | None:
+        """See ``Replicas.lac_proof``."""
+        with self.lock:
+            held = self.extents.last()
+            if held is None or self.deleted:
+                return None
+            entry_id = held.last_durable
+        return entry_id, b"".join(pieces(self._batch(held, entry_id, entry_id, held.stride, 1)))
+
+    def header_lac(self) -> int:
+        """Return the highest last add confirmed that headers of entries here tell, -1 for none; the lock is held."""
+        if self._header_lac is None:
+            self._header_lac = -1
+            held = self.extents.last()
+            if held is not None:
+                last = held.last_durable
+                try:
+                    entry = pieces(self._batch(held, last, last, held.stride, 1))[0]
+                except (PybkError, OSError) as error:
+                    self._unreadable(last, error)
+                else:
+                    self._header_lac = _LAC_AND_LENGTH.unpack_from(entry, _LAC_AT)[0]
+        return self._header_lac
+
+    def lac(self) -> int:
+        """Return the last add confirmed that is known here, -1 for none; the lock is held."""
+        return max(self.header_lac(), -1 if self.packet is None else self.packet[0])
+
+    # ---- deleting ------------------------------------------------------------------------------------------------
+
+    def delete(self) -> None:
+        """Delete everything, the fence last; until all is gone, nothing is denied. The caller holds the lock."""
+        self.limbo = True
+        for held in list(self.extents):
+            self._delete(held.descriptor)
+            self.extents.remove(held)
+        while self.fences:
+            self._delete(self.fences[-1])
+            self.fences.pop()
+        self.deleted = True
+
+    def _delete(self, descriptor: LedgerDescriptor) -> None:
+        with suppress(NoSuchLedgerError):  # an earlier attempt came this far
+            self._store.delete(descriptor)
+
+
+def _shared(held: Held, entry_id: int, stride: int, count: int) -> int:
+    """Return how many of ``count`` entries from one that an extent holds are in it one after the other."""
+    if stride % held.stride:
+        return 1
+    return min(count, (held.last_staged - entry_id) // stride + 1)
+
+
+def pieces(batch: EntryBatch) -> list[memoryview]:
+    """Return the bytes of a batch's entries, in as few pieces as they lie in."""
+    starts = batch.offsets
+    ends = starts + batch.sizes
+    cuts = np.flatnonzero(starts[1:] != ends[:-1])
+    if not len(cuts):
+        return [batch.buffer[int(starts[0]) : int(ends[-1])]]
+    begins = (int(starts[0]), *starts[cuts + 1].tolist())
+    stops = (*ends[cuts].tolist(), int(ends[-1]))
+    return [batch.buffer[begin:stop] for begin, stop in zip(begins, stops, strict=True)]

@@ -1,0 +1,471 @@
+"""What a bookie keeps: the replicas of ledgers, in a store of its own.
+
+A replica is one or more extents, each a ledger of the store; a fence is a ledger of type ``.fence``, and its being
+there is the fence. See ``replica.py`` for one ledger, ``identity.py`` for whose directory it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from pybk.bookie.identity import IDENTITY_KEY, Identity
+from pybk.bookie.replica import Description, Held, Replica, View
+from pybk.config import StoreConfig
+from pybk.digest import DigestType
+from pybk.errors import CookieError, CorruptError, PybkError, UsageError
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
+from pybk.metrics import Metrics
+from pybk.replication.messages import Run, Status
+from pybk.storage.commit import Commit
+from pybk.storage.creation import OpenEnvironment
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.extent import EXTENT_KEY, Extent
+from pybk.storage.filesystem import FileSystem
+from pybk.storage.store import Store, open_environment
+
+_DESCRIPTION_KEY: Final = ".description"
+_TYPE_KEY: Final = ".type"
+
+
+class ReplicaState(NamedTuple):
+    """What is known here of a replicated ledger.
+
+    Attributes:
+        fenced: Takes adds of recoveries alone; durable, unless ``Replicas.fence`` raised.
+        limbo: Entries may be missing that were acknowledged, so nothing is denied.
+        lac: The highest last add confirmed that was told here, -1 for none.
+        description: What never changes of the ledger; None if only its fence came so far.
+    """
+
+    fenced: bool
+    limbo: bool
+    lac: int
+    description: Description | None
+
+
+class ReplicasHealth(NamedTuple):
+    """What a bookie tells of its disks.
+
+    Attributes:
+        free_bytes: Free bytes of each tier.
+        full: Why nothing is taken for want of space, or None.
+        error: Why nothing is taken until the bookie is started again, or None.
+        outstanding_bytes: Bytes staged and not durable yet.
+    """
+
+    free_bytes: Mapping[StorageHint, int]
+    full: str | None
+    error: PybkError | None
+    outstanding_bytes: int
+
+
+class Replicas:
+    """The replicas of one bookie.
+
+    Threads: any may read and ask. One stages and commits: ``commit`` tells of all that was staged since the last one.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        root: str,
+        *,
+        config: StoreConfig,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+        metrics: Metrics | None = None,
+        fs: FileSystem | None = None,
+        environment: OpenEnvironment = open_environment,
+    ) -> Replicas:
+        """Open a bookie's directory, making it if there is none.
+
+        Raises:
+            UsageError: ``tiers`` is malformed, or a path is no directory.
+            StoreLockedError: Another process has it open.
+            CookieError: A directory is not what it should be, or the store is no bookie's.
+            CorruptError: Something that was durable is damaged or missing.
+
+        Cost: 30 microseconds per extent, besides that of opening the store.
+        """
+        store = Store.open(root, config=config, tiers=tiers, metrics=metrics, fs=fs, environment=environment)
+        try:
+            return cls(store)
+        except BaseException:
+            store.close(clean=False)
+            raise
+
+    def __init__(self, store: Store) -> None:
+        self.store: Final = store
+        self._lock = threading.Lock()
+        self._stored: dict[int, array[int]] = {}
+        self._replicas: dict[int, Replica] = {}
+        self._limbo: set[int] = set()
+        self._commits: list[Commit] = []
+        self._identities: list[tuple[Identity, int]] = []
+        for metadata in store.ledgers():
+            self._take(metadata)
+
+    def _take(self, metadata: LedgerMetadata) -> None:
+        """Note a ledger of the store for what it is."""
+        if metadata.ledger_type == LedgerType.BOOKIE:
+            self._identities.append((Identity.of(metadata), metadata.ledger_id))
+            return
+        extent = Extent.of(metadata)
+        if extent is None:
+            raise CookieError(
+                f"{self.store.volumes.root} holds ledger {metadata.ledger_id}, which is no bookie's: the directory is "
+                "that of an embedded store; name another for the bookie"
+            )
+        self._stored.setdefault(extent.ledger_id, array("q")).append(metadata.ledger_id)
+        if not self.store.began_clean and extent.write_flags & WriteFlag.DEFERRED_FORCE:
+            self._limbo.add(extent.ledger_id)
+
+    # ---- whose directory -----------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity | None:
+        """Whose directory it is, None for a new one."""
+        return max(self._identities, key=lambda known: known[0].boots)[0] if self._identities else None
+
+    def check(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int) -> None:
+        """Check that the directory is the one that the metadata store records.
+
+        Args:
+            cluster_id: The cluster.
+            bookie_id: The bookie.
+            instance: Its instance there.
+            boots: The number of its last start there.
+
+        Raises:
+            CookieError: It is a new one, another's, or an older one; names the remedy.
+        """
+        expected = Identity(cluster_id, bookie_id, instance, boots)
+        identity = self.identity
+        if identity is None:
+            raise CookieError(
+                f"{self.store.volumes.root} is no bookie's yet, but the metadata store knows {expected}: mount or name "
+                "the directory that it had, or choose another name for a new bookie"
+            )
+        identity.check(expected, self.store.volumes.root)
+
+    def begin(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int = 0) -> int:
+        """Note that the bookie starts, and bind a new directory to it; durable on return.
+
+        Call it after ``check``, and record the number in the metadata store before serving.
+
+        Args:
+            cluster_id: The cluster.
+            bookie_id: The bookie.
+            instance: Its instance.
+            boots: The last start that the metadata store records.
+
+        Returns:
+            The number of this start, above all before it.
+
+        Raises:
+            UsageError: The instance has another size.
+            CookieError: The directory is another's.
+        """
+        if len(instance) != INSTANCE_BYTES:
+            raise UsageError(f"an instance has {INSTANCE_BYTES} random bytes, not {len(instance)}")
+        before = self.identity
+        if before is not None:
+            before.check(Identity(cluster_id, bookie_id, instance, boots), self.store.volumes.root)
+            boots = before.boots
+        identity = Identity(cluster_id, bookie_id, instance, boots + 1)
+        known = self._identities
+        made = self._create(LedgerType.BOOKIE, {IDENTITY_KEY: identity.encode()})
+        self._identities = [(identity, made.ledger_id)]
+        for _, ledger_id in known:
+            self.store.delete(self.store.descriptor(ledger_id))
+        return identity.boots
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def ledgers(self) -> list[int]:
+        """Return the replicated ledgers of which there is anything here, ascending."""
+        with self._lock:
+            return sorted(self._stored.keys() | self._replicas.keys())
+
+    def in_limbo(self) -> list[int]:
+        """Return the replicated ledgers in limbo, ascending."""
+        with self._lock:
+            loaded = [replica.ledger_id for replica in self._replicas.values() if replica.limbo]
+            return sorted(self._limbo.union(loaded))
+
+    def state(self, ledger_id: int) -> ReplicaState | None:
+        """Return what is known of a ledger; None if it is not known."""
+        replica = self._replica(ledger_id)
+        if replica is None:
+            return None
+        with replica.lock:
+            replica.look_back()
+            return ReplicaState(replica.fenced, replica.limbo, replica.lac(), replica.description)
+
+    def create(self, ledger_id: int, description: Description) -> None:
+        """Make a ledger known, so that entries can be staged; nothing is stored before they are."""
+        self._known(ledger_id, description)
+
+    def _known(self, ledger_id: int, description: Description | None) -> Replica:
+        with self._lock:
+            replica = self._load(ledger_id)
+            if replica is None:
+                replica = self._new(ledger_id, description)
+            if replica.description is None:
+                replica.description = description
+        return replica
+
+    def _new(self, ledger_id: int, description: Description | None) -> Replica:
+        replica = Replica(self.store, ledger_id, description, self._keep, self._staged)
+        self._replicas[ledger_id] = replica
+        return replica
+
+    def _replica(self, ledger_id: int) -> Replica | None:
+        """Return the one object of a ledger, None if nothing is known of it."""
+        with self._lock:
+            return self._load(ledger_id)
+
+    def _load(self, ledger_id: int) -> Replica | None:
+        """Do what ``_replica`` does; the caller holds the lock."""
+        replica = self._replicas.get(ledger_id)
+        stored = self._stored.get(ledger_id)
+        if replica is not None or stored is None:
+            return replica
+        descriptors = [self.store.descriptor(number) for number in stored]
+        replica = self._new(ledger_id, None)
+        for descriptor in descriptors:
+            metadata = descriptor.metadata
+            extent = Extent.of(metadata)
+            if extent is None:
+                raise CorruptError(
+                    f"ledger {metadata.ledger_id} was an extent when the bookie started, and is none now"
+                )
+            replica.description = replica.description or _description(metadata, extent)
+            if metadata.ledger_type == LedgerType.FENCE:
+                replica.fences.append(descriptor)
+            else:
+                replica.extents.add(Held(descriptor, extent.first, extent.stride))
+        replica.fenced = bool(replica.fences)
+        replica.limbo = ledger_id in self._limbo
+        return replica
+
+    def lift_limbo(self, ledger_id: int) -> None:
+        """End a ledger's limbo, as what it lacked was brought from its peers: what is not here is denied again.
+
+        Durability: An end by accident before the next clean one puts the ledger in limbo again.
+        """
+        replica = self._replica(ledger_id)
+        with self._lock:
+            self._limbo.discard(ledger_id)
+        if replica is not None:
+            with replica.lock:
+                replica.limbo = False
+
+    def delete(self, ledger_id: int) -> None:
+        """Delete everything of a ledger, its fence included; durable on return. Unknown ones are deleted already.
+
+        Raises:
+            StorageError: Something may be left; until it is deleted again, the ledger is in limbo.
+        """
+        replica = self._replica(ledger_id)
+        if replica is None:
+            return
+        with replica.lock:
+            if replica.deleted:
+                return
+            replica.delete()
+            with self._lock:
+                self._replicas.pop(ledger_id, None)
+                self._stored.pop(ledger_id, None)
+                self._limbo.discard(ledger_id)
+
+    # ---- adding --------------------------------------------------------------------------------------------------
+
+    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+        """Stage entries; durable when ``commit`` has returned.
+
+        Entries that are here already are compared. A run that goes on where an extent ends is appended to it, and
+        otherwise begins another.
+
+        Args:
+            ledger_id: The ledger, made known by ``create``.
+            run: The entries.
+            durable: False if they may stay buffered until something else is committed.
+            recovery: They are of a recovery or a repair: taken by fenced ledgers and by those in limbo.
+
+        Returns:
+            ``OK``: staged, or here with the same bytes. ``CONFLICT``: other bytes are here, nothing was staged.
+            ``FENCED``, ``LIMBO``: not taken. ``NO_SUCH_LEDGER``: not made known, or deleted. ``REFUSED``: the bytes are
+            not the entries that the run says.
+
+        Raises:
+            StorageFullError: There is no room; entries may have been staged in part.
+            CorruptError: Entries are here and cannot be compared.
+            StorageFailedError: The store takes nothing more.
+
+        Cost: 20 microseconds and 0.1 per entry; one synced write more for a new extent.
+        """
+        replica = self._replica(ledger_id)
+        if replica is None:
+            return Status.NO_SUCH_LEDGER
+        return replica.stage(run, durable=durable, recovery=recovery)
+
+    def _staged(self, commit: Commit) -> None:
+        with self._lock:
+            if not self._commits or self._commits[-1] is not commit:
+                self._commits.append(commit)
+
+    def commit(self) -> None:
+        """Make everything staged so far durable, with one synced write.
+
+        Raises:
+            StorageFullError: There is no room: of what was staged since the last call, nothing may be acknowledged.
+            StorageFailedError: Writing failed, which is final: the same, and the store takes nothing more.
+        """
+        with self._lock:
+            commits, self._commits = self._commits, []
+        for commit in commits:
+            self.store.log.wait(commit)
+        for commit in commits:
+            if commit.error is not None:
+                raise commit.error.with_traceback(None)
+
+    def fence(self, ledger_id: int, description: Description | None) -> None:
+        """Take no more adds for a ledger but those of recoveries; durable on return, also for an unknown one (AB3, K8).
+
+        Everything staged before is durable, too. Fencing again does nothing.
+
+        Raises:
+            StorageError: It is not known to be durable; adds are refused all the same.
+        """
+        while True:
+            replica = self._known(ledger_id, description)
+            with replica.lock:
+                if replica.deleted:
+                    continue  # just now: the next object of this ledger is another
+                replica.fenced = True
+                if not replica.fences:
+                    replica.fences.append(self._keep_ledger(replica, LedgerType.FENCE, 0, 1))
+                return
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+        """Read entries ``first``, ``first + stride``, …, as far as they are here without a gap and fit.
+
+        Args:
+            ledger_id: The ledger.
+            first: The first entry.
+            last: The last entry wanted, inclusive.
+            stride: Distance of the ids.
+            bytes_max: About how many bytes are wanted at most; one entry is returned even if longer.
+
+        Returns:
+            ``OK`` and the entries: all, or as many as fit. Else why the entry after those returned is missing:
+            ``NO_SUCH_ENTRY`` and ``NO_SUCH_LEDGER`` if that is known, ``UNKNOWN`` if it is here and not durable yet, or
+            cannot be read, or might have been lost (I17). None for no entry. Digests are not checked.
+
+        Cost: 10 microseconds for one entry, 100 for a batch; entries are copied from the SSD tier alone.
+        """
+        replica = self._replica(ledger_id)
+        if replica is None:
+            return Status.NO_SUCH_LEDGER, None
+        return replica.read(first, last, stride, bytes_max)
+
+    def lac_proof(self, ledger_id: int) -> tuple[int, View] | None:
+        """Return the durable entry with the highest id, whose header carries the highest last add confirmed.
+
+        Returns:
+            Its id and its bytes; None if no entry is here.
+
+        Raises:
+            CorruptError: It is here and cannot be read.
+        """
+        replica = self._replica(ledger_id)
+        return None if replica is None else replica.last_entry()
+
+    def note_lac(self, ledger_id: int, lac: int, packet: bytes) -> None:
+        """Keep a last add confirmed that no entry carries, in memory alone, unless a higher one is known.
+
+        Args:
+            ledger_id: The ledger; nothing is kept for an unknown one.
+            lac: The last add confirmed.
+            packet: What proves it.
+        """
+        replica = self._replica(ledger_id)
+        if replica is not None:
+            with replica.lock:
+                if replica.packet is None or replica.packet[0] < lac:
+                    replica.packet = lac, packet
+
+    def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
+        """Return the highest last add confirmed that was noted, and what proves it; None for none."""
+        replica = self._replica(ledger_id)
+        return None if replica is None else replica.packet
+
+    # ---- the store -----------------------------------------------------------------------------------------------
+
+    def _keep(self, replica: Replica, first: int, stride: int) -> LedgerDescriptor:
+        """Make the ledger of an extent."""
+        description = replica.description
+        kind = LedgerType("") if description is None else description.ledger_type
+        return self._keep_ledger(replica, kind, first, stride)
+
+    def _keep_ledger(self, replica: Replica, kind: LedgerType, first: int, stride: int) -> LedgerDescriptor:
+        """Make a ledger that belongs to a replica; durable on return. The caller holds the replica's lock."""
+        description = replica.description
+        flags = WriteFlag.NONE if description is None else description.write_flags
+        custom = {EXTENT_KEY: Extent(replica.ledger_id, first, stride, int(flags)).encode()}
+        if description is not None:
+            custom[_DESCRIPTION_KEY] = description.encoded
+            custom[_TYPE_KEY] = description.ledger_type.encode()
+        descriptor = self._create(kind, custom, description)
+        with self._lock:
+            self._stored.setdefault(replica.ledger_id, array("q")).append(descriptor.ledger_id)
+        return descriptor
+
+    def _create(
+        self, kind: LedgerType, custom: Mapping[str, bytes], description: Description | None = None
+    ) -> LedgerDescriptor:
+        store = self.store
+        hints = frozenset[StorageHint]() if description is None else description.storage_hints
+        metadata = LedgerMetadata(
+            ledger_id=store.new_ledger_id(),
+            ledger_type=kind,
+            storage_hints=hints,
+            digest_type=DigestType.NONE if description is None else description.digest_type,
+            creation_time_ns=time.time_ns(),
+            creation_sequence=store.new_creation_sequence(),
+            custom_metadata=custom,
+            tier=next((tier for tier in StorageHint if tier in hints), store.config.default_tier),
+            key_salt=b"",
+            verifier=b"",
+        )
+        return store.create(metadata, when_full=kind.is_system)
+
+    def health(self) -> ReplicasHealth:
+        """Return what to tell of the disks."""
+        store = self.store
+        free = dict.fromkeys(StorageHint, 0)
+        for directory in store.volumes.directories:
+            free[directory.tier] += store.fs.free_bytes(directory.path)
+        return ReplicasHealth(free, store.maintenance.full, store.log.error, store.log.outstanding_bytes)
+
+    def close(self) -> None:
+        """Commit what is staged and give the directory free. With ledgers in limbo, the next start is unclean, too."""
+        self.store.close(clean=not self.in_limbo())
+
+
+def _description(metadata: LedgerMetadata, extent: Extent) -> Description | None:
+    """Return the description that a ledger of the store carries, None if it has none."""
+    encoded = metadata.custom_metadata.get(_DESCRIPTION_KEY)
+    if encoded is None:
+        return None
+    kind = LedgerType(metadata.custom_metadata.get(_TYPE_KEY, b"").decode())
+    described = replace(metadata, ledger_type=kind, write_flags=WriteFlag(extent.write_flags))
+    return Description.of(described, encoded)
