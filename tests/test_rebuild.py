@@ -25,7 +25,7 @@ from pybk.storage.index_rows import entries_key
 from pybk.storage.rebuild import LostEntries, rebuild_index
 from pybk.storage.record import RUN_DTYPE
 from pybk.storage.tiling import tile
-from tests.embedded import store_of
+from tests.embedded import view_of
 
 CONFIG = StoreConfig(
     background=False,
@@ -197,8 +197,8 @@ def lose_a_kept_log_file(path: Path) -> None:
 
 def kept_log(path: Path) -> Path:
     with open_store(path, read_only=True) as manager:
-        rows = store_of(manager).index.files().values()
-        return next(Path(store_of(manager).volumes.path_of(row)) for row in rows if row.kind == "log")
+        rows = view_of(manager).index.files().values()
+        return next(Path(view_of(manager).volumes.path_of(row)) for row in rows if row.kind == "log")
 
 
 def lose_an_ssd_record(path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_damaged_catalog_is_refused(tmp_path: Path) -> None:
 def test_a_log_that_does_not_follow_the_catalog_is_refused(tmp_path: Path) -> None:
     fill(tmp_path)
     with open_store(tmp_path, read_only=True) as manager:
-        mark = store_of(manager).index.mark()
+        mark = view_of(manager).index.mark()
     assert mark is not None
     tail = [file for file in files_of(tmp_path, "log") if int(file.stem, 16) >= mark.first_log_file_id]
     for file in tail:
@@ -407,7 +407,7 @@ def test_a_rebuild_that_was_stopped_anywhere_can_be_done_again(tmp_path: Path) -
 
 def contents_known(path: Path) -> dict[int, int]:
     with open_store(path) as manager:
-        return {n: store_of(manager).descriptor(n).last_durable for n in manager.list_ledgers()}
+        return {n: view_of(manager).descriptor(n).last_durable for n in manager.list_ledgers()}
 
 
 # ---- tiling ------------------------------------------------------------------------------------------------------

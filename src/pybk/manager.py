@@ -14,12 +14,12 @@ from enum import Enum
 from typing import Final, Self, TypedDict, TypeVar, Unpack
 
 from pybk.config import StoreConfig
-from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
+from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
 from pybk.embedded import EmbeddedHome
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.home import Health, LedgerHome
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger import LedgerMetadata
 from pybk.metrics import MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader
@@ -213,9 +213,7 @@ class LedgerManager:
         kind = _user_type(ledger_type)
         hints = _hints(storage_hints)
         flags = _member(WriteFlag, write_flags, "write_flags")
-        digest_type = _member(DigestType, digest_type, "digest_type")
-        if digest_type is DigestType.NONE and not insecure:
-            raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
+        digest_type = _digest_type(digest_type, insecure=insecure)
         password = _password(password)
         salt = secrets.token_bytes(16)
         quorums = home.quorums((ensemble_size, write_quorum, ack_quorum))
@@ -223,28 +221,21 @@ class LedgerManager:
         keys = self._keys.ledger_keys(password, new_id, salt, 0)
         metadata = LedgerMetadata(
             ledger_id=new_id,
-            state=LedgerState.OPEN,
             ledger_type=kind,
             storage_hints=hints,
             write_flags=flags,
             digest_type=digest_type,
-            last_entry_id=-1,
-            length=0,
             creation_time_ns=time.time_ns(),
             creation_sequence=home.new_creation_sequence(),
             custom_metadata=custom_metadata or {},
             tier=next((tier for tier in StorageHint if tier in hints), home.config.default_tier),
             advanced=ledger_id is not None,
             key_salt=salt,
-            key_epoch=0,
             verifier=home.verifier(keys),
-            version=0,
             **quorums._asdict(),
         )
-        digest = entry_digest(digest_type, new_id, keys.entry_key)
         descriptor = home.create(metadata)
-        home.unlock(descriptor, keys, digest)
-        return LedgerWriter(home, descriptor, digest)
+        return LedgerWriter(home, descriptor, self._digest(descriptor, keys))
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
@@ -308,7 +299,11 @@ class LedgerManager:
         keys = self._keys.ledger_keys(_password(password), metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
         if not hmac.compare_digest(self._home.verifier(keys), metadata.verifier):
             raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}; nothing was changed")
-        digest = entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key)
+        return self._digest(descriptor, keys)
+
+    def _digest(self, descriptor: LedgerDescriptor, keys: LedgerKeys) -> EntryDigest:
+        """Return the digest of a ledger's entries, and have its keys used."""
+        digest = entry_digest(descriptor.metadata.digest_type, descriptor.ledger_id, keys.entry_key)
         self._home.unlock(descriptor, keys, digest)
         return digest
 
@@ -412,6 +407,13 @@ def _user_type(name: str) -> LedgerType:
     if ledger_type.is_system:
         raise UsageError(f"ledger_type {name!r} is the system's own; choose a name that begins with no '.'")
     return ledger_type
+
+
+def _digest_type(value: object, *, insecure: bool) -> DigestType:
+    digest_type = _member(DigestType, value, "digest_type")
+    if digest_type is DigestType.NONE and not insecure:
+        raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
+    return digest_type
 
 
 def _hints(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
