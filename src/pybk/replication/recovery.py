@@ -1,0 +1,441 @@
+"""Recovery of a ledger that nobody closed: fence, find its end, write back, close."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.replication.adding import Adds, Batch
+from pybk.replication.messages import (
+    NEGATIVE,
+    Answered,
+    BookiesChosen,
+    ChooseBookies,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    LacReply,
+    MetadataIs,
+    MetadataRefused,
+    MetadataUnreachable,
+    MetadataWritten,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reason,
+    Reply,
+    Send,
+    Status,
+    Unanswered,
+    WakeAt,
+    Woken,
+    WriteMetadata,
+)
+from pybk.replication.quorum import Quorum, places
+from pybk.replication.runs import cut, entries_of, length_at
+from pybk.replication.writing import chosen, not_enough, with_ensemble
+
+READ_ENTRIES_MAX: Final = 4096
+"""Entries that one read asks for."""
+
+READ_BYTES_MAX: Final = 1 << 20
+"""Encoded bytes that one read asks for, and that are written back in one add."""
+
+UNWRITTEN_MAX: Final = 4 * READ_ENTRIES_MAX
+"""Entries read and not confirmed from which on no more are asked for."""
+
+RETRY_NS: Final = 200_000_000
+RETRIES_MAX: Final = 20
+"""Rounds without progress after which the recovery ends undecided."""
+
+_STRAGGLER_BYTES: Final = 64 << 20
+
+
+class _Phase(Enum):
+    """What the recovery is about."""
+
+    MARKING = 0
+    FENCING = 1
+    READING = 2
+    CLOSING = 3
+    ENDED = 4
+
+
+class RecoveryMachine:
+    """Establishes the end of a ledger and closes it there.
+
+    Everything acknowledged is kept. Ends with ``Done`` and the metadata, also if somebody else closed the ledger
+    meanwhile, or with ``Failed``; then the ledger is as it was or in recovery, and another recovery may begin.
+
+    Args:
+        metadata: The ledger's as read.
+        version: The metadata store's.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, version: int) -> None:
+        self._metadata = metadata
+        self._version = version
+        self._wanted = metadata
+        self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._masks = self._quorum.masks()
+        self._stride = len(self._masks)
+        self._tokens = count(1)
+        self._phase = _Phase.MARKING
+        self._tries = 0
+        self._waiting = False
+        self._fences: dict[int, int] = {}
+        self._known = 0
+        self._lac = -1
+        self._refusals: dict[int, str] = {}
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begin.
+
+        Args:
+            now_ns: The time.
+        """
+        return self._mark(self._metadata, self._version)
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take what happened and return what to do.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        kind = type(event)
+        if self._phase is _Phase.ENDED:
+            return []
+        if kind is Answered or kind is Unanswered:
+            return self._told(event, now_ns)  # type: ignore[arg-type]
+        if isinstance(event, MetadataWritten):
+            return self._metadata_written(event.version, now_ns)
+        if isinstance(event, MetadataRefused | MetadataIs):
+            return self._metadata_refused(event.metadata, event.version, now_ns)
+        if isinstance(event, BookiesChosen):
+            return self._bookies_chosen(event, now_ns)
+        if isinstance(event, Woken):
+            return self._woken(now_ns)
+        assert isinstance(event, MetadataUnreachable)
+        return self._end(Reason.METADATA_UNREACHABLE, "the metadata store cannot be reached; recover it again later")
+
+    # ---- metadata --------------------------------------------------------------------------------------------------
+
+    def _mark(self, found: LedgerMetadata | None, version: int) -> list[Effect]:
+        """Say in the metadata that the ledger is being recovered, which ends ensemble changes of its writer (AR1)."""
+        self._version = version
+        if found is None:
+            return self._end(Reason.DELETED, "the ledger was deleted")
+        self._metadata = found
+        if found.state is LedgerState.CLOSED:
+            return self._done(found, version)
+        self._wanted = replace(found, state=LedgerState.IN_RECOVERY, version=found.version + 1)
+        return [WriteMetadata(self._wanted, version)]
+
+    def _metadata_written(self, version: int, now_ns: int) -> list[Effect]:
+        """The ledger is marked, or closed."""
+        self._version = version
+        if self._phase is _Phase.CLOSING:
+            return self._done(self._wanted, version)
+        if self._phase is not _Phase.MARKING:
+            return []
+        self._metadata = self._wanted
+        self._phase = _Phase.FENCING
+        fragment = self._metadata.fragments[-1]
+        self._ensemble = fragment.ensemble
+        self._lac = fragment.first_entry_id - 1  # D2: an empty last ensemble knows nothing of what came before
+        return self._fence(self._quorum.everyone)
+
+    def _metadata_refused(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
+        """Somebody else wrote: another recovery, the writer, or a replication."""
+        if found is not None and found == self._wanted:
+            return self._metadata_written(version, now_ns)
+        if self._phase is _Phase.MARKING:
+            return self._mark(found, version)
+        if self._phase is not _Phase.CLOSING:
+            return []
+        if found is None:
+            return self._end(Reason.DELETED, "the ledger was deleted")
+        if found.state is LedgerState.CLOSED:
+            return self._done(found, version)
+        if found.state is LedgerState.OPEN or found.fragments[-1] != self._metadata.fragments[-1]:
+            return self._end(Reason.UNDECIDED, "its last fragment was changed during the recovery; recover it again")
+        return self._close(found, version)
+
+    def _close(self, found: LedgerMetadata, version: int) -> list[Effect]:
+        """Write the end and this recovery's ensembles by one compare-and-swap (AR9, D3)."""
+        self._phase = _Phase.CLOSING
+        self._version = version
+        own = self._fragments[len(self._metadata.fragments) - 1 :]
+        self._wanted = replace(
+            found,
+            state=LedgerState.CLOSED,
+            last_entry_id=self._adds.lac,
+            length=self._adds.length,
+            fragments=found.fragments[:-1] + own,
+            version=found.version + 1,
+        )
+        return [WriteMetadata(self._wanted, version)]
+
+    # ---- fencing ---------------------------------------------------------------------------------------------------
+
+    def _fence(self, bits: int) -> list[Effect]:
+        """Fence the places, all of the last fragment's to begin with."""
+        request = ReadLac(self._metadata.ledger_id, fence=True)
+        effects: list[Effect] = []
+        for place in places(bits):
+            token = next(self._tokens)
+            self._fences[token] = place
+            effects.append(Send(token, self._ensemble[place], request))
+        return effects
+
+    def _fenced(self, place: int, reply: object, now_ns: int) -> list[Effect]:
+        """A bookie was fenced, or gave no answer that counts (AR2)."""
+        if self._phase is not _Phase.FENCING:
+            return []
+        if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
+            self._known |= 1 << place
+            self._lac = max(self._lac, reply.lac)
+            if self._quorum.covered(self._known):
+                return self._begin_reading(now_ns)
+        else:
+            self._note(place, reply)
+        return [] if self._fences else self._retry(now_ns, "fenced")
+
+    def _retry(self, now_ns: int, what: str) -> list[Effect]:
+        """Ask again later those who gave no answer that counts; without them nothing can be said (rule 4)."""
+        if self._waiting:
+            return []
+        self._tries += 1
+        if self._tries > RETRIES_MAX:
+            said = ", ".join(f"{self._ensemble[place]}: {self._refusals[place]}" for place in sorted(self._refusals))
+            denied = any(text == Status.UNAUTHORIZED.name for text in self._refusals.values())
+            reason = Reason.UNAUTHORIZED if denied else Reason.UNDECIDED
+            return self._end(reason, f"too few bookies can be {what} ({said}); recover it when they are back")
+        self._waiting = True
+        return [WakeAt(now_ns + RETRY_NS)]
+
+    def _note(self, place: int, reply: object) -> None:
+        """Remember for people why a bookie does not count."""
+        status = getattr(reply, "status", None)
+        self._refusals[place] = "no answer" if status is None else status.name
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def _begin_reading(self, now_ns: int) -> list[Effect]:
+        """Read on from the last add confirmed, which moves no more (AR3, D4)."""
+        self._phase = _Phase.READING
+        self._tries = 0
+        self._fragments = self._metadata.fragments
+        self._adds = Adds(
+            self._metadata.ledger_id,
+            self._quorum,
+            self._ensemble,
+            lac=self._lac,
+            length=0,
+            next_token=self._tokens.__next__,
+            recovery=True,
+            lac_sent=self._lac,
+            straggler_bytes=_STRAGGLER_BYTES,
+        )
+        self._choosing: tuple[int, ...] = ()
+        self._next = self._lac + 1
+        self._end_at: int | None = None
+        self._found: dict[int, memoryview] = {}
+        self._denied: dict[int, int] = {}
+        self._unknown: dict[int, int] = {}
+        first = self._next
+        self._heads = {entry % self._stride: entry for entry in range(first, first + self._stride)}
+        self._asking = [0] * self._stride
+        self._reads: dict[int, tuple[int, int, int]] = {}
+        self._length_asked: dict[int, int] = {}
+        self._length_known = self._lac < 0
+        return self._ask_length() + self._go_on(now_ns)
+
+    def _ask_length(self) -> list[Effect]:
+        """Read the last confirmed entry, whose header has the ledger's length if no entry follows."""
+        if self._length_known:
+            return []
+        lac = self._lac
+        fragment = next(each for each in reversed(self._metadata.fragments) if each.first_entry_id <= lac)
+        fence = fragment is self._metadata.fragments[-1]
+        request = Read(self._metadata.ledger_id, lac, lac, self._stride, READ_BYTES_MAX, fence)
+        effects: list[Effect] = []
+        for place in self._quorum.write_set(lac):
+            token = next(self._tokens)
+            self._length_asked[token] = place
+            effects.append(Send(token, fragment.ensemble[place], request))
+        return effects
+
+    def _ask(self) -> list[Effect]:
+        """Ask all who may have an entry for the next one of each residue, and what follows it, with the fence flag."""
+        effects: list[Effect] = []
+        stride = self._stride
+        for residue, entry in self._heads.items():
+            while entry in self._found or entry < self._next:
+                entry += stride
+            self._heads[residue] = entry
+            if self._end_at is not None or len(self._found) + self._next - self._adds.lac > UNWRITTEN_MAX:
+                continue
+            heard = self._denied.get(entry, 0) | self._unknown.get(entry, 0) | self._asking[residue]
+            asked = self._masks[residue] & ~heard
+            if not asked:
+                continue
+            self._asking[residue] |= asked
+            last = entry + (READ_ENTRIES_MAX - 1) * stride
+            request = Read(self._metadata.ledger_id, entry, last, stride, READ_BYTES_MAX, fence=True)
+            for place in places(asked):
+                token = next(self._tokens)
+                self._reads[token] = (place, residue, entry)
+                effects.append(Send(token, self._ensemble[place], request))
+        return effects
+
+    def _heard(self, place: int, residue: int, first: int, reply: object) -> None:
+        """Take the entries that a bookie has, and what it says of the one after them (AR4)."""
+        bit = 1 << place
+        self._asking[residue] &= ~bit
+        after, status = first, Status.UNKNOWN
+        if isinstance(reply, ReadReply):
+            status = reply.status
+            run = reply.run
+            if run is not None and len(run.sizes) and run.first == first and run.stride == self._stride:
+                after = run.last + run.stride
+                for entry_id, entry in zip(range(first, after, run.stride), entries_of(run), strict=True):
+                    if entry_id >= self._next:
+                        self._found.setdefault(entry_id, entry)
+                if status is Status.OK:
+                    return
+        if status in NEGATIVE:
+            self._denied[after] = self._denied.get(after, 0) | bit
+        else:
+            self._unknown[after] = self._unknown.get(after, 0) | bit
+            self._note(place, reply)
+
+    def _decide(self) -> list[Effect]:
+        """Go over the entries in order: recoverable, beyond the end, or not to be said yet (section 2, AR4)."""
+        effects: list[Effect] = []
+        entries: list[memoryview] = []
+        size = 0
+        while self._end_at is None:
+            entry = self._found.pop(self._next, None)
+            if entry is not None:
+                entries.append(entry)
+                size += len(entry)
+                self._next += 1
+                if size >= READ_BYTES_MAX or len(entries) >= READ_ENTRIES_MAX:
+                    effects += self._write_back(entries)
+                    entries, size = [], 0
+                continue
+            if self._denied.get(self._next, 0).bit_count() >= self._quorum.negatives_needed:  # C5: at once
+                self._end_at = self._next - 1
+            break
+        return effects + (self._write_back(entries) if entries else [])
+
+    def _write_back(self, entries: list[memoryview]) -> list[Effect]:
+        """Write entries, as they were read, to all who take them (AR5)."""
+        self._tries = 0
+        self._length_known = True
+        first = self._next - len(entries)
+        runs = cut(first, [len(entry) for entry in entries], entries, self._quorum)
+        return self._adds.submit(Batch(first, self._next - 1, length_at(entries[-1]), runs))
+
+    # ---- what happened ---------------------------------------------------------------------------------------------
+
+    def _told(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
+        """A request was answered, or was not."""
+        token = event.token
+        reply = event.reply if isinstance(event, Answered) else None
+        if token in self._fences:
+            return self._fenced(self._fences.pop(token), reply, now_ns)
+        if self._phase is not _Phase.READING:
+            return []
+        effects: list[Effect] = []
+        if token in self._reads:
+            self._heard(*self._reads.pop(token), reply)
+        elif token in self._length_asked:
+            self._length_heard(self._length_asked.pop(token), reply)
+        elif isinstance(reply, Reply):
+            if reply.status in (Status.UNAUTHORIZED, Status.DELETED):
+                return self._end(Reason[reply.status.name], f"a bookie answered {reply.status.name}")
+            effects += self._adds.answered(token, reply) or []
+        else:
+            self._adds.unanswered(token)
+        return effects + self._go_on(now_ns)
+
+    def _length_heard(self, place: int, reply: object) -> None:
+        """Take the length from the last confirmed entry."""
+        if isinstance(reply, ReadReply) and reply.run is not None and reply.run.first == self._lac:
+            if not self._length_known:
+                self._length_known = True
+                self._adds.length = length_at(entries_of(reply.run)[0])
+        else:
+            self._note(place, reply)
+
+    def _go_on(self, now_ns: int) -> list[Effect]:
+        """Decide, write back, confirm, change the ensemble, close: whatever is due."""
+        adds = self._adds
+        effects = self._decide()
+        adds.confirm()
+        if self._end_at == adds.lac and self._length_known:
+            for place in places(adds.failed):
+                effects += adds.give_up(place)
+            return effects + self._close(replace(self._metadata), self._version)
+        if adds.failed and not self._choosing:
+            self._choosing = tuple(places(adds.failed | adds.dead))
+            effects.append(ChooseBookies(self._choosing, tuple(adds.ensemble), frozenset(adds.avoided)))
+        effects += self._ask()
+        if not self._reads and not self._length_asked and self._is_stuck():
+            effects += self._retry(now_ns, "read")
+        return effects
+
+    def _is_stuck(self) -> bool:
+        """Tell whether only those who did not answer could help: nothing is being read, and an entry is undecided."""
+        if self._adds.pending or self._choosing:
+            return False
+        return self._end_at is None or not self._length_known
+
+    def _woken(self, now_ns: int) -> list[Effect]:
+        """Ask those again who gave no answer that counts."""
+        self._waiting = False
+        if self._phase is _Phase.FENCING:
+            return [] if self._fences else self._fence(self._quorum.everyone & ~self._known)
+        if self._phase is not _Phase.READING:
+            return []
+        self._unknown.clear()
+        length = [] if self._length_asked or self._end_at is None else self._ask_length()
+        return length + self._go_on(now_ns)
+
+    def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
+        """Change the ensemble, in memory only: what is read stays the ensemble that was fenced (AR7, D3)."""
+        if self._phase is not _Phase.READING or not self._choosing:
+            return []
+        adds = self._adds
+        replacements = chosen(event.bookies, self._choosing, adds.ensemble)
+        effects: list[Effect] = []
+        for place in self._choosing:
+            if place not in replacements:
+                effects += adds.give_up(place)
+        self._choosing = ()
+        lacking = not_enough(adds, replacements)
+        if lacking:
+            return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
+        if replacements:
+            effects += adds.exchange(replacements)
+            self._fragments = with_ensemble(self._fragments, adds.lac + 1, tuple(adds.ensemble))
+        return effects + self._go_on(now_ns)
+
+    def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        """End: the ledger is closed, by this recovery or by somebody else."""
+        self._phase = _Phase.ENDED
+        return [Done(metadata, version)]
+
+    def _end(self, reason: Reason, detail: str) -> list[Effect]:
+        """End without success."""
+        self._phase = _Phase.ENDED
+        return [Failed(reason, f"ledger {self._metadata.ledger_id}: {detail}")]
