@@ -1,0 +1,1 @@
+"""Bookies and clients on ZeroMQ: bounded frames, sessions that are authenticated, CURVE. See ``docs/wire.md``."""

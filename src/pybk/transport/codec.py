@@ -1,0 +1,290 @@
+"""Messages to frames and back: the protocol's requests and replies, and what sessions say among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final
+
+from pybk.errors import UsageError
+from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
+from pybk.transport.frames import FrameError, Header, Outgoing, blob, runs
+from pybk.transport.keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
+
+NONCE_BYTES: Final = 16
+SESSION_BYTES: Final = 16
+DESCRIPTION_BYTES_MAX: Final = 4 << 10
+"""Bound on the authenticated description of a ledger."""
+
+_FIRST_FLAG: Final = 1
+_SECOND_FLAG: Final = 2
+_STATUS_BITS: Final = 0xFF
+_WATCHED: Final = 1 << 8
+_DAMAGED: Final = 1 << 9
+_PACKET: Final = 1 << 10
+_INT_MAX: Final = (1 << 63) - 1
+_PACKET_NUMBERS: Final = Struct("<4q")
+_STATUSES: Final = {int(status): status for status in Status}
+
+
+class Kind(IntEnum):
+    """Which message; requests are even and replies odd, so that none passes for the other."""
+
+    HELLO = 2
+    WELCOME = 3
+    PING = 4
+    NO_SESSION = 7
+    AUTHORIZE = 8
+    ADD = 16
+    REPLY = 17
+    READ_LAC = 18
+    ANSWER = 19
+    READ = 20
+    FORCE = 22
+    LAC_PACKET = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Authorize:
+    """Prove to a bookie the right to add to, fence and delete a ledger, once per session; answered by ``Reply``.
+
+    Attributes:
+        ledger_id: The ledger.
+        description: What does not change about the ledger, its verifier included, under the cluster's MAC; at most
+            ``DESCRIPTION_BYTES_MAX`` bytes.
+        signature: ``RightsKey.sign`` of the session, the bookie's instance and the ledger.
+    """
+
+    ledger_id: int
+    description: bytes
+    signature: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LacPacket:
+    """``WriteLac`` with its proof; answered by ``Reply``.
+
+    Attributes:
+        ledger_id: The ledger.
+        packet: What ``keys.seal_lac`` made, ``LAC_PACKET_BYTES`` bytes.
+    """
+
+    ledger_id: int
+    packet: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to ``Read`` and ``ReadLac`` as it travels: entries and proofs, which the client checks.
+
+    Attributes:
+        status: As in ``ReadReply`` and ``LacReply``.
+        run: The entries read; for ``ReadLac`` the bookie's last entry, whose header proves a LAC. None for none.
+        packet: The newest LAC packet that the bookie has, ``LAC_PACKET_BYTES`` bytes, or none.
+    """
+
+    status: Status
+    run: Run | None = None
+    packet: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask whether the bookie is there; answered by ``Reply``."""
+
+
+WireRequest = Add | ReadLac | Read | Force | LacPacket | Authorize | Ping
+WireReply = Reply | Answer
+
+
+# ---- to frames -------------------------------------------------------------------------------------------------------
+
+
+def encode(message: WireRequest | WireReply) -> Outgoing:
+    """Encode a message.
+
+    Raises:
+        UsageError: It is larger than a message can be.
+    """
+    encoder: Callable[[Any], Outgoing] = _ENCODERS[type(message)]
+    return encoder(message)
+
+
+def _encode_add(add: Add) -> Outgoing:
+    flags = _FIRST_FLAG * add.recovery + _SECOND_FLAG * add.deferred
+    return Outgoing(Kind.ADD, flags, add.ledger_id, (add.lac, 0, 0, 0), add.runs)
+
+
+def _encode_read_lac(read: ReadLac) -> Outgoing:
+    flags = _FIRST_FLAG * read.fence + _SECOND_FLAG * (read.beyond is not None)
+    return Outgoing(Kind.READ_LAC, flags, read.ledger_id, (read.beyond or 0, read.wait_ns, 0, 0))
+
+
+def _encode_read(read: Read) -> Outgoing:
+    numbers = (read.first, read.last, read.stride, read.bytes_max)
+    return Outgoing(Kind.READ, _FIRST_FLAG * read.fence, read.ledger_id, numbers)
+
+
+def _encode_force(force: Force) -> Outgoing:
+    return Outgoing(Kind.FORCE, 0, force.ledger_id)
+
+
+def _encode_lac_packet(lac: LacPacket) -> Outgoing:
+    return Outgoing(Kind.LAC_PACKET, 0, lac.ledger_id, blob=lac.packet)
+
+
+def _encode_authorize(right: Authorize) -> Outgoing:
+    if len(right.description) > DESCRIPTION_BYTES_MAX:
+        raise UsageError(
+            f"the description of ledger {right.ledger_id} has {len(right.description)} bytes; "
+            f"the limit is {DESCRIPTION_BYTES_MAX}"
+        )
+    return Outgoing(Kind.AUTHORIZE, 0, right.ledger_id, blob=right.signature + right.description)
+
+
+def _encode_ping(_ping: Ping) -> Outgoing:
+    return Outgoing(Kind.PING)
+
+
+def _encode_reply(reply: Reply) -> Outgoing:
+    return _REPLIES[reply.status, reply.watched]
+
+
+def _encode_answer(answer: Answer) -> Outgoing:
+    flags = int(answer.status)
+    numbers = (0, 0, 0, 0)
+    if answer.packet:
+        flags |= _PACKET
+        numbers = _PACKET_NUMBERS.unpack(answer.packet)
+    return Outgoing(Kind.ANSWER, flags, 0, numbers, () if answer.run is None else (answer.run,))
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
+    Add: _encode_add,
+    ReadLac: _encode_read_lac,
+    Read: _encode_read,
+    Force: _encode_force,
+    LacPacket: _encode_lac_packet,
+    Authorize: _encode_authorize,
+    Ping: _encode_ping,
+    Reply: _encode_reply,
+    Answer: _encode_answer,
+}
+
+_REPLIES: Final = {
+    (status, watched): Outgoing(Kind.REPLY, status | _WATCHED * watched)
+    for status in Status
+    for watched in (False, True)
+}
+"""There are so few that each is encoded once."""
+
+DAMAGED: Final = Outgoing(Kind.REPLY, Status.REFUSED | _DAMAGED)
+"""The reply to a request that came damaged: nothing was done about it, and it may be sent again."""
+
+NO_SESSION: Final = Outgoing(Kind.NO_SESSION)
+"""The reply to a request of a session that the bookie does not know, or no more."""
+
+
+# ---- from frames -----------------------------------------------------------------------------------------------------
+
+
+def decode_request(header: Header, head: bytes, frames: Sequence[memoryview]) -> WireRequest:
+    """Decode what a bookie received; ``header`` is authentic and ``frames.is_whole`` said yes.
+
+    Raises:
+        FrameError: It is no request, or says what no request can say.
+    """
+    decoder = _REQUESTS.get(header.kind)
+    if decoder is None:
+        raise FrameError(f"a message of kind {header.kind} is no request")
+    if header.ledger_id < 0:
+        raise FrameError(f"ledger {header.ledger_id} in a request of kind {header.kind}")
+    return decoder(header, head, frames)
+
+
+def _decode_add(header: Header, head: bytes, frames: Sequence[memoryview]) -> Add:
+    found = runs(header, head, frames)
+    if not found or header.a < -1:
+        raise FrameError(f"an add of {len(found)} runs with LAC {header.a}")
+    flags = header.flags
+    return Add(header.ledger_id, found, header.a, bool(flags & _FIRST_FLAG), bool(flags & _SECOND_FLAG))
+
+
+def _decode_read_lac(header: Header, head: bytes, _frames: Sequence[memoryview]) -> ReadLac:
+    blob(header, head, 0)
+    if header.a < -1 or header.b < 0:
+        raise FrameError(f"a wait of {header.b} ns for a LAC beyond {header.a}")
+    beyond = header.a if header.flags & _SECOND_FLAG else None
+    return ReadLac(header.ledger_id, bool(header.flags & _FIRST_FLAG), beyond, header.b)
+
+
+def _decode_read(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Read:
+    blob(header, head, 0)
+    first, last, stride, bytes_max = header.a, header.b, header.c, header.d
+    if not 0 <= first <= last or stride < 1 or bytes_max < 0:
+        raise FrameError(f"a read of at most {bytes_max} bytes from {first} to {last} with stride {stride}")
+    return Read(header.ledger_id, first, last, stride, bytes_max, bool(header.flags & _FIRST_FLAG))
+
+
+def _decode_force(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Force:
+    blob(header, head, 0)
+    return Force(header.ledger_id)
+
+
+def _decode_lac_packet(header: Header, head: bytes, _frames: Sequence[memoryview]) -> LacPacket:
+    packet = blob(header, head, LAC_PACKET_BYTES)
+    if len(packet) != LAC_PACKET_BYTES:
+        raise FrameError(f"a LAC packet of {len(packet)} bytes; it has {LAC_PACKET_BYTES}")
+    return LacPacket(header.ledger_id, packet)
+
+
+def _decode_authorize(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Authorize:
+    both = blob(header, head, SIGNATURE_BYTES + DESCRIPTION_BYTES_MAX)
+    if len(both) < SIGNATURE_BYTES:
+        raise FrameError(f"a signature of {len(both)} bytes; it has {SIGNATURE_BYTES}")
+    return Authorize(header.ledger_id, both[SIGNATURE_BYTES:], both[:SIGNATURE_BYTES])
+
+
+def _decode_ping(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Ping:
+    blob(header, head, 0)
+    return Ping()
+
+
+_REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireRequest]]] = {
+    Kind.ADD: _decode_add,
+    Kind.READ_LAC: _decode_read_lac,
+    Kind.READ: _decode_read,
+    Kind.FORCE: _decode_force,
+    Kind.LAC_PACKET: _decode_lac_packet,
+    Kind.AUTHORIZE: _decode_authorize,
+    Kind.PING: _decode_ping,
+}
+
+
+def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> WireReply:
+    """Decode what a client received; ``header`` is authentic and ``frames.is_whole`` said yes.
+
+    Raises:
+        FrameError: It is no reply, or says what no reply can say.
+    """
+    status = _STATUSES.get(header.flags & _STATUS_BITS)
+    if status is None:
+        raise FrameError(f"a reply of status {header.flags & _STATUS_BITS}")
+    if header.kind == Kind.REPLY:
+        return Reply(status, bool(header.flags & _WATCHED))
+    if header.kind != Kind.ANSWER:
+        raise FrameError(f"a message of kind {header.kind} is no reply")
+    found = runs(header, head, frames)
+    if len(found) > 1:
+        raise FrameError(f"an answer of {len(found)} runs")
+    packet = b""
+    if header.flags & _PACKET:
+        packet = _PACKET_NUMBERS.pack(header.a, header.b, header.c, header.d)
+    return Answer(status, found[0] if found else None, packet)
+
+
+def says_damaged(header: Header) -> bool:
+    """Tell whether a reply is ``DAMAGED``."""
+    return header.kind == Kind.REPLY and bool(header.flags & _DAMAGED)

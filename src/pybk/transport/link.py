@@ -1,0 +1,387 @@
+"""A client's end of the wire to one bookie."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from pybk.ledger import Bookie
+from pybk.replication.messages import Read, Reply, Status
+from pybk.transport import curve
+from pybk.transport.codec import (
+    NONCE_BYTES,
+    SESSION_BYTES,
+    Authorize,
+    Kind,
+    Ping,
+    WireReply,
+    WireRequest,
+    decode_reply,
+    encode,
+    says_damaged,
+)
+from pybk.transport.frames import (
+    RUNS_MAX,
+    FrameError,
+    Header,
+    Outgoing,
+    blob,
+    is_authentic,
+    is_whole,
+    open_head,
+)
+from pybk.transport.keys import Mac, session_mac
+
+if TYPE_CHECKING:
+    from pybk.transport.links import Links
+
+TIMEOUT_NS: Final = 5 * 10**9
+"""How long a request may take if nothing else is said."""
+
+PING_NS: Final = 5 * 10**9
+"""After this long without a word from the bookie it is asked for one."""
+
+_QUEUE_MESSAGES: Final = 16 << 10
+_RESENT_MAX: Final = 3
+_RETRY_NS: Final = 20_000_000
+_HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
+_NEVER_NS: Final = 1 << 63
+_DONT_WAIT: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_OWN_IDS: Final = 1 << 63
+"""Request ids from here up are the link's own."""
+
+_EVENTS: Final = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+)
+_REASONS: Final = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the bookie refused this client's key: is it the same cluster secret?",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the other end does not speak as expected: do both have a secret?",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the handshake failed: do both have the same cluster secret?",
+    int(zmq.EVENT_DISCONNECTED): "the connection broke",
+    int(zmq.EVENT_CLOSED): "nobody listens there",
+}
+
+Outcome = tuple["Link", int, WireReply | None]
+"""Which link, which request, and the reply; None if there was none, so that the outcome is unknown."""
+
+
+class Link:
+    """The way to one bookie; made by ``Links.connect``.
+
+    A link that broke connects again with the next request, under a new session: what was outstanding was reported as
+    unanswered before.
+
+    Attributes:
+        bookie: The bookie.
+        address: Where it is.
+        outstanding_bytes: What is on the way: requests, and the bytes that reads ask for.
+        why_down: Why the last connection ended, for people; empty if none did.
+    """
+
+    def __init__(self, links: Links, bookie: Bookie, address: str, server_public: bytes | None) -> None:
+        self.bookie: Final = bookie
+        self.address: Final = address
+        self.outstanding_bytes = 0
+        self.why_down = ""
+        self._links = links
+        self._server_public = server_public
+        self._socket: curve.Socket | None = None
+        self._monitor: curve.Socket | None = None
+        self._mac: Mac | None = None
+        self._nonce = b""
+        self._session_id = b""
+        self._instance = b""
+        self._proved: set[int] = set()
+        self._counter = 0
+        self._taken_bytes = 0
+        self._outstanding: dict[int, tuple[int, int, Outgoing, int]] = {}
+        self._resent: dict[int, int] = {}
+        self._first_deadline_ns = _NEVER_NS
+        self._heard_ns = 0
+        self._opened_ns = 0
+
+    def __repr__(self) -> str:
+        """Name the bookie and how the link is."""
+        return f"<Link to {self.bookie} at {self.address}, {'up' if self.is_up else 'down'}>"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a session."""
+        return self._mac is not None
+
+    @property
+    def outstanding(self) -> int:
+        """Requests without a reply."""
+        return len(self._outstanding)
+
+    def send(self, request_id: int, message: WireRequest, timeout_ns: int = TIMEOUT_NS) -> bool:
+        """Send a request; never waits. Its outcome comes from ``Links.poll``, exactly once.
+
+        Args:
+            request_id: From 0 below 2**63; not that of an outstanding request of this link.
+            message: The request; its entries must not change until the outcome is known.
+            timeout_ns: Nanoseconds after which it counts as unanswered.
+
+        Returns:
+            False if too much is outstanding: nothing was sent, try again when there are outcomes.
+
+        Cost: 8 microseconds for the first bookie, 4 for the others that the same message is sent to next.
+        """
+        outgoing = self._links._encode(message)
+        size = outgoing.size
+        if type(message) is Read:
+            size += message.bytes_max
+        if self._outstanding and self.outstanding_bytes + size > self._links._outstanding_bytes_max:
+            return False
+        now_ns = time.monotonic_ns()
+        if self._socket is None and not self._reopen(now_ns):
+            self._links._outcomes.append((self, request_id, None))
+            return True
+        ledger_id = getattr(message, "ledger_id", -1)
+        if self._mac is not None and not self._transmit(request_id, outgoing, ledger_id):
+            return False
+        self._note(request_id, now_ns + timeout_ns, size, outgoing, ledger_id)
+        return True
+
+    def _note(self, request_id: int, deadline_ns: int, size: int, outgoing: Outgoing, ledger_id: int) -> None:
+        """Remember a request until its outcome is known."""
+        self._outstanding[request_id] = (deadline_ns, size, outgoing, ledger_id)
+        self.outstanding_bytes += size
+        if deadline_ns < self._first_deadline_ns:
+            self._first_deadline_ns = deadline_ns
+            self._links._look_at(deadline_ns)
+
+    def _transmit(self, request_id: int, outgoing: Outgoing, ledger_id: int) -> bool:
+        """Hand a request to ZeroMQ, after the proof of the right to its ledger; False if there is no room."""
+        if ledger_id in self._links._grants and ledger_id not in self._proved:
+            description, key = self._links._grants[ledger_id]
+            signature = key.sign(self._session_id, self._instance, ledger_id)
+            if not self._put(self._own_id(), encode(Authorize(ledger_id, description, signature))):
+                return False
+            self._proved.add(ledger_id)
+        return self._put(request_id, outgoing)
+
+    def _put(self, request_id: int, outgoing: Outgoing) -> bool:
+        assert self._socket is not None
+        assert self._mac is not None
+        self._counter += 1
+        frames = outgoing.frames
+        head = outgoing.head(request_id, self._counter, self._taken_bytes, self.bookie.instance, self._mac)
+        send = self._socket.send
+        try:
+            send(head, _MORE if frames else _DONT_WAIT)
+            for place, frame in enumerate(frames, 1):
+                send(frame, _MORE if place < len(frames) else _DONT_WAIT, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def _own_id(self) -> int:
+        """Return a request id that no caller gives."""
+        return _OWN_IDS + self._counter
+
+    # ---- the connection ----------------------------------------------------------------------------------------------
+
+    def _reopen(self, now_ns: int) -> bool:
+        """Connect again, but not in every moment; tell whether it is tried."""
+        if now_ns - self._opened_ns < _RETRY_NS:
+            return False
+        self._open()
+        return True
+
+    def _open(self) -> None:
+        """Begin to connect, with a socket of its own: nothing of an earlier session can come or go over it."""
+        links = self._links
+        socket = links._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.immediate = True
+        socket.maxmsgsize = links._message_bytes_max
+        socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
+        socket.reconnect_ivl = -1
+        socket.connect_timeout = socket.handshake_ivl = curve.HANDSHAKE_MS
+        curve.set_heartbeat(socket)
+        self._socket = socket
+        self._opened_ns = self._heard_ns = time.monotonic_ns()
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        local = self.address.startswith("inproc:")
+        if links._keys is not None and self._server_public is not None and not local:
+            curve.secure_client(socket, links._keys.client, self._server_public)
+        if not local:
+            self._monitor = socket.get_monitor_socket(_EVENTS)
+            self._monitor.linger = 0
+        socket.connect(self.address)
+        links._watch_sockets()
+        links._look_at(self._opened_ns + _HANDSHAKE_NS)
+        if local:
+            self._greet()
+
+    def _greet(self) -> None:
+        """Ask for a session."""
+        assert self._socket is not None
+        hello = Outgoing(Kind.HELLO, blob=self._nonce)
+        self._socket.send(hello.head(_OWN_IDS, 0, 0, self.bookie.instance, self._links._greeting_mac), _DONT_WAIT)
+
+    def _hear(self) -> None:
+        """Take what the monitor says about the connection."""
+        while self._monitor is not None and self._monitor.poll(0):
+            event = int(parse_monitor_message(self._monitor.recv_multipart(_DONT_WAIT))["event"])
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._greet()
+            else:
+                self._take()  # what came before the end
+                self._lose(_REASONS[event])
+
+    def _disconnect(self) -> None:
+        """Give the connection up."""
+        if self._socket is None:
+            return
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor = None
+        self._socket.close(linger=0)
+        self._socket = None
+        self._mac = None
+        self._proved.clear()
+
+    def _lose(self, why: str) -> None:
+        """Give the connection up, and report everything outstanding as unanswered."""
+        if self._socket is None:
+            return
+        self._disconnect()
+        self._links._watch_sockets()
+        self._links.counters.lost += 1
+        self.why_down = why
+        self._links._outcomes.extend((self, request_id, None) for request_id in self._outstanding)
+        self._outstanding.clear()
+        self._resent.clear()
+        self.outstanding_bytes = 0
+        self._first_deadline_ns = _NEVER_NS
+
+    def _look_after(self, now_ns: int) -> None:
+        """End requests whose time is over, and a connection of which nothing is heard; ping a quiet one."""
+        if now_ns >= self._first_deadline_ns:
+            over = [request_id for request_id, noted in self._outstanding.items() if noted[0] <= now_ns]
+            for request_id in over:
+                self._end(request_id, None)
+            self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=_NEVER_NS)
+        if self._socket is not None:
+            quiet_ns = now_ns - self._heard_ns
+            if self._mac is None and quiet_ns >= _HANDSHAKE_NS:
+                self._lose("nobody answered in time")
+            elif self._mac is not None and quiet_ns >= 2 * PING_NS:
+                self._lose("the bookie is silent")
+            elif self._mac is not None and quiet_ns >= PING_NS // 2:
+                self._put(self._own_id(), encode(Ping()))
+        self._links._look_at(self._first_deadline_ns)
+
+    # ---- what comes --------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Take the replies that are there."""
+        socket = self._socket
+        if socket is None:
+            return
+        recv = socket.recv
+        while True:
+            try:
+                head = recv(_DONT_WAIT)
+            except zmq.Again:
+                break
+            frames: list[memoryview] = []
+            while socket.get(zmq.RCVMORE):
+                frame = recv(_DONT_WAIT, copy=False).buffer
+                if len(frames) <= RUNS_MAX:  # one too many is enough to be refused
+                    frames.append(frame)
+            self._heard(head, frames)
+            if self._socket is not socket:
+                return
+        self._heard_ns = time.monotonic_ns()
+
+    def _heard(self, head: bytes, frames: Sequence[memoryview]) -> None:
+        """Check one message and do what it says."""
+        counters = self._links.counters
+        try:
+            header = open_head(head)
+        except FrameError:
+            counters.garbage += 1
+            return
+        if self._mac is None:
+            self._begin(header, head)
+            return
+        if header.kind == Kind.NO_SESSION:
+            if is_authentic(header, head, self._links._greeting_mac):
+                self._lose("the bookie forgot the session")
+            else:
+                counters.forged += 1
+            return
+        if not is_authentic(header, head, self._mac) or header.instance != self._instance:
+            counters.forged += 1
+            return
+        self._taken_bytes += len(head) + sum(map(len, frames))
+        request_id = header.request_id
+        if request_id not in self._outstanding:
+            counters.late += request_id < _OWN_IDS
+            return
+        if says_damaged(header) or not is_whole(header, head, frames):
+            counters.damaged += 1
+            self._resend(request_id)
+            return
+        try:
+            reply = decode_reply(header, head, frames)
+        except FrameError:
+            counters.garbage += 1
+            self._end(request_id, None)
+            return
+        if type(reply) is Reply and reply.status is Status.UNAUTHORIZED:
+            self._proved.discard(self._outstanding[request_id][3])
+        self._end(request_id, reply)
+
+    def _begin(self, header: Header, head: bytes) -> None:
+        """Begin the session that the bookie offers, and send what waited for it."""
+        try:
+            both = blob(header, head, SESSION_BYTES + NONCE_BYTES)
+        except FrameError:
+            both = b""
+        session_id, nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
+        mac = session_mac(self._links._keys, session_id, (self._nonce, nonce), header.instance)
+        if header.kind != Kind.WELCOME or len(nonce) != NONCE_BYTES or not is_authentic(header, head, mac):
+            self._links.counters.forged += 1
+            self._lose("what answered does not know the cluster's secret")
+            return
+        self._session_id = session_id
+        self._instance = header.instance
+        self._counter = 0
+        self._taken_bytes = 0
+        self._mac = mac
+        self.why_down = ""
+        for request_id, (_, _, outgoing, ledger_id) in self._outstanding.items():
+            if not self._transmit(request_id, outgoing, ledger_id):
+                self._lose("more waits for the session than can be sent")
+                return
+
+    def _resend(self, request_id: int) -> None:
+        """Send a request again that came damaged, or whose reply did; a few times."""
+        times = self._resent.get(request_id, 0)
+        _, _, outgoing, ledger_id = self._outstanding[request_id]
+        if times >= _RESENT_MAX or not self._transmit(request_id, outgoing, ledger_id):
+            self._end(request_id, Reply(Status.REFUSED))
+        else:
+            self._resent[request_id] = times + 1
+
+    def _end(self, request_id: int, reply: WireReply | None) -> None:
+        """Report the outcome of a request."""
+        self.outstanding_bytes -= self._outstanding.pop(request_id)[1]
+        if self._resent:
+            self._resent.pop(request_id, None)
+        self._links._outcomes.append((self, request_id, reply))

@@ -1,0 +1,204 @@
+"""All of a client's links, driven by whoever waits."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import zmq
+
+from pybk.errors import UsageError
+from pybk.ledger import Bookie
+from pybk.transport import curve
+from pybk.transport.codec import Ping, WireRequest, encode
+from pybk.transport.frames import MESSAGE_BYTES_MAX, Outgoing
+from pybk.transport.keys import ClusterKeys, RightsKey, greeting_mac
+from pybk.transport.link import PING_NS, Link, Outcome
+
+OUTSTANDING_BYTES_MAX: Final = 32 << 20
+"""Default bound on what is on the way over one link: requests, and the bytes that reads ask for."""
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What the links of a client met.
+
+    Attributes:
+        garbage: Messages that were none.
+        forged: Messages without the right MAC.
+        damaged: Replies or requests that came damaged, and were asked for again.
+        late: Replies that came after their request's time.
+        lost: Connections that ended or were refused.
+    """
+
+    garbage: int = 0
+    forged: int = 0
+    damaged: int = 0
+    late: int = 0
+    lost: int = 0
+
+
+class Links:
+    """All links of a client.
+
+    Args:
+        keys: The cluster's; None for no secret.
+        context: The ZeroMQ context, needed for ``inproc``; None for one of its own.
+        outstanding_bytes_max: Bound on what is on the way over each link.
+        message_bytes_max: Bound on each frame received; larger ones end the connection unread.
+
+    Attributes:
+        counters: What was met.
+
+    Threads: one at a time, but for ``wake``.
+    """
+
+    def __init__(
+        self,
+        keys: ClusterKeys | None = None,
+        *,
+        context: curve.Context | None = None,
+        outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ) -> None:
+        if keys is not None:
+            curve.check_library()
+        self.counters: Final = LinkCounters()
+        self._keys = keys
+        self._greeting_mac = greeting_mac(keys)
+        self._own_context = context is None
+        self._context = zmq.Context() if context is None else context
+        self._outstanding_bytes_max = outstanding_bytes_max
+        self._message_bytes_max = message_bytes_max
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._links: list[Link] = []
+        self._grants: dict[int, tuple[bytes, RightsKey]] = {}
+        self._outcomes: list[Outcome] = []
+        self._due_ns = 0
+        self._polled: list[tuple[Any, int]] = []
+        self._by_socket: dict[Any, Link] = {}
+        self._encoded: tuple[WireRequest | None, Outgoing] = (None, encode(Ping()))
+        self._watch_sockets()
+
+    def __enter__(self) -> Self:
+        """Return the links."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the links."""
+        self.close()
+
+    def connect(self, bookie: Bookie, address: str, server_public: bytes | None = None) -> Link:
+        """Make a link to a bookie; returns at once, and what is sent meanwhile waits for the connection.
+
+        Args:
+            bookie: Which bookie and instance is meant; another instance there answers ``WRONG_INSTANCE``.
+            address: Where its registration says.
+            server_public: Its CURVE key as its registration says; None if there is no secret.
+
+        Raises:
+            UsageError: One end has a secret and the other has not, or the address is none.
+        """
+        if (server_public is None) is not (self._keys is None):
+            which = "has a CURVE key" if server_public else "has no CURVE key"
+            raise UsageError(f"bookie {bookie} {which}: give cluster_secret to all of a cluster, or to none")
+        curve.check_address(address, secret=True)
+        link = Link(self, bookie, address, server_public)
+        self._links.append(link)
+        link._open()
+        return link
+
+    def grant(self, ledger_id: int, description: bytes, key: RightsKey) -> None:
+        """Have each link prove the right to a ledger before its first request for it, in each session.
+
+        Args:
+            ledger_id: The ledger.
+            description: What the bookies check, see ``Authorize``.
+            key: Signs.
+        """
+        self._grants[ledger_id] = (description, key)
+        for link in self._links:
+            link._proved.discard(ledger_id)
+
+    def revoke(self, ledger_id: int) -> None:
+        """Prove the right to a ledger no more; bookies forget it with the session."""
+        self._grants.pop(ledger_id, None)
+        for link in self._links:
+            link._proved.discard(ledger_id)
+
+    def wake(self) -> None:
+        """Have ``poll`` return at once, now or when it is called next. Threads: any."""
+        os.eventfd_write(self._wake, 1)
+
+    def poll(self, timeout_ms: int) -> list[Outcome]:
+        """Wait for replies, and take all that are there.
+
+        Args:
+            timeout_ms: Milliseconds to wait for the first; 0 takes what is there.
+
+        Returns:
+            Each request that came to its end: with its reply, or None if its time is over, the connection broke, or
+            the bookie forgot the session. Empty after ``wake`` or the time-out.
+
+        Cost: 10 microseconds, 7 more per reply and the checksum of its entries.
+        """
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self._look_after(now_ns)
+        timeout_ms = 0 if self._outcomes else min(timeout_ms, (self._due_ns - now_ns) // 10**6 + 1)
+        watched = self._by_socket
+        monitors = []
+        for ready, _ in zmq.zmq_poll(self._polled, timeout_ms):
+            if ready == self._wake:
+                os.eventfd_read(self._wake)
+                continue
+            link = watched[ready]
+            if ready is link._socket:
+                link._take()
+            else:
+                monitors.append(link)
+        for link in monitors:
+            link._hear()
+        outcomes = self._outcomes
+        self._outcomes = []
+        return outcomes
+
+    def _look_after(self, now_ns: int) -> None:
+        """End what takes too long, ping who is silent, and say when to look again."""
+        self._due_ns = now_ns + PING_NS
+        for link in self._links:
+            link._look_after(now_ns)
+
+    def _look_at(self, time_ns: int) -> None:
+        """Look after the links at this time, if not before."""
+        self._due_ns = min(self._due_ns, time_ns)
+
+    def _encode(self, message: WireRequest) -> Outgoing:
+        """Encode a message, once for all bookies that it is sent to one after the other."""
+        known, outgoing = self._encoded
+        if message is not known:
+            outgoing = encode(message)
+            self._encoded = (message, outgoing)
+        return outgoing
+
+    def _watch_sockets(self) -> None:
+        """Poll the sockets that there are now."""
+        self._by_socket = {}
+        for link in self._links:
+            for socket in (link._socket, link._monitor):
+                if socket is not None:
+                    self._by_socket[socket] = link
+        self._polled = [(socket, zmq.POLLIN) for socket in (self._wake, *self._by_socket)]
+
+    def close(self) -> None:
+        """Close all links; what is outstanding stays without an answer."""
+        for link in self._links:
+            link._disconnect()
+        self._links.clear()
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+        if self._own_context:
+            self._context.term()
