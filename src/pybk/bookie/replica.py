@@ -246,7 +246,7 @@ class Replica:
         if last > held.last_durable:
             self._store.log.flush()
         if last > held.last_durable:
-            raise self._no_room(first)
+            raise self._unsettled(held, first)
         while low < high:
             batch = self._batch(held, first, last, run.stride, _COMPARED_BYTES)
             count = len(batch)
@@ -274,7 +274,7 @@ class Replica:
         with descriptor.lock:
             descriptor.account_staged()
             if held.last_staged + run.stride != entry_id:
-                raise self._no_room(entry_id)
+                raise self._unsettled(held, entry_id)
             while True:
                 commit = self._store.log.stage(
                     descriptor,
@@ -296,11 +296,11 @@ class Replica:
             self._deferred.append(commit)
         self._header_lac = max(self.header_lac(), lac)
 
-    def _no_room(self, entry_id: int) -> StorageFullError:
-        """Return what is said while a commit that found no room is being taken back."""
-        return StorageFullError(
-            f"entries of ledger {self.ledger_id} before or at {entry_id} were staged and found no room; free space and "
-            "send them again"
+    def _unsettled(self, held: Held, entry_id: int) -> PybkError:
+        """Return what is said of entries that were staged and whose commit failed."""
+        return held.descriptor.error or StorageFullError(
+            f"entries of ledger {self.ledger_id} at or before {entry_id} were staged and found no room; send them "
+            "again when there is room"
         )
 
     def look_back(self) -> None:

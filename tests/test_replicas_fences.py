@@ -1,0 +1,187 @@
+"""What a bookie keeps beyond entries: fences and limbo, over kills and crashes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybk.bookie.replicas import Replicas
+from pybk.errors import StorageFullError
+from pybk.flags import LedgerType, WriteFlag
+from pybk.replication.messages import Status
+from tests.replicaworld import (  # noqa: F401  # fixtures among them
+    LEDGER,
+    add,
+    after_crash,
+    after_kill,
+    assert_reads,
+    check_disk,
+    content,
+    describe,
+    entry,
+    make_run,
+    new_disk,
+    new_replicas,
+    open_replicas,
+    state_of,
+)
+from tests.simdisk import SimFileSystem
+
+DEFERRED = WriteFlag.DEFERRED_FORCE
+
+# ---- fences ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [after_kill, after_crash])
+def test_a_fence_survives_and_takes_recoveries_alone(fs: SimFileSystem, replicas: Replicas, stop: object) -> None:
+    add(replicas, make_run(0, 2))
+    replicas.fence(LEDGER, None)
+    replicas.fence(LEDGER, describe())
+    assert callable(stop)
+    fs, replicas = stop(fs, replicas)
+    assert state_of(replicas).fenced  # I12
+    assert add(replicas, make_run(2, 2)) is Status.FENCED  # AB2
+    assert add(replicas, make_run(2, 2), recovery=True) is Status.OK
+    assert_reads(replicas, 0, 3)
+    assert sum(metadata.ledger_type == LedgerType.FENCE for metadata in replicas.store.ledgers()) == 1
+    replicas.close()
+    check_disk(fs, 2)
+
+
+def test_an_unknown_ledger_is_fenced(fs: SimFileSystem, replicas: Replicas) -> None:
+    replicas.fence(8, None)
+    replicas.fence(9, describe(flags=DEFERRED))
+    fs, replicas = after_crash(fs, replicas)
+    assert replicas.ledgers() == [8, 9]
+    for ledger_id in (8, 9):
+        replicas.create(ledger_id, describe(flags=DEFERRED))
+        assert replicas.stage(ledger_id, make_run(0, 1, ledger_id=ledger_id), True) is Status.FENCED
+        assert state_of(replicas, ledger_id).description == describe(flags=DEFERRED)
+
+
+def test_what_was_staged_before_a_fence_is_durable_with_it(replicas: Replicas) -> None:
+    replicas.stage(LEDGER, make_run(0, 2), False)
+    replicas.fence(LEDGER, None)
+    assert_reads(replicas, 0, 1)
+
+
+def test_a_full_store_can_be_fenced(fs: SimFileSystem, replicas: Replicas) -> None:
+    add(replicas, make_run(0, 2))
+    replicas.store.maintenance.full = "there is no room"
+    replicas.store.space_checked()
+    with pytest.raises(StorageFullError):
+        replicas.stage(LEDGER, make_run(2, 2), True)
+    replicas.fence(LEDGER, None)  # K8
+    fs, replicas = after_crash(fs, replicas)
+    assert state_of(replicas).fenced
+
+
+def test_a_fence_that_could_not_be_stored_refuses_adds_and_is_stored_by_the_next_try(
+    fs: SimFileSystem, replicas: Replicas
+) -> None:
+    add(replicas, make_run(0, 2))
+    replicas.store.log.cut(lambda: None)
+    replicas.store.supply.give_back()
+    fs.fail_at(0, "ENOSPC", only={"create", "write_zeros"}, forever=True)
+    with pytest.raises(StorageFullError):
+        replicas.fence(LEDGER, None)
+    assert replicas.stage(LEDGER, make_run(2, 2), True) is Status.FENCED
+    fs.heal()
+    replicas.fence(LEDGER, None)
+    fs, replicas = after_crash(fs, replicas)
+    assert state_of(replicas).fenced
+
+
+# ---- limbo -------------------------------------------------------------------------------------------------------
+
+
+def test_entries_that_were_acknowledged_before_they_were_durable_are_never_denied(
+    fs: SimFileSystem, replicas: Replicas
+) -> None:
+    replicas.create(8, describe(flags=DEFERRED))
+    add(replicas, make_run(0, 2))
+    replicas.stage(8, make_run(0, 2, ledger_id=8), True)
+    replicas.commit()
+    replicas.stage(8, make_run(2, 2, ledger_id=8), False)
+    fs, replicas = after_crash(fs, replicas)
+    assert replicas.in_limbo() == [8]
+    assert replicas.read(8, 2, 2, 1, 100) == (Status.UNKNOWN, None)  # I17
+    assert replicas.read(8, 0, 9, 1, 10_000)[0] is Status.UNKNOWN
+    assert len(content(replicas.read(8, 0, 9, 1, 10_000)[1])) == 2
+    assert_reads(replicas, 0, 2, status=Status.NO_SUCH_ENTRY, upto=1)
+    assert replicas.stage(8, make_run(2, 2, ledger_id=8), True) is Status.LIMBO
+    assert replicas.stage(8, make_run(2, 2, ledger_id=8), True, recovery=True) is Status.OK
+    replicas.commit()
+    replicas.lift_limbo(8)
+    assert replicas.in_limbo() == []
+    assert replicas.read(8, 4, 4, 1, 100) == (Status.NO_SUCH_ENTRY, None)
+    assert replicas.stage(8, make_run(4, 2, ledger_id=8), True) is Status.OK
+
+
+def test_a_clean_end_leaves_no_limbo(fs: SimFileSystem) -> None:
+    replicas = open_replicas(fs)
+    replicas.create(LEDGER, describe(flags=DEFERRED))
+    replicas.stage(LEDGER, make_run(0, 2), False)
+    replicas.close()
+    replicas = open_replicas(fs)
+    assert replicas.in_limbo() == []
+    assert_reads(replicas, 0, 2, status=Status.NO_SUCH_ENTRY, upto=1)
+
+
+def test_limbo_survives_a_clean_end(fs: SimFileSystem) -> None:
+    replicas = open_replicas(fs)
+    replicas.create(LEDGER, describe(flags=DEFERRED))
+    replicas.stage(LEDGER, make_run(0, 2), False)
+    fs, replicas = after_crash(fs, replicas)
+    assert replicas.in_limbo() == [LEDGER]
+    for _ in range(2):
+        replicas.close()
+        replicas = open_replicas(fs)
+        assert replicas.in_limbo() == [LEDGER]
+    replicas.lift_limbo(LEDGER)
+    replicas.close()
+    assert open_replicas(fs).in_limbo() == []
+
+
+def test_deferred_entries_that_found_no_room_put_the_ledger_in_limbo(fs: SimFileSystem) -> None:
+    replicas = open_replicas(fs)
+    replicas.create(LEDGER, describe(flags=DEFERRED))
+    add(replicas, make_run(0, 2))
+    replicas.store.log.cut(lambda: None)
+    replicas.store.supply.give_back()
+    fs.fail_at(0, "ENOSPC", only={"create", "write_zeros"}, forever=True)
+    assert replicas.stage(LEDGER, make_run(2, 2), False) is Status.OK
+    with pytest.raises(StorageFullError):
+        replicas.commit()
+    fs.heal()
+    replicas.store.maintenance.tick()
+    assert_reads(replicas, 0, 3, status=Status.UNKNOWN, upto=1)
+    assert replicas.in_limbo() == [LEDGER]
+    assert add(replicas, make_run(2, 2)) is Status.LIMBO
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_nothing_acknowledged_is_denied_or_changed_after_a_crash(seed: int) -> None:
+    fs = SimFileSystem(seed)
+    replicas = open_replicas(fs)
+    replicas.create(LEDGER, describe(flags=DEFERRED if seed % 3 == 0 else WriteFlag.NONE))
+    acknowledged: set[int] = set()
+    random = fs.random
+    for _ in range(random.randrange(1, 12)):
+        first, count, stride = random.randrange(40), random.randrange(1, 9), random.choice((1, 1, 3))
+        durable = bool(seed % 3) or random.random() < 0.5
+        assert replicas.stage(LEDGER, make_run(first, count, stride), durable) is Status.OK
+        if durable:
+            replicas.commit()
+        acknowledged.update(range(first, first + count * stride, stride))
+    if random.random() < 0.3:
+        replicas.store.maintenance.checkpoint()
+    replicas.stage(LEDGER, make_run(100, 5), True)
+    fs, replicas = after_crash(fs, replicas)
+    for entry_id in range(80):
+        status, run = replicas.read(LEDGER, entry_id, entry_id, 1, 1)
+        if status is Status.OK:
+            assert content(run) == [entry(entry_id)]
+        else:
+            assert entry_id not in acknowledged or (seed % 3 == 0 and status is Status.UNKNOWN)  # I17
+    replicas.close()
+    check_disk(fs, len(list(open_replicas(fs).store.ledgers())))
