@@ -221,6 +221,7 @@ def _knock(context: Context, address: str, door: DoorKeeper, keys: CurvePair, se
         return None
     finally:
         knocker.disable_monitor()
+        monitor.close()
         knocker.close()
 
 

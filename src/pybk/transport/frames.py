@@ -153,14 +153,14 @@ class Outgoing:
         self.frames = frames
         self.size = self._head_bytes + MAC_BYTES + len(inline) + sum(map(len, frames))
 
-    def head(self, request_id: int, counter: int, taken_bytes: int, instance: bytes, mac: Mac) -> bytes:
+    def head(self, request_id: int, counter: int, taken_bytes: int, instance: bytes, mac: Mac, version: int) -> bytes:
         """Make the first frame of the message for one session; for the arguments see ``Header``.
 
         Cost: A microsecond.
         """
         head = (
             _pack_prefix(
-                MAGIC, VERSION, self._kind, self._flags, self._head_bytes, request_id, counter, taken_bytes, instance
+                MAGIC, version, self._kind, self._flags, self._head_bytes, request_id, counter, taken_bytes, instance
             )
             + self._shared
         )
@@ -271,7 +271,7 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Run
         FrameError: The table of runs is not that of what follows.
     """
     table = list(_RUN.iter_unpack(memoryview(head)[_HEADER.size : _HEADER.size + header.runs * _RUN.size]))
-    view = memoryview(head).toreadonly()
+    view = memoryview(head)
     place = header.head_bytes + MAC_BYTES
     body_place = place + 4 * sum([row[2] for row in table])
     if body_place > len(head):
@@ -283,7 +283,7 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Run
         sizes = _unpack_sizes(view[place : place + 4 * count], count, body_bytes)
         place += 4 * count
         if frames:
-            body = frames[number]
+            body = frames[number].toreadonly()
         else:
             body = view[body_place : body_place + body_bytes]
             body_place += body_bytes

@@ -171,6 +171,10 @@ class Links:
         for link in self._links:
             link._look_after(now_ns)
 
+    def _remove(self, link: Link) -> None:
+        """Forget a link that is closed."""
+        self._links.remove(link)
+
     def _look_at(self, time_ns: int) -> None:
         """Look after the links at this time, if not before."""
         self._due_ns = min(self._due_ns, time_ns)

@@ -13,7 +13,7 @@ import zmq
 
 from pybk.errors import UsageError
 from pybk.replication.messages import Reply, Status
-from pybk.transport import curve
+from pybk.transport import curve, frames
 from pybk.transport.codec import (
     DAMAGED,
     NO_SESSION,
@@ -66,13 +66,24 @@ class Peer:
             at most ``RIGHTS_MAX``.
     """
 
-    __slots__ = ("_counter", "_mac", "_routing_id", "_seen_ns", "_sent_bytes", "_taken_bytes", "rights", "session_id")
+    __slots__ = (
+        "_counter",
+        "_mac",
+        "_routing_id",
+        "_seen_ns",
+        "_sent_bytes",
+        "_taken_bytes",
+        "_version",
+        "rights",
+        "session_id",
+    )
 
-    def __init__(self, routing_id: bytes, session_id: bytes, mac: Mac) -> None:
+    def __init__(self, routing_id: bytes, session_id: bytes, mac: Mac, version: int) -> None:
         self.session_id = session_id
         self.rights: dict[int, bytes] = {}
         self._routing_id = routing_id
         self._mac = mac
+        self._version = version
         self._counter = 0
         self._sent_bytes = 0
         self._taken_bytes = 0
@@ -95,7 +106,8 @@ class ServerCounters:
         damaged: Requests of which the entries were not what was sent; they are sent again.
         refused: Authentic messages that say what no request can say.
         strangers: Messages of no session.
-        dropped: Sessions ended because the client did not read, or was gone.
+        unread: Answers with entries that were refused because the client had left too much unread.
+        dropped: Sessions that ended because the client was gone or did not read, was silent for long, or others came.
     """
 
     received: int = 0
@@ -105,6 +117,7 @@ class ServerCounters:
     damaged: int = 0
     refused: int = 0
     strangers: int = 0
+    unread: int = 0
     dropped: int = 0
 
 
@@ -237,19 +250,19 @@ class Server:
             except zmq.Again:
                 return
             head = recv(_DONT_WAIT)
-            frames: list[memoryview] = []
+            bodies: list[memoryview] = []
             while socket.get(zmq.RCVMORE):
-                frame = recv(_DONT_WAIT, copy=False).buffer
-                if len(frames) <= RUNS_MAX:  # one too many is enough to be refused
-                    frames.append(frame)
-                    size += len(frame)
+                body = recv(_DONT_WAIT, copy=False).buffer
+                if len(bodies) <= RUNS_MAX:  # one too many is enough to be refused
+                    bodies.append(body)
+                    size += len(body)
             size += len(head)
-            request = self._admit(routing_id, head, frames, now_ns)
+            request = self._admit(routing_id, head, bodies, now_ns)
             if request is not None:
                 arrived.append(request)
 
     def _admit(
-        self, routing_id: bytes, head: bytes, frames: Sequence[memoryview], now_ns: int
+        self, routing_id: bytes, head: bytes, bodies: Sequence[memoryview], now_ns: int
     ) -> tuple[Peer, int, WireRequest] | None:
         """Check one message, answer it if that needs no bookie, and return it otherwise."""
         try:
@@ -263,7 +276,7 @@ class Server:
         peer = self._peers.get(routing_id)
         if peer is None:
             self.counters.strangers += 1
-            self._send(routing_id, NO_SESSION, header.request_id, self._greeting_mac)
+            self._send(routing_id, NO_SESSION, header.request_id, self._greeting_mac, header.version)
             return None
         if not is_authentic(header, head, peer._mac):
             self.counters.forged += 1
@@ -277,12 +290,12 @@ class Server:
         if header.instance != self._instance:
             self.reply(peer, header.request_id, Reply(Status.WRONG_INSTANCE))
             return None
-        if not is_whole(header, head, frames):
+        if not is_whole(header, head, bodies):
             self.counters.damaged += 1
             self._answer(peer, header.request_id, DAMAGED)
             return None
         try:
-            message = decode_request(header, head, frames)
+            message = decode_request(header, head, bodies)
         except FrameError:
             self.counters.refused += 1
             self.reply(peer, header.request_id, Reply(Status.REFUSED))
@@ -310,7 +323,7 @@ class Server:
             client_nonce = blob(header, head, NONCE_BYTES)
         except FrameError:
             client_nonce = b""
-        if len(client_nonce) != NONCE_BYTES or not is_whole(header, head, ()):
+        if len(client_nonce) != NONCE_BYTES or header.a < frames.VERSION_MIN or not is_whole(header, head, ()):
             self.counters.garbage += 1
             return
         if not is_authentic(header, head, self._greeting_mac):
@@ -320,9 +333,10 @@ class Server:
         session_id = secrets.token_bytes(SESSION_BYTES)
         nonce = secrets.token_bytes(NONCE_BYTES)
         mac = session_mac(self._keys, session_id, (client_nonce, nonce), self._instance)
-        self._peers[routing_id] = Peer(routing_id, session_id, mac)
-        welcome = Outgoing(Kind.WELCOME, numbers=(self._message_bytes_max, 0, 0, 0), blob=session_id + nonce)
-        self._send(routing_id, welcome, header.request_id, mac)
+        version = min(header.a, frames.VERSION)
+        self._peers[routing_id] = Peer(routing_id, session_id, mac, version)
+        welcome = Outgoing(Kind.WELCOME, numbers=(version, self._message_bytes_max, 0, 0), blob=session_id + nonce)
+        self._send(routing_id, welcome, header.request_id, mac, header.version)
 
     def _make_room(self) -> None:
         """Forget the sessions of which nothing was heard for long, and one more if there are too many."""
@@ -341,8 +355,8 @@ class Server:
             message: The answer.
 
         Returns:
-            False if the client is gone or has left too much unread: its session has ended, and it will take what
-            it asked for as unanswered.
+            False if the client is gone or does not read: its session has ended, and it will take what it asked for
+            as unanswered. While more than ``UNREAD_BYTES_MAX`` are unread, answers with entries become ``REFUSED``.
 
         Cost: 4 microseconds.
         """
@@ -351,23 +365,24 @@ class Server:
     def _answer(self, peer: Peer, request_id: int, answer: Outgoing) -> bool:
         if self._peers.get(peer._routing_id) is not peer:
             return False
+        if peer._sent_bytes + answer.size - peer._taken_bytes > UNREAD_BYTES_MAX and answer.frames:
+            self.counters.unread += 1
+            answer = encode(Reply(Status.REFUSED))
         peer._sent_bytes += answer.size
-        if peer._sent_bytes - peer._taken_bytes > UNREAD_BYTES_MAX or not self._send(
-            peer._routing_id, answer, request_id, peer._mac
-        ):
+        if not self._send(peer._routing_id, answer, request_id, peer._mac, peer._version):
             self._drop(peer)
             return False
         return True
 
-    def _send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac) -> bool:
+    def _send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac, version: int) -> bool:
         """Send a message; tell whether the client is there and has room for it."""
         send = self._socket.send
-        frames = answer.frames
+        bodies = answer.frames
         try:
             send(routing_id, _MORE)
-            send(answer.head(request_id, 0, 0, self._instance, mac), _MORE if frames else _DONT_WAIT)
-            for place, frame in enumerate(frames, 1):
-                send(frame, _MORE if place < len(frames) else _DONT_WAIT, copy=False)
+            send(answer.head(request_id, 0, 0, self._instance, mac, version), _MORE if bodies else _DONT_WAIT)
+            for place, body in enumerate(bodies, 1):
+                send(body, _MORE if place < len(bodies) else _DONT_WAIT, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
