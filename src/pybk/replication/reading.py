@@ -67,6 +67,7 @@ class ReadMachine:
         bytes_max: Encoded bytes that one reply may have.
         speculative_ns: Time without an answer after which the next replica is asked, too.
         rank: Which bookies to ask first: the lowest; 0 for those not named.
+        residues: Read only entries whose id modulo the ensemble's size is one of these; None reads all.
 
     Threads: one at a time.
     """
@@ -80,8 +81,10 @@ class ReadMachine:
         bytes_max: int,
         speculative_ns: int,
         rank: Mapping[Bookie, int] = NO_RANK,
+        residues: frozenset[int] | None = None,
     ) -> None:
         self.metadata = metadata
+        self._residues = residues
         self._first = first
         self._last = last
         self._bytes_max = bytes_max
@@ -105,6 +108,8 @@ class ReadMachine:
         effects: list[Effect] = []
         for fragment, low, high in stretches(self.metadata.fragments, self._first, self._last):
             for first in range(low, min(low + self._stride, high + 1)):
+                if self._stride > 1 and self._residues is not None and first % self._stride not in self._residues:
+                    continue
                 strand = _Strand(fragment.ensemble, self._order(fragment.ensemble, first), first, high)
                 self._strands.append(strand)
                 effects += self._ask(strand, now_ns)
@@ -153,7 +158,7 @@ class ReadMachine:
 
     def _heard(self, strand: _Strand, place: int, first: int, reply: object, now_ns: int) -> list[Effect]:
         """Take the entries of an answer, and go on with another replica where it ends too early."""
-        if strand.ensemble[place : place + 1] == () or strand.ended:
+        if strand.ended:
             return []
         bit = 1 << place
         strand.asking &= ~bit
@@ -176,7 +181,7 @@ class ReadMachine:
             strand.ended = True
             return effects
         if status is Status.OK:
-            return effects + ([] if strand.asking else self._ask(strand, now_ns, place))
+            return effects + (self._ask(strand, now_ns, place) if effects or not strand.asking else [])
         if after == strand.next:
             if status in NEGATIVE:
                 strand.denied |= bit

@@ -1,0 +1,400 @@
+"""A bookie's side of the protocol: what it takes, what it refuses, and when it says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from pybk.errors import StorageError, StorageFullError
+from pybk.replication.messages import (
+    NEGATIVE,
+    Add,
+    Force,
+    LacReply,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reply,
+    Request,
+    Run,
+    Status,
+    WakeAt,
+    WriteLac,
+)
+
+Sender = Any
+"""Who sent a request and waits for the reply; the machine only hands it back."""
+
+Description = Any
+"""A ledger's immutable metadata, which the machine only hands on."""
+
+
+class ReplicaState(Protocol):
+    """What a bookie knows of a ledger that it holds, or may have held, something of."""
+
+    @property
+    def fenced(self) -> bool:
+        """Whether it takes recovery's adds only."""
+
+    @property
+    def limbo(self) -> bool:
+        """Whether entries, or a fence, may have been lost: what is missing is unknown, and not absent."""
+
+    @property
+    def lac(self) -> int:
+        """Highest last add confirmed that it was told, -1 for none."""
+
+
+class Replicas(Protocol):
+    """The ledgers that a bookie keeps. All calls take effect at once; what they make durable is said."""
+
+    def state(self, ledger_id: int) -> ReplicaState | None:
+        """Return what is known of a ledger; None is proof that nothing of it was ever acknowledged."""
+
+    def create(self, ledger_id: int, description: Description) -> None:
+        """Make a ledger known; durable with what is staged."""
+
+    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+        """Take entries, durable with the next commit.
+
+        Returns:
+            ``OK`` if they are staged, or were there with the same bytes; ``CONFLICT`` if one was there with others;
+            anything else if they cannot be taken.
+
+        Raises:
+            StorageError: They may have been staged in part.
+        """
+
+    def commit(self) -> None:
+        """Make everything durable that was staged.
+
+        Raises:
+            StorageError: Nothing that was staged may be acknowledged.
+        """
+
+    def fence(self, ledger_id: int, description: Description) -> None:
+        """Fence a ledger, also one that was never seen; durable on return.
+
+        Raises:
+            StorageError: It may not be durable.
+        """
+
+    def read(self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+        """Read entries ``first``, ``first + stride``, … without a gap, as ``ReadReply`` says it.
+
+        What is staged and not durable is unknown.
+        """
+
+    def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:
+        """Return the last entry, id and encoded, whose header proves a last add confirmed; None if there is none."""
+
+    def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
+        """Return the highest last add confirmed that was noted, and what proves it; None if there is none."""
+
+    def note_lac(self, ledger_id: int, lac: int, packet: bytes) -> None:
+        """Remember a higher last add confirmed; not durable by itself."""
+
+    def delete(self, ledger_id: int) -> None:
+        """Forget a ledger, its fence included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Respond:
+    """Send a reply; everything that it promises is durable.
+
+    Attributes:
+        sender: To whom.
+        reply: What.
+    """
+
+    sender: Sender
+    reply: Reply | LacReply | ReadReply
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Find out whether a ledger exists, and tell it to ``ledger_known``: it may have been deleted (C11).
+
+    Attributes:
+        ledger_id: The ledger.
+    """
+
+    ledger_id: int
+
+
+BookieEffect = Respond | LookUp | WakeAt
+
+
+class _Poll(NamedTuple):
+    """Somebody who waits for a ledger's last add confirmed to move."""
+
+    sender: Sender
+    beyond: int
+    until_ns: int
+
+
+class BookieMachine:
+    """Decides what one bookie answers.
+
+    Requests are taken by ``receive``; those that need a sync are answered by the next ``commit``, which syncs once for
+    all of them. The caller has checked that requests name this bookie's instance, that their bytes are sound, and that
+    the sender may do what it asks. Where the storage fails, replies say so.
+
+    Args:
+        replicas: What the bookie keeps.
+        polls_max: How many may wait for a last add confirmed; more are answered at once.
+
+    Attributes:
+        read_only: Take no adds but those of recoveries.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, replicas: Replicas, *, polls_max: int = 10_000) -> None:
+        self.read_only = False
+        self._replicas = replicas
+        self._polls_max = polls_max
+        self._polls: dict[int, list[_Poll]] = {}
+        self._poll_count = 0
+        self._acks: list[tuple[Sender, int]] = []
+        self._dirty: set[int] = set()
+        self._doubtful: set[int] = set()
+        self._parked: dict[int, list[tuple[Sender, Add, Description]]] = {}
+
+    def receive(self, sender: Sender, request: Request, description: Description, now_ns: int) -> list[BookieEffect]:
+        """Take a request.
+
+        Args:
+            sender: Who waits for the reply.
+            request: What is asked.
+            description: The ledger's immutable metadata, in case that this is the first that is heard of it.
+            now_ns: The time.
+        """
+        if type(request) is Add:
+            return self._add(sender, request, description)
+        if type(request) is Read:
+            return self._read(sender, request, description)
+        if type(request) is ReadLac:
+            return self._read_lac(sender, request, description, now_ns)
+        if type(request) is WriteLac:
+            return self._write_lac(sender, request)
+        assert type(request) is Force
+        return self._force(sender, request)
+
+    def commit(self) -> list[BookieEffect]:
+        """Make durable what was taken, and acknowledge it (durable before reply)."""
+        acks, self._acks = self._acks, []
+        self._dirty.clear()
+        if not acks:
+            return []
+        try:
+            self._replicas.commit()
+        except StorageError as error:
+            reply = Reply(_status_of(error))
+            return [Respond(sender, reply) for sender, _ in acks]
+        return [Respond(sender, Reply(Status.OK, ledger_id in self._polls)) for sender, ledger_id in acks]
+
+    def ledger_known(self, ledger_id: int, exists: bool | None, now_ns: int) -> list[BookieEffect]:
+        """Go on with adds to a ledger that this bookie had not heard of.
+
+        Args:
+            ledger_id: The ledger.
+            exists: Whether the metadata store has it; None if it could not be asked.
+            now_ns: The time.
+        """
+        parked = self._parked.pop(ledger_id, [])
+        if not exists:
+            reply = Reply(Status.UNKNOWN if exists is None else Status.DELETED)
+            return [Respond(sender, reply) for sender, _, _ in parked]
+        effects: list[BookieEffect] = []
+        for sender, request, description in parked:
+            if self._replicas.state(ledger_id) is None:
+                self._replicas.create(ledger_id, description)
+            effects += self._add(sender, request, description)
+        return effects
+
+    def ledger_deleted(self, ledger_id: int) -> list[BookieEffect]:
+        """Forget a ledger of which the metadata store says that it was deleted.
+
+        Args:
+            ledger_id: The ledger.
+        """
+        effects = self.commit()
+        self._replicas.delete(ledger_id)
+        polls = self._polls.pop(ledger_id, [])
+        self._poll_count -= len(polls)
+        return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
+
+    def woken(self, now_ns: int) -> list[BookieEffect]:
+        """Answer those who waited long enough.
+
+        Args:
+            now_ns: The time.
+        """
+        effects: list[BookieEffect] = []
+        for ledger_id in list(self._polls):
+            effects += self._wake(ledger_id, lambda poll, lac: poll.until_ns <= now_ns)
+        untils = [poll.until_ns for polls in self._polls.values() for poll in polls]
+        return effects + ([WakeAt(min(untils))] if untils else [])
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def _add(self, sender: Sender, request: Add, description: Description) -> list[BookieEffect]:
+        """Take entries, or refuse them (AB1, AB2)."""
+        ledger_id = request.ledger_id
+        state = self._replicas.state(ledger_id)
+        refused = self._refused(request, state)
+        if refused is not None:
+            return [Respond(sender, Reply(refused))]
+        if state is None:
+            # An add never creates a ledger that was deleted (C11).
+            parked = self._parked.setdefault(ledger_id, [])
+            parked.append((sender, request, description))
+            return [LookUp(ledger_id)] if len(parked) == 1 else []
+        for run in request.runs:
+            try:
+                status = self._replicas.stage(ledger_id, run, not request.deferred, recovery=request.recovery)
+            except StorageError as error:
+                status = _status_of(error)
+            if status is not Status.OK:
+                return [Respond(sender, Reply(status))]
+        effects = self._note_lac(ledger_id, state.lac, request.lac, b"")
+        self._dirty.add(ledger_id)
+        if request.deferred:
+            effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls)))
+        else:
+            self._acks.append((sender, ledger_id))
+        return effects
+
+    def _refused(self, request: Add, state: ReplicaState | None) -> Status | None:
+        """Say why an add cannot be taken, None if it can."""
+        if request.recovery:
+            return None
+        if state is not None and state.fenced:
+            return Status.FENCED
+        if state is not None and state.limbo:
+            return Status.LIMBO
+        return Status.READ_ONLY if self.read_only else None
+
+    def _fence(self, ledger_id: int, description: Description) -> tuple[bool, list[BookieEffect]]:
+        """Fence durably, also if read-only (K8) and also a ledger never seen (AB3), after what came before it.
+
+        Returns:
+            Whether it is fenced, and what to do.
+        """
+        state = self._replicas.state(ledger_id)
+        if state is not None and state.fenced and ledger_id not in self._doubtful:
+            return True, []
+        effects = self.commit()
+        self._doubtful.add(ledger_id)
+        try:
+            self._replicas.fence(ledger_id, description)
+        except StorageError:
+            return False, effects
+        self._doubtful.discard(ledger_id)
+        return True, effects
+
+    def _read(self, sender: Sender, request: Read, description: Description) -> list[BookieEffect]:
+        """Read, after fencing if that was asked (AB4)."""
+        effects: list[BookieEffect] = []
+        ledger_id = request.ledger_id
+        before = self._replicas.state(ledger_id)
+        if request.fence:
+            fenced, effects = self._fence(ledger_id, description)
+            if not fenced:
+                return [*effects, Respond(sender, ReadReply(Status.UNKNOWN))]
+        if before is None:
+            return [*effects, Respond(sender, ReadReply(Status.NO_SUCH_LEDGER))]
+        status, run = self._read_entries(request)
+        if status is not Status.OK and ledger_id in self._dirty:
+            effects += self.commit()  # what is missing may be among what was taken and is not durable yet
+            status, run = self._read_entries(request)
+        if before.limbo and status in NEGATIVE:
+            status = Status.UNKNOWN  # D6
+        return [*effects, Respond(sender, ReadReply(status, run, before.lac))]
+
+    def _read_entries(self, request: Read) -> tuple[Status, Run | None]:
+        """Read from the storage; what cannot be read is unknown, and not absent (I17)."""
+        try:
+            return self._replicas.read(
+                request.ledger_id, request.first, request.last, request.stride, request.bytes_max
+            )
+        except StorageError:
+            return Status.UNKNOWN, None
+
+    def _read_lac(self, sender: Sender, request: ReadLac, description: Description, now_ns: int) -> list[BookieEffect]:
+        """Tell the last add confirmed, after fencing if that was asked, or once it has moved."""
+        effects: list[BookieEffect] = []
+        ledger_id = request.ledger_id
+        before = self._replicas.state(ledger_id)
+        if request.fence:
+            fenced, effects = self._fence(ledger_id, description)
+            if not fenced:
+                return [*effects, Respond(sender, LacReply(Status.UNKNOWN))]
+        lac = -1 if before is None else before.lac
+        beyond = request.beyond
+        if beyond is None or lac > beyond or request.wait_ns <= 0 or self._poll_count >= self._polls_max:
+            return [*effects, Respond(sender, self._lac_reply(ledger_id, before))]
+        until_ns = now_ns + request.wait_ns
+        self._polls.setdefault(ledger_id, []).append(_Poll(sender, beyond, until_ns))
+        self._poll_count += 1
+        return [*effects, WakeAt(min(poll.until_ns for polls in self._polls.values() for poll in polls))]
+
+    def _lac_reply(self, ledger_id: int, state: ReplicaState | None) -> LacReply:
+        """Make the answer to ``ReadLac``, with what proves it."""
+        if state is None:
+            return LacReply(Status.NO_SUCH_LEDGER)
+        noted = self._replicas.lac_packet(ledger_id)
+        try:
+            proof = self._replicas.lac_proof(ledger_id)
+        except StorageError:
+            return LacReply(Status.UNKNOWN)
+        reply = LacReply(Status.OK, state.lac, b"" if noted is None else noted[1])
+        return reply if proof is None else replace(reply, entry_id=proof[0], entry=proof[1])
+
+    def _force(self, sender: Sender, request: Force) -> list[BookieEffect]:
+        """Make durable what was acknowledged before it was; in limbo, some of that may be lost."""
+        state = self._replicas.state(request.ledger_id)
+        if state is not None and state.limbo:
+            return [Respond(sender, Reply(Status.LIMBO))]
+        self._acks.append((sender, request.ledger_id))
+        return []
+
+    def _write_lac(self, sender: Sender, request: WriteLac) -> list[BookieEffect]:
+        """Learn the last add confirmed of a ledger that is kept here."""
+        state = self._replicas.state(request.ledger_id)
+        effects: list[BookieEffect] = []
+        if state is not None:
+            effects += self._note_lac(request.ledger_id, state.lac, request.lac, request.packet)
+        return [*effects, Respond(sender, Reply(Status.OK, request.ledger_id in self._polls))]
+
+    # ---- last add confirmed ----------------------------------------------------------------------------------------
+
+    def _note_lac(self, ledger_id: int, before: int, lac: int, packet: bytes) -> list[BookieEffect]:
+        """Raise the last add confirmed, never lower it (I13), and answer who waited for that."""
+        if lac <= before:
+            return []
+        self._replicas.note_lac(ledger_id, lac, packet)
+        return self._wake(ledger_id, lambda poll, lac: lac > poll.beyond) if ledger_id in self._polls else []
+
+    def _wake(self, ledger_id: int, due: Any) -> list[BookieEffect]:
+        """Answer those who wait for a ledger and are due."""
+        state = self._replicas.state(ledger_id)
+        lac = -1 if state is None else state.lac
+        polls = self._polls[ledger_id]
+        waiting = [poll for poll in polls if not due(poll, lac)]
+        if len(waiting) == len(polls):
+            return []
+        reply = self._lac_reply(ledger_id, state)
+        effects: list[BookieEffect] = [Respond(poll.sender, reply) for poll in polls if due(poll, lac)]
+        self._poll_count -= len(effects)
+        if waiting:
+            self._polls[ledger_id] = waiting
+        else:
+            del self._polls[ledger_id]
+        return effects
+
+
+def _status_of(error: StorageError) -> Status:
+    """Return what to answer when entries cannot be stored."""
+    return Status.READ_ONLY if isinstance(error, StorageFullError) else Status.UNKNOWN

@@ -1,0 +1,103 @@
+"""Who forms an ensemble, and who takes a place in one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+from statistics import median
+from typing import Final
+
+from pybk.flags import StorageHint
+from pybk.ledger import Bookie
+
+WEIGHT_MULTIPLE_MAX: Final = 3.0
+"""A bookie counts at most this many times the median, so that a new empty one is not in every ensemble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A bookie that is there, as it registered.
+
+    Attributes:
+        bookie: The bookie.
+        tiers: Free bytes of each tier that it has.
+        load: How busy it is, from 0 up; for comparing only.
+        rack: Where it stands; empty if nobody said.
+        read_only: It takes no new entries.
+        local: It is in the process that asks.
+    """
+
+    bookie: Bookie
+    tiers: Mapping[StorageHint, int]
+    load: float = 0.0
+    rack: str = ""
+    read_only: bool = False
+    local: bool = False
+
+
+def choose(
+    candidates: Iterable[Candidate],
+    *,
+    places: tuple[int, ...],
+    ensemble: tuple[Bookie, ...],
+    excluded: frozenset[Bookie],
+    hints: frozenset[StorageHint],
+    source: Random,
+) -> dict[int, Bookie]:
+    """Choose bookies for places of an ensemble.
+
+    Who has all the hinted tiers comes first, then the local one, then who stands in a rack that the ensemble uses least,
+    then chance, weighted by free space and load. Nothing of this is a condition. Who has a place may keep it, if there
+    is nobody else and it is not excluded.
+
+    Args:
+        candidates: The bookies that are there.
+        places: The places to fill.
+        ensemble: The ensemble as it is, by place; empty for a new one.
+        excluded: Bookies that will not do.
+        hints: Where the ledger's entries should live.
+        source: Chance.
+
+    Returns:
+        The bookies by place; fewer than asked if there are no more.
+    """
+    known = sorted(candidates, key=lambda each: each.bookie)
+    racks = {each.bookie: each.rack for each in known}
+    staying = [bookie for place, bookie in enumerate(ensemble) if place not in places]
+    used = [racks.get(bookie, "") for bookie in staying]
+    free = [
+        each for each in known if not each.read_only and each.bookie not in excluded and each.bookie not in ensemble
+    ]
+    result: dict[int, Bookie] = {}
+    for place in places:
+        if free:
+            best = min(_key(each, hints, used) for each in free)
+            taken = _draw([each for each in free if _key(each, hints, used) == best], hints, source)
+            free.remove(taken)
+            result[place] = taken.bookie
+            used.append(taken.rack)
+        elif place < len(ensemble) and ensemble[place] not in excluded:
+            old = next((each for each in known if each.bookie == ensemble[place] and not each.read_only), None)
+            if old is not None:
+                result[place] = old.bookie
+    return result
+
+
+def _key(candidate: Candidate, hints: frozenset[StorageHint], used: list[str]) -> tuple[bool, bool, int]:
+    """Return how well a bookie suits, lowest best, whatever chance says."""
+    crowd = used.count(candidate.rack) if candidate.rack else 0
+    return not hints <= candidate.tiers.keys(), not candidate.local, crowd
+
+
+def _draw(candidates: list[Candidate], hints: frozenset[StorageHint], source: Random) -> Candidate:
+    """Draw one of several that suit equally well."""
+    weights = [_room(each, hints) / (1.0 + each.load) for each in candidates]
+    cap = WEIGHT_MULTIPLE_MAX * median(weights)
+    return source.choices(candidates, [min(weight, cap) for weight in weights])[0]
+
+
+def _room(candidate: Candidate, hints: frozenset[StorageHint]) -> float:
+    """Return the free bytes that count: those of the hinted tiers, or of all."""
+    wanted = [free for tier, free in candidate.tiers.items() if tier in hints] or list(candidate.tiers.values())
+    return float(max(sum(wanted), 1))
