@@ -343,12 +343,12 @@ def test_the_last_entry_proves_the_last_add_confirmed(fs: SimFileSystem, replica
 
 def test_the_newest_packet_is_kept(replicas: Replicas) -> None:
     add(replicas, make_run(0, 3))
-    for lac, packet in ((1, b"one"), (5, b"five"), (4, b"four"), (5, b"again")):
+    for lac, packet in ((1, b"one"), (5, b"five"), (4, b"four"), (5, b"again"), (6, b"")):
         replicas.note_lac(LEDGER, lac, packet)
     replicas.note_lac(8, 3, b"of nobody")
     assert replicas.lac_packet(LEDGER) == (5, b"five")
     assert replicas.lac_packet(8) is None
-    assert state_of(replicas).lac == 5
+    assert state_of(replicas).lac == 6
     add(replicas, make_run(10, 1))
     assert state_of(replicas).lac == 9  # I13: never back
 

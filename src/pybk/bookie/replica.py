@@ -14,7 +14,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from pybk.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import LedgerMetadata
 from pybk.replication.messages import Run, Status
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.failures import storage_error
 from pybk.storage.reading import entry_span
 from pybk.storage.store import Store
 
@@ -37,6 +37,26 @@ _COMPARED_BYTES: Final = 1 << 20
 _DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
 
 View = bytes | memoryview
+
+
+class Described(Protocol):
+    """What keeping a ledger depends on, as metadata and descriptions of ledgers have it."""
+
+    @property
+    def ledger_type(self) -> LedgerType:
+        """What the ledger is for."""
+
+    @property
+    def storage_hints(self) -> frozenset[StorageHint]:
+        """Where its entries should live."""
+
+    @property
+    def write_flags(self) -> WriteFlag:
+        """How its entries are written."""
+
+    @property
+    def digest_type(self) -> DigestType:
+        """What its entries carry."""
 
 
 class Description(NamedTuple):
@@ -57,9 +77,11 @@ class Description(NamedTuple):
     digest_type: DigestType
 
     @classmethod
-    def of(cls, metadata: LedgerMetadata, encoded: bytes) -> Description:
-        """Take what a bookie needs of a ledger's metadata; ``encoded`` is their authenticated part."""
-        return cls(encoded, metadata.ledger_type, metadata.storage_hints, metadata.write_flags, metadata.digest_type)
+    def of(cls, described: Described, encoded: bytes) -> Description:
+        """Take what a bookie needs of a ledger's description or metadata; ``encoded`` is their authenticated part."""
+        return cls(
+            encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
+        )
 
 
 class Held:
@@ -194,7 +216,7 @@ class Replica:
         self._keep = keep
         self._staged = staged
         self._deferred: list[Commit] = []
-        self._header_lac: int | None = None
+        self._lac: int | None = None
 
     # ---- adding --------------------------------------------------------------------------------------------------
 
@@ -294,7 +316,7 @@ class Replica:
         self._staged(commit)
         if not durable and commit not in self._deferred:
             self._deferred.append(commit)
-        self._header_lac = max(self.header_lac(), lac)
+        self._lac = max(self.lac(), lac)
 
     def _unsettled(self, held: Held, entry_id: int) -> PybkError:
         """Return what is said of entries that were staged and whose commit failed."""
@@ -324,14 +346,14 @@ class Replica:
                 status = held
                 break
             try:
-                if first == last and held.descriptor.metadata.digest_type is not DigestType.NONE:
+                if first == last:
                     found = self._one(held, entry_id)
                     if found is not None:
                         sizes.append(len(found))
                         body.append(found)
                         break
                 batch = self._batch(held, entry_id, last, stride, left)
-            except (PybkError, OSError) as error:
+            except PybkError as error:
                 status = self._unreadable(entry_id, error)
                 break
             if sizes and int(batch.sizes[0]) > left:
@@ -366,14 +388,12 @@ class Replica:
         step, rest = divmod(stride, held.stride)
         last = min(last, held.last_durable)
         high = low if rest else low + (last - first) // stride * step
-        batch = self._store.read_batch(
-            descriptor,
-            low,
-            high,
-            max(bytes_max, 1) * max(step, 1),
-            digest_bytes=_DIGEST_BYTES[descriptor.metadata.digest_type],
-            direct=False,
-        )
+        size_max = max(bytes_max, 1) * max(step, 1)
+        digest_bytes = _DIGEST_BYTES[descriptor.metadata.digest_type]
+        try:
+            batch = self._store.read_batch(descriptor, low, high, size_max, digest_bytes=digest_bytes, direct=False)
+        except OSError as error:
+            raise storage_error(error, f"reading ledger {self.ledger_id} entry {first}") from error
         if step <= 1 or len(batch) == 1:
             return batch
         sizes = batch.sizes[::step]
@@ -391,7 +411,12 @@ class Replica:
     def _one(self, held: Held, entry_id: int) -> memoryview | None:
         """Read one durable entry by the shortest way; None if that way is closed."""
         number = (entry_id - held.first) // held.stride
-        found = self._store.locate(held.descriptor, number)
+        if held.descriptor.metadata.digest_type is DigestType.NONE:
+            return None  # nobody else would notice damage: only batches are checked
+        try:
+            found = self._store.locate(held.descriptor, number)
+        except OSError as error:
+            raise storage_error(error, f"reading ledger {self.ledger_id} entry {entry_id}") from error
         if found is None:
             return None
         buffer, words = found
@@ -401,32 +426,34 @@ class Replica:
     # ---- last add confirmed --------------------------------------------------------------------------------------
 
     def last_entry(self) -> tuple[int, View] | None:
-        """See ``Replicas.lac_proof``."""
-        with self.lock:
-            held = self.extents.last()
-            if held is None or self.deleted:
-                return None
-            entry_id = held.last_durable
-        return entry_id, b"".join(pieces(self._batch(held, entry_id, entry_id, held.stride, 1)))
-
-    def header_lac(self) -> int:
-        """Return the highest last add confirmed that headers of entries here tell, -1 for none; the lock is held."""
-        if self._header_lac is None:
-            self._header_lac = -1
-            held = self.extents.last()
-            if held is not None:
-                last = held.last_durable
-                try:
-                    entry = pieces(self._batch(held, last, last, held.stride, 1))[0]
-                except (PybkError, OSError) as error:
-                    self._unreadable(last, error)
-                else:
-                    self._header_lac = _LAC_AND_LENGTH.unpack_from(entry, _LAC_AT)[0]
-        return self._header_lac
+        """See ``Replicas.lac_proof``; the lock is held."""
+        held = self.extents.last()
+        if held is None or self.deleted:
+            return None
+        entry_id = held.last_durable
+        entry = self._one(held, entry_id)
+        if entry is None:
+            entry = pieces(self._batch(held, entry_id, entry_id, held.stride, 1))[0]
+        return entry_id, entry
 
     def lac(self) -> int:
-        """Return the last add confirmed that is known here, -1 for none; the lock is held."""
-        return max(self.header_lac(), -1 if self.packet is None else self.packet[0])
+        """Return the highest last add confirmed that was told here, by headers too; -1 for none. The lock is held."""
+        if self._lac is None:
+            self._lac = -1
+            try:
+                last = self.last_entry()
+            except PybkError as error:
+                logger.error("the last add confirmed of ledger %d cannot be read: %s", self.ledger_id, error)
+            else:
+                if last is not None:
+                    self._lac = _LAC_AND_LENGTH.unpack_from(last[1], _LAC_AT)[0]
+        return self._lac
+
+    def note_lac(self, lac: int, packet: bytes) -> None:
+        """See ``Replicas.note_lac``; the lock is held."""
+        if packet and (self.packet is None or lac > self.packet[0]):
+            self.packet = lac, packet
+        self._lac = max(self.lac(), lac)  # I13
 
     # ---- deleting ------------------------------------------------------------------------------------------------
 

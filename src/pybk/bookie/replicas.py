@@ -387,24 +387,26 @@ class Replicas:
             CorruptError: It is here and cannot be read.
         """
         replica = self._replica(ledger_id)
-        return None if replica is None else replica.last_entry()
+        if replica is None:
+            return None
+        with replica.lock:
+            return replica.last_entry()
 
     def note_lac(self, ledger_id: int, lac: int, packet: bytes) -> None:
-        """Keep a last add confirmed that no entry carries, in memory alone, unless a higher one is known.
+        """Keep a last add confirmed, in memory alone, and of the packets the one of the highest.
 
         Args:
             ledger_id: The ledger; nothing is kept for an unknown one.
             lac: The last add confirmed.
-            packet: What proves it.
+            packet: What proves it, empty if nothing came with it.
         """
         replica = self._replica(ledger_id)
         if replica is not None:
             with replica.lock:
-                if replica.packet is None or replica.packet[0] < lac:
-                    replica.packet = lac, packet
+                replica.note_lac(lac, packet)
 
     def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
-        """Return the highest last add confirmed that was noted, and what proves it; None for none."""
+        """Return the highest last add confirmed that a packet came with, and that packet; None for none."""
         replica = self._replica(ledger_id)
         return None if replica is None else replica.packet
 
