@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import zmq
@@ -317,14 +317,15 @@ class Link:
 
     def _take(self) -> None:
         """Take the replies that are there."""
-        socket: Any = self._socket
+        socket = self._socket
         if socket is None:
             return
         recv = socket.recv
-        while self._socket is socket and socket.get(zmq.EVENTS) & _READABLE:
+        option: Callable[[int], Any] = socket.get
+        while self._socket is socket and option(zmq.EVENTS) & _READABLE:
             head = recv(_DONT_WAIT)
             bodies: list[memoryview] = []
-            while socket.get(zmq.RCVMORE):
+            while option(zmq.RCVMORE):
                 body = recv(_DONT_WAIT, copy=False).buffer
                 if len(bodies) <= RUNS_MAX:  # one too many is enough to be refused
                     bodies.append(body)

@@ -244,7 +244,9 @@ class Server:
         recv = socket.recv
         size = 0
         now_ns = time.monotonic_ns()
-        while len(arrived) < _RECEIVED_MAX and size < _RECEIVED_BYTES_MAX:
+        for _ in range(_RECEIVED_MAX):
+            if size >= _RECEIVED_BYTES_MAX:
+                return
             try:
                 routing_id = recv(_DONT_WAIT)
             except zmq.Again:

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+from struct import pack_into
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_128_digest
+
+from pybk.errors import UsageError
+from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
+from pybk.transport import codec, frames
+from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest, encode
+from pybk.transport.frames import FrameError, Outgoing, is_authentic, is_whole, open_head
+from pybk.transport.keys import Mac, keyed_mac
+from tests.transport.wireworld import INSTANCE, add, entries, flat
+
+MAC = keyed_mac(b"k" * 32)
+INT_MAX = (1 << 63) - 1
+BODY = frames._INLINE_BYTES_MAX + 1
+
+ids = st.integers(0, INT_MAX)
+lacs = st.integers(-1, INT_MAX)
+blobs16 = st.binary(min_size=16, max_size=16)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    sizes = draw(st.lists(st.integers(32, 300), min_size=1, max_size=40))
+    stride = draw(st.integers(1, 1 << 40))
+    first = draw(st.integers(0, INT_MAX - (len(sizes) - 1) * stride))
+    body = draw(st.randoms(use_true_random=False)).randbytes(sum(sizes))
+    cut = draw(st.integers(0, len(body)))
+    return Run(first, stride, array("q", sizes), (body[:cut], memoryview(body)[cut:]))
+
+
+packets = st.binary(min_size=32, max_size=32)
+statuses = st.sampled_from(Status)
+requests: st.SearchStrategy[WireRequest] = st.one_of(
+    st.builds(Add, ids, st.lists(runs(), min_size=1, max_size=4).map(tuple), lacs, st.booleans(), st.booleans()),
+    st.builds(ReadLac, ids, st.booleans(), st.none() | lacs, ids),
+    st.builds(
+        lambda ledger, ends, stride, size, fence: Read(ledger, min(ends), max(ends), stride, size, fence),
+        *(ids, st.tuples(ids, ids), st.integers(1, INT_MAX), ids, st.booleans()),
+    ),
+    st.builds(Force, ids),
+    st.builds(LacPacket, ids, packets),
+    st.builds(Authorize, ids, st.binary(max_size=4096), st.binary(min_size=64, max_size=64)),
+    st.just(Ping()),
+)
+replies: st.SearchStrategy[WireReply] = st.one_of(
+    st.builds(Reply, statuses, st.booleans()),
+    st.builds(Answer, statuses, st.none() | runs(), st.just(b"") | packets),
+)
+
+
+def sent(outgoing: Outgoing, mac: Mac = MAC) -> tuple[bytes, list[memoryview]]:
+    """Return the frames of a message as they are received."""
+    head = outgoing.head(5, 6, 7, INSTANCE, mac, frames.VERSION)
+    return head, [memoryview(frame.bytes) for frame in outgoing.frames]
+
+
+def received(head: bytes, bodies: Sequence[memoryview], *, request: bool) -> WireRequest | WireReply:
+    """Decode frames as a server or a client does."""
+    header = open_head(head)
+    if not is_authentic(header, head, MAC) or not is_whole(header, head, bodies):
+        raise FrameError("not what was sent")
+    return (codec.decode_request if request else codec.decode_reply)(header, head, bodies)
+
+
+def signed(head: bytearray) -> bytes:
+    """Return a head that was changed with the MAC and checksum that fit, as only somebody with the key can."""
+    end = int.from_bytes(head[6:8], "little")
+    inline = bytes(head[end + 16 :])
+    pack_into("<I16s", head, 92, len(inline), xxh3_128_digest(inline))
+    return bytes(head[:end]) + MAC(bytes(head[:end])) + inline
+
+
+@given(requests)
+def test_requests_come_as_they_were_sent(message: WireRequest) -> None:
+    assert flat(received(*sent(encode(message)), request=True)) == flat(message)
+
+
+@given(replies)
+def test_replies_come_as_they_were_sent(message: WireReply) -> None:
+    assert flat(received(*sent(encode(message)), request=False)) == flat(message)
+
+
+def test_a_head_says_what_the_session_put_there() -> None:
+    header = open_head(sent(encode(Ping()))[0])
+    assert (header.request_id, header.counter, header.taken_bytes, header.instance) == (5, 6, 7, INSTANCE)
+
+
+@pytest.mark.parametrize("size", [frames._INLINE_BYTES_MAX, BODY, 200_000])
+def test_large_entries_have_frames_of_their_own_and_are_not_copied_on_arrival(size: int) -> None:
+    outgoing = encode(add(7, entries(0, (size,)), entries(9, (40, 50), 3)))
+    assert len(outgoing.frames) == (0 if size + 90 <= frames._INLINE_BYTES_MAX else 2)
+    head, bodies = sent(outgoing)
+    assert outgoing.size == len(head) + sum(map(len, bodies))
+    message: Any = received(head, bodies, request=True)
+    for number, run in enumerate(message.runs):
+        (body,) = run.body
+        assert body.readonly
+        assert body.obj is (bodies[number].obj if bodies else head)
+
+
+def test_one_encoding_serves_all_bookies() -> None:
+    outgoing = encode(add(7, entries(0, (BODY,))))
+    heads = [outgoing.head(number, number, 0, INSTANCE, MAC, 1) for number in range(3)]
+    assert len(set(heads)) == 3
+    assert all(isinstance(frame, zmq.Frame) for frame in outgoing.frames)
+    assert [open_head(head).request_id for head in heads] == [0, 1, 2]
+
+
+MESSAGES: list[tuple[WireRequest | WireReply, bool]] = [
+    (add(7, entries(0, (100, 200))), True),
+    (add(7, entries(0, (BODY, 40)), entries(1, (32,) * 20, 3)), True),
+    (ReadLac(7, True, 5, 100), True),
+    (Read(7, 0, 10, 1, 1000), True),
+    (Authorize(7, b"description", b"s" * 64), True),
+    (LacPacket(7, b"p" * 32), True),
+    (Reply(Status.FENCED, True), False),
+    (Answer(Status.OK, entries(4, (64, 64)), b"p" * 32), False),
+]
+
+
+@pytest.mark.parametrize(("message", "request_kind"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_every_changed_byte_is_seen(message: WireRequest | WireReply, request_kind: bool) -> None:
+    head, bodies = sent(encode(message))
+    draw = random.Random(1)
+    for place in range(len(head)):
+        changed = bytearray(head)
+        changed[place] ^= 1 << draw.randrange(8)
+        with pytest.raises(FrameError):
+            received(bytes(changed), bodies, request=request_kind)
+    for number, body in enumerate(bodies):
+        for place in {0, len(body) - 1, draw.randrange(len(body))}:
+            damaged = bytearray(body)
+            damaged[place] ^= 1 << draw.randrange(8)
+            other = [*bodies[:number], memoryview(damaged), *bodies[number + 1 :]]
+            with pytest.raises(FrameError):
+                received(head, other, request=request_kind)
+
+
+@pytest.mark.parametrize(("message", "request_kind"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_missing_and_surplus_bytes_and_frames_are_seen(message: WireRequest | WireReply, request_kind: bool) -> None:
+    head, bodies = sent(encode(message))
+    for shorter in {0, 1, 50, 111, 127, len(head) - 1}:
+        with pytest.raises(FrameError):
+            received(head[:shorter], bodies, request=request_kind)
+    with pytest.raises(FrameError):
+        received(head + b"\0", bodies, request=request_kind)
+    with pytest.raises(FrameError):
+        received(head, [*bodies, memoryview(b"")], request=request_kind)
+    if bodies:
+        with pytest.raises(FrameError):
+            received(head, bodies[1:], request=request_kind)
+        with pytest.raises(FrameError):
+            received(head, bodies[::-1], request=request_kind)
+
+
+@given(st.binary(max_size=400), st.lists(st.binary(max_size=40), max_size=3))
+def test_garbage_is_no_message(head: bytes, bodies: list[bytes]) -> None:
+    with pytest.raises(FrameError):
+        received(head, [memoryview(body) for body in bodies], request=True)
+
+
+@given(
+    st.sampled_from(MESSAGES),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=8),
+    st.integers(-70, 70),
+)
+def test_authentic_nonsense_raises_one_error_only(
+    chosen: tuple[WireRequest | WireReply, bool], changes: list[tuple[int, int]], longer: int
+) -> None:
+    """A peer with the key and a bug, or bad intentions: whatever it says is a message or a ``FrameError``."""
+    message, request_kind = chosen
+    head, bodies = sent(encode(message))
+    changed = bytearray(head)
+    for place, value in changes:
+        changed[place % len(changed)] = value
+    if longer > 0:
+        changed += bytes(longer)
+    elif len(changed) + longer > 140:
+        del changed[longer:]
+    if int.from_bytes(changed[6:8], "little") + 16 > len(changed):
+        return
+    try:
+        found = received(signed(changed), bodies, request=request_kind)
+    except FrameError:
+        return
+    for run in getattr(found, "runs", ()):
+        assert sum(run.sizes) == len(run.body[0])
+        assert 0 <= run.first <= run.last <= INT_MAX
+        assert run.stride > 0
+
+
+def put(message: WireRequest | WireReply, place: int, layout: str, *values: int) -> bytes:
+    """Return the head of a message with other values somewhere, authentic all the same."""
+    head = bytearray(sent(encode(message))[0])
+    pack_into(layout, head, place, *values)
+    return signed(head)
+
+
+TABLE = 112
+
+
+@pytest.mark.parametrize(
+    ("message", "place", "layout", "value"),
+    [
+        (add(), 48, "<q", -1),  # the ledger
+        (add(), 56, "<q", -2),  # the LAC
+        (add(), TABLE, "<q", -1),  # the first entry
+        (add(7, entries(0, (40, 40))), TABLE, "<q", INT_MAX),
+        (add(), TABLE + 8, "<Q", 0),  # the stride
+        (add(), TABLE + 16, "<I", 0),  # the count
+        (add(), TABLE + 16, "<I", 2),
+        (add(), TABLE + 16, "<I", (1 << 32) - 1),
+        (add(), TABLE + 20, "<I", 99),  # the bytes
+        (add(), TABLE + 20, "<I", (1 << 32) - 1),
+        (add(), TABLE + 40, "<I", 31),  # the size of an entry
+        (add(7, entries(0, (40,) * 20)), TABLE + 40, "<I", 31),
+        (add(7, entries(0, (40,) * 20)), TABLE + 44, "<I", (1 << 32) - 1),
+        (add(), 88, "<H", 65),  # the runs
+        (add(), 88, "<H", 0),
+        (add(), 90, "<H", 2),  # the frames
+        (Read(7, 5, 9, 1, 10), 56, "<q", 10),
+        (Read(7, 5, 9, 1, 10), 56, "<q", -1),
+        (Read(7, 5, 9, 1, 10), 72, "<q", 0),
+        (Read(7, 5, 9, 1, 10), 80, "<q", -1),
+        (ReadLac(7, False, 3, 10), 56, "<q", -2),
+        (ReadLac(7, False, 3, 10), 64, "<q", -1),
+        (Force(7), 3, "<B", 99),  # the kind
+        (Force(7), 3, "<B", codec.Kind.REPLY),
+        (Force(7), 3, "<B", codec.Kind.LAC_PACKET),
+        (Force(7), 3, "<B", codec.Kind.AUTHORIZE),
+        (Force(7), 3, "<B", codec.Kind.ADD),
+        (LacPacket(7, b"p" * 32), 3, "<B", codec.Kind.FORCE),
+        (Authorize(7, b"", b"s" * 64), 3, "<B", codec.Kind.LAC_PACKET),
+    ],
+)
+def test_what_no_request_can_say_is_refused(message: WireRequest, place: int, layout: str, value: int) -> None:
+    with pytest.raises(FrameError):
+        received(put(message, place, layout, value), [], request=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "place", "layout", "value"),
+    [
+        (Reply(Status.OK), 4, "<H", 99),
+        (Reply(Status.OK), 3, "<B", codec.Kind.ADD),
+        (Answer(Status.OK, entries()), 88, "<H", 0),
+    ],
+)
+def test_what_no_reply_can_say_is_refused(message: WireReply, place: int, layout: str, value: int) -> None:
+    with pytest.raises(FrameError):
+        received(put(message, place, layout, value), [], request=False)
+
+
+def test_an_answer_has_one_run_at_most() -> None:
+    outgoing = Outgoing(codec.Kind.ANSWER, runs=(entries(), entries(1)))
+    with pytest.raises(FrameError, match="2 runs"):
+        received(*sent(outgoing), request=False)
+
+
+def test_a_request_never_passes_for_a_reply() -> None:
+    for message, request_kind in MESSAGES:
+        with pytest.raises(FrameError):
+            received(*sent(encode(message)), request=not request_kind)
+
+
+def test_what_a_newer_version_adds_to_the_head_is_skipped() -> None:
+    head = bytearray(sent(encode(add(7, entries(3, (100, 40)))))[0])
+    end = int.from_bytes(head[6:8], "little")
+    head[end:end] = b"something newer"
+    pack_into("<H", head, 6, end + len(b"something newer"))
+    assert flat(received(signed(head), [], request=True)) == flat(add(7, entries(3, (100, 40))))
+
+
+def test_versions_one_apart_are_read_and_others_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_version(version: int) -> bytes:
+        return encode(Ping()).head(5, 6, 7, INSTANCE, MAC, version)
+
+    assert open_head(of_version(1)).version == 1
+    for version in (0, 2, 255):
+        with pytest.raises(FrameError, match=f"version {version}; this pybk reads 1 to 1: upgrade the older end"):
+            open_head(of_version(version))
+    monkeypatch.setattr(frames, "VERSION", 2)
+    assert open_head(of_version(1)).version == 1
+    assert open_head(of_version(2)).version == 2
+
+
+def test_bytes_stay_what_they_are() -> None:
+    """The layout of docs/wire.md; another one is another version."""
+    head, bodies = sent(encode(Add(7, (Run(3, 2, array("q", [33, 32]), (b"a" * 33, b"b" * 32)),), 2, True, False)))
+    assert not bodies
+    expected = (
+        "5042011001008800050000000000000006000000000000000700000000000000696e7374616e63652d6f662d31362d62"
+        "070000000000000002000000000000000000000000000000000000000000000000000000000000000100000049000000"
+        "e2360b9d71c30710e197dd245629264503000000000000000200000000000000020000004100000016d11ddc1ed5d177"
+        "5e8238dd6318188721000000200000006161616161616161616161616161616161616161616161616161616161616161"
+        "616262626262626262626262626262626262626262626262626262626262626262"
+    )
+    assert head.hex() == expected
+
+
+def test_what_no_message_can_hold_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="65 runs; it takes at most 64"):
+        encode(add(7, *[entries()] * 65))
+    with pytest.raises(UsageError, match="the limit is 4096"):
+        encode(Authorize(7, b"d" * 4097, b"s" * 64))
