@@ -137,6 +137,10 @@ class EmbeddedHome:
         """Move a ledger."""
         self._live().move(descriptor, tier)
 
+    def look(self, descriptor: LedgerDescriptor) -> None:
+        """See what was appended since; a live store always knows."""
+        self.store.catch_up()
+
     # ---- entries -------------------------------------------------------------------------------------------------
 
     def read_verified(

@@ -209,6 +209,9 @@ class LedgerHome(Protocol):
     def ledgers(self) -> Iterator[LedgerMetadata]:
         """Yield the metadata of all ledgers by ascending id."""
 
+    def look(self, descriptor: LedgerDescriptor) -> None:
+        """See how far a ledger has come, and whether it was closed or deleted."""
+
     # ---- entries -------------------------------------------------------------------------------------------------
 
     def read_verified(

@@ -52,6 +52,24 @@ class LedgerOptions(TypedDict, total=False):
     insecure: bool
 
 
+class ClusterOptions(TypedDict, total=False):
+    """Keyword arguments of ``LedgerManager.open`` that make the process a bookie.
+
+    Attributes:
+        metadata: Where the cluster's metadata is, as for ``connect``; needed.
+        listen: Address to serve on, or several: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``; needed.
+        cluster_secret: The cluster's; None for a cluster of this host alone.
+        bookie_id: The bookie's name; None keeps that of the directory, or makes one.
+        rack: Where it stands, such as ``/room/rack``.
+    """
+
+    metadata: str
+    listen: str | Sequence[str]
+    cluster_secret: bytes | None
+    bookie_id: str | None
+    rack: str
+
+
 E = TypeVar("E", bound=Enum)
 
 
@@ -79,8 +97,9 @@ class LedgerManager:
         tiers: Tiers | None = None,
         read_only: bool = False,
         config: StoreConfig | None = None,
+        **cluster: Unpack[ClusterOptions],
     ) -> LedgerManager:
-        """Open the ledgers in a directory, making it if it is not there.
+        """Open the ledgers in a directory, making it if it is not there; or join a cluster as a bookie and a client.
 
         Args:
             path: The store's directory.
@@ -88,6 +107,8 @@ class LedgerManager:
                 ``{StorageHint.HDD: "/mnt/hdd/pybk"}``. Needed when the store is made or a device moved; remembered.
             read_only: Read beside the process that writes; nothing is locked, recovered or written.
             config: Settings; None for the defaults.
+            cluster: ``metadata``, ``listen`` and others (see ``ClusterOptions``) make the directory that of a bookie,
+                which serves from when this returns; the manager's ledgers are the cluster's.
 
         Returns:
             The manager; everything that was ever acknowledged is there.
@@ -102,6 +123,8 @@ class LedgerManager:
             root = os.fsdecode(path)
         except TypeError:
             raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
+        if cluster:
+            return cls(_join(root, tiers, config, read_only=read_only, options=cluster))
         if read_only:
             return cls(EmbeddedHome(ReadOnlyStore.open(root, tiers=tiers, config=config)))
         return cls(EmbeddedHome(Store.open(root, tiers=tiers, config=config)))
@@ -114,9 +137,36 @@ class LedgerManager:
         tiers: Tiers | None = None,
         read_only: bool = False,
         config: StoreConfig | None = None,
+        **cluster: Unpack[ClusterOptions],
     ) -> Opening[LedgerManager]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config))
+        return Opening(lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster))
+
+    @classmethod
+    def connect(
+        cls, metadata: str, *, cluster_secret: bytes | None = None, config: StoreConfig | None = None
+    ) -> LedgerManager:
+        """Use the ledgers of a cluster without being a bookie.
+
+        Args:
+            metadata: Where the cluster's metadata is: ``zk://host:port,host:port/path``, or ``lmdb:///path`` for the
+                processes of one host.
+            cluster_secret: The cluster's; None for a cluster on this host that has none.
+            config: Settings of handles; None for the defaults.
+
+        Raises:
+            MetadataError: The metadata store cannot be reached, or the secret is another.
+        """
+        from pybk.cluster import connect  # not before it is needed: an embedded store does without ZeroMQ
+
+        return cls(connect(metadata, cluster_secret, config or StoreConfig()))
+
+    @classmethod
+    def connect_async(
+        cls, metadata: str, *, cluster_secret: bytes | None = None, config: StoreConfig | None = None
+    ) -> Opening[LedgerManager]:
+        """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config))
 
     def close(self) -> None:
         """Wait for what is outstanding and close the store; ledgers that are open stay open.
@@ -390,6 +440,32 @@ class LedgerManager:
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.metrics)
+
+
+def _join(
+    root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
+) -> LedgerHome:
+    """Open a directory as that of a bookie."""
+    from pybk.cluster import join  # not before it is needed: an embedded store does without ZeroMQ
+
+    known = ClusterOptions.__annotations__
+    if options.keys() - known:
+        raise UsageError(f"{', '.join(sorted(options.keys() - known))}: no such argument; there are {', '.join(known)}")
+    if read_only:
+        raise UsageError("a bookie's directory cannot be opened read-only as one; leave out read_only or metadata")
+    listen, url = options.get("listen"), options.get("metadata")
+    if not listen or not url:
+        raise UsageError("a bookie needs both metadata='zk://...' and listen='tcp://127.0.0.1:3181'")
+    return join(
+        root,
+        [listen] if isinstance(listen, str) else list(listen),
+        url,
+        options.get("cluster_secret"),
+        config,
+        tiers=tiers,
+        bookie_id=options.get("bookie_id"),
+        rack=options.get("rack", ""),
+    )
 
 
 def _member(kind: type[E], value: object, name: str) -> E:

@@ -79,8 +79,12 @@ class LedgerReader:
     def read_last_add_confirmed(self) -> int:
         """Look how far an open ledger has come; entries up to there can be read from now on."""
         self._check_open()
-        self._home.catch_up()
+        self._home.look(self._descriptor)
         self._check_open()
+        return self._advance()
+
+    def _advance(self) -> int:
+        """Take over what is known of the last add confirmed."""
         with self._lock:  # another thread may have looked later and be here already
             self._last_add_confirmed = max(self._last_add_confirmed, self._descriptor.last_add_confirmed)
             return self._last_add_confirmed
@@ -185,7 +189,7 @@ class LedgerReader:
             if moved.is_set():  # before looking, so that no move falls between
                 moved.clear()
                 self._descriptor.when_advanced(moved.set)
-            last, final = self._position()
+            last, final = self._position(first)
             if first <= last:
                 yield from self._entries(first, last)
                 first = last + 1
@@ -208,7 +212,7 @@ class LedgerReader:
             if moved.is_set():
                 moved.clear()
                 self._descriptor.when_advanced(wake)
-            last, final = await asyncio.to_thread(self._position)
+            last, final = await asyncio.to_thread(self._position, first)
             if first <= last:
                 async for entry in self._entries_async(first, last):
                     yield entry
@@ -221,12 +225,14 @@ class LedgerReader:
                 except TimeoutError:
                     continue
 
-    def _position(self) -> tuple[int, bool]:
-        """Return the last entry to read now, and whether there will be no more."""
-        self._home.catch_up()
+    def _position(self, first: int) -> tuple[int, bool]:
+        """Return the last entry to read now, and whether there will be no more; looks if ``first`` is not known."""
         self._check_open()
+        if first > self._advance():
+            self._home.look(self._descriptor)
+            self._check_open()
         final = self.is_closed
-        return self.read_last_add_confirmed(), final
+        return self._advance(), final
 
     def _entries(self, first: int, last: int) -> Iterator[Entry]:
         while first <= last:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hmac
-from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pybk.digest import EntryDigest, LedgerKeys
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
+from pybk.entry import EntryBatch
 from pybk.errors import DigestMismatchError, UnauthorizedError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.messages import Run
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
-    from pybk.client.appending import LedgerAppender
-
-LAC_MAC_BYTES: Final = 16
+    from pybk.client.writing import Writing
 
 
 class RemoteLedger(LedgerDescriptor):
@@ -27,19 +23,38 @@ class RemoteLedger(LedgerDescriptor):
 
     Attributes:
         version: The metadata store's, of ``metadata``.
-        appender: What sends its appends, once there is a writer.
+        description: What never changes about it, as bookies check it.
+        writing: Its writer's conversation, once there is a writer.
+        on_followed: Called when somebody waits for it to go on.
+        following: Whether bookies were asked to tell when it does.
+        watched: Whether the metadata store was asked to tell when it ends.
+        entry_bytes: About how long its entries are, 0 if not known.
 
     Threads: as ``LedgerDescriptor``; metadata, version and LAC are moved forward by whoever drives the client.
     """
 
-    __slots__ = ("_digest", "_keys", "appender", "on_followed", "version")
+    __slots__ = (
+        "_digest",
+        "_keys",
+        "description",
+        "entry_bytes",
+        "following",
+        "on_followed",
+        "version",
+        "watched",
+        "writing",
+    )
 
-    def __init__(self, metadata: LedgerMetadata, version: int) -> None:
+    def __init__(self, metadata: LedgerMetadata, version: int, description: bytes) -> None:
         last = metadata.last_entry_id if metadata.state is LedgerState.CLOSED else -1
         super().__init__(metadata, last_checked=last, last_add_confirmed=last, length=metadata.length)
         self.version = version
-        self.appender: LedgerAppender | None = None
-        self.on_followed: Callable[[], None] | None = None
+        self.description = description
+        self.writing: Writing | None = None
+        self.on_followed: Callable[[RemoteLedger], None] | None = None
+        self.following = False
+        self.watched = False
+        self.entry_bytes = 0
         self._keys: LedgerKeys | None = None
         self._digest: EntryDigest | None = None
 
@@ -63,6 +78,11 @@ class RemoteLedger(LedgerDescriptor):
         if self._digest is None:
             raise UnauthorizedError(f"ledger {self.ledger_id} was not opened with its password")
         return self._digest
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is closed, so that its last entry is known."""
+        return self.metadata.state is LedgerState.CLOSED
 
     # ---- moving on -----------------------------------------------------------------------------------------------
 
@@ -89,7 +109,7 @@ class RemoteLedger(LedgerDescriptor):
         """Have ``callback`` called once at the next change, which bookies are asked to tell."""
         super().when_advanced(callback)
         if self.on_followed is not None:
-            self.on_followed()
+            self.on_followed(self)
 
     # ---- what bookies say ----------------------------------------------------------------------------------------
 
@@ -124,17 +144,3 @@ class RemoteLedger(LedgerDescriptor):
         except DigestMismatchError:
             return None
         return int.from_bytes(entry[16:24], "big", signed=True)
-
-    def lac_mac(self, lac: int) -> bytes:
-        """Return what proves a last add confirmed that no entry carries."""
-        said = self.ledger_id.to_bytes(8, "big") + lac.to_bytes(8, "big", signed=True)
-        return hmac.digest(self.keys.lac_key, said, "sha256")[:LAC_MAC_BYTES]
-
-    def is_proven(self, lac: int, mac: bytes | memoryview) -> bool:
-        """Tell whether ``lac_mac`` of the ledger's writer made this."""
-        return hmac.compare_digest(self.lac_mac(lac), bytes(mac))
-
-
-def payload_bytes(sizes: array[int], digest_bytes: int) -> int:
-    """Return the payload bytes of encoded entries."""
-    return sum(sizes) - len(sizes) * (ENTRY_HEADER_BYTES + digest_bytes)

@@ -17,7 +17,6 @@ from pybk.errors import (
     PybkError,
     UnauthorizedError,
 )
-from pybk.metrics import MetricsScope
 from pybk.replication.adding import Batch
 from pybk.replication.messages import Confirmed, Done, Effect, Failed, Reason, UnderReplicated
 from pybk.replication.quorum import Quorum
@@ -28,6 +27,7 @@ from pybk.storage.commit import Commit
 if TYPE_CHECKING:
     from pybk.client.engine import Engine
     from pybk.client.ledger import RemoteLedger
+    from pybk.metrics import MetricsScope
     from pybk.storage.commit import StagedRun
 
 _ERRORS: Final[dict[Reason, type[PybkError]]] = {
@@ -57,13 +57,19 @@ class Writing(Conversation[WriterMachine]):
     """
 
     def __init__(
-        self, engine: Engine, ledger: RemoteLedger, *, straggler_bytes: int, outstanding_bytes_max: int
+        self,
+        engine: Engine,
+        ledger: RemoteLedger,
+        meter: MetricsScope,
+        *,
+        straggler_bytes: int,
+        outstanding_bytes_max: int,
     ) -> None:
         metadata = ledger.metadata
         machine = WriterMachine(metadata, ledger.version, straggler_bytes=straggler_bytes, deferred=ledger.deferred)
         super().__init__(engine, ledger, machine)
         self.appender = LedgerAppender(ledger, engine.baton, lambda: engine.formed(self), outstanding_bytes_max)
-        self.meter: MetricsScope | None = None
+        self._meter = meter
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._forcing: list[tuple[int, Commit]] = []
 
@@ -111,8 +117,7 @@ class Writing(Conversation[WriterMachine]):
     def _confirmed(self, last: int) -> None:
         now_ns = time.monotonic_ns()
         for run in self.appender.acknowledged(last):
-            if self.meter is not None:
-                self.meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
+            self._meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
         while self._forcing and self._forcing[0][0] <= last:
             _, commit = self._forcing.pop(0)
             self.engine.baton.finish(commit)

@@ -1,0 +1,336 @@
+"""A running bookie: one thread receives requests, stores what they bring with one sync for all, and answers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING, Final, Self
+
+from pybk.bookie.replica import Description
+from pybk.bookie.replicas import Replicas
+from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError
+from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.metadata.bookies import BookieRegistration
+from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.messages import (
+    Add,
+    Force,
+    LacReply,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reply,
+    Request,
+    Run,
+    Status,
+    WriteLac,
+)
+from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
+from pybk.transport.keys import ClusterKeys, proves_right
+from pybk.transport.server import Server
+
+if TYPE_CHECKING:
+    from pybk.config import StoreConfig
+    from pybk.flags import StorageHint
+    from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+_WAIT_MS: Final = 1_000
+_TELL_SECONDS: Final = 10.0
+_DESCRIPTIONS: Final = 4096
+COLLECT_SECONDS: Final = 60.0
+"""How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
+
+_UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
+_packet_lac = Struct(">8xq").unpack_from
+
+
+class BookieService:
+    """One bookie of a cluster, serving since ``open`` returned.
+
+    Attributes:
+        bookie: Its name and instance.
+        addresses: Where it listens.
+        replicas: What it keeps.
+
+    Threads: any may call; one of its own serves, another looks after things.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        root: str,
+        listen: Sequence[str],
+        *,
+        metadata: ClusterMetadata,
+        keys: ClusterKeys | None,
+        config: StoreConfig,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+        bookie_id: str | None = None,
+        rack: str = "",
+        metrics: Metrics | None = None,
+    ) -> Self:
+        """Open a bookie's directory, making it if there is none, listen, and register.
+
+        Args:
+            root: The directory.
+            listen: Addresses; the first is the one that others are told.
+            metadata: The cluster's.
+            keys: The cluster's; None without a secret.
+            config: As for a store.
+            tiers: As for a store.
+            bookie_id: Its name in the cluster; None keeps that of the directory, or makes one.
+            rack: Where it stands.
+            metrics: Where to count.
+
+        Raises:
+            CookieError: The directory is of another cluster, another bookie, a copy, or an older one.
+            PybkError: As opening a store, and what the metadata store raises.
+        """
+        replicas = Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
+        try:
+            bookie = _introduce(replicas, metadata, bookie_id)
+            return cls(replicas, bookie, listen, metadata, keys, rack)
+        except BaseException:
+            replicas.close()
+            raise
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        bookie: Bookie,
+        listen: Sequence[str],
+        metadata: ClusterMetadata,
+        keys: ClusterKeys | None,
+        rack: str,
+    ) -> None:
+        self.replicas: Final = replicas
+        self.bookie: Final = bookie
+        self._metadata = metadata
+        self._rack = rack
+        self._machine = BookieMachine(replicas)
+        self._describe = lru_cache(_DESCRIPTIONS)(self._description)
+        self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
+        self.addresses: Final = self._server.addresses
+        self._wake_ns: int | None = None
+        self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
+        self._looking = ThreadPoolExecutor(2, "pybk-bookie-lookup")
+        self._stopping = threading.Event()
+        self._seen_deleted: set[int] = set()
+        self._served = 0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
+        self._keeper = threading.Thread(target=self._keep, name="pybk-bookie-keeper", daemon=True)
+        self._thread.start()
+        try:
+            self._registered = metadata.register(self._registration())
+        except BaseException:
+            self._stop_serving()
+            raise
+        self._keeper.start()
+
+    # ---- what others are told ------------------------------------------------------------------------------------
+
+    def _registration(self) -> BookieRegistration:
+        health = self.replicas.health()
+        served, self._served = self._served, 0
+        return BookieRegistration(
+            bookie=self.bookie,
+            addresses=self.addresses,
+            public_key=self._server.public_key or b"",
+            tiers=dict(health.free_bytes),
+            load=served / _TELL_SECONDS,
+            rack=self._rack,
+            read_only=health.full is not None or health.error is not None,
+        )
+
+    # ---- serving -------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Body of the serving thread."""
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+        except BaseException as error:
+            self._error = error
+            logger.exception("bookie %s serves no more", self.bookie)
+
+    def _turn(self) -> None:
+        """Take what waits, store it together, answer."""
+        arrived = self._server.receive(self._timeout_ms())
+        now_ns = time.monotonic_ns()
+        while self._posted:
+            self._perform(self._posted.popleft()())
+        machine = self._machine
+        for peer, request_id, message in arrived:
+            request = _request(message)
+            if _needs_right(request) and request.ledger_id not in peer.rights:
+                self._server.reply(peer, request_id, _UNAUTHORIZED)
+                continue
+            encoded = peer.rights.get(request.ledger_id)
+            description = None if encoded is None else self._describe(encoded)
+            self._perform(machine.receive((peer, request_id), request, description, now_ns))
+        self._served += len(arrived)
+        self._perform(machine.commit())
+        if self._wake_ns is not None and now_ns >= self._wake_ns:
+            self._wake_ns = None
+            self._perform(machine.woken(now_ns))
+
+    def _timeout_ms(self) -> int:
+        if self._posted:
+            return 0
+        if self._wake_ns is None:
+            return _WAIT_MS
+        return max(0, min(_WAIT_MS, (self._wake_ns - time.monotonic_ns()) // 1_000_000 + 1))
+
+    def _perform(self, effects: Iterable[BookieEffect]) -> None:
+        for effect in effects:
+            if type(effect) is Respond:
+                peer, request_id = effect.sender
+                self._server.reply(peer, request_id, _wire(effect.reply))
+            elif type(effect) is LookUp:
+                self._looking.submit(self._look_up, effect.ledger_id)
+            else:
+                wake_ns = effect.time_ns  # type: ignore[union-attr]
+                self._wake_ns = wake_ns if self._wake_ns is None else min(self._wake_ns, wake_ns)
+
+    def _look_up(self, ledger_id: int) -> None:
+        """Find out whether a ledger exists that this bookie hears of for the first time (C11)."""
+        exists: bool | None
+        try:
+            self._metadata.read_ledger(ledger_id)
+            exists = True
+        except NoSuchLedgerError:
+            exists = False
+        except PybkError as error:
+            logger.warning("whether ledger %d exists cannot be found out: %s", ledger_id, error)
+            exists = None
+        self._post(lambda: self._machine.ledger_known(ledger_id, exists, time.monotonic_ns()))
+
+    def _post(self, call: Callable[[], list[BookieEffect]]) -> None:
+        """Have something done by the serving thread; any thread."""
+        self._posted.append(call)
+        self._server.wake()
+
+    def _description(self, encoded: bytes) -> Description:
+        """Decode what never changes of a ledger; it was checked when the right to the ledger was proved."""
+        return Description.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
+
+    def _authorize(self, session_id: bytes, proof: Authorize) -> bool:
+        """Tell whether a client has proved that it knows a ledger's password (see ``docs/wire.md``)."""
+        try:
+            described = self._metadata.check_description(proof.description, where=f"ledger {proof.ledger_id}")
+        except PybkError as error:
+            logger.warning("a client's right was refused: %s", error)
+            return False
+        state = self.replicas.state(proof.ledger_id)
+        known = None if state is None else state.description
+        if known is not None and known.encoded != proof.description:
+            return False
+        return described.ledger_id == proof.ledger_id and proves_right(
+            described.verifier, proof.signature, session_id, self.bookie.instance, proof.ledger_id
+        )
+
+    # ---- looking after things ------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Body of the thread that tells how the bookie is, and drops what was deleted."""
+        collect_at = time.monotonic() + COLLECT_SECONDS
+        while not self._stopping.wait(_TELL_SECONDS):
+            try:
+                registration = self._registration()
+                self._machine.read_only = registration.read_only
+                self._registered.update(registration)
+                if time.monotonic() >= collect_at:
+                    self.collect()
+                    collect_at = time.monotonic() + COLLECT_SECONDS
+            except MetadataError as error:
+                logger.warning("bookie %s: the metadata store: %s", self.bookie, error)
+            except CookieError:
+                logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
+                self._stopping.set()
+
+    def collect(self) -> None:
+        """Drop the ledgers whose tombstones are seen for the second time: nothing else shows that one is gone."""
+        deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._metadata.is_deleted(ledger_id)}
+        for ledger_id in sorted(deleted & self._seen_deleted):
+            self._post(lambda gone=ledger_id: self._machine.ledger_deleted(gone))  # type: ignore[misc]
+        self._seen_deleted = deleted
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def _stop_serving(self) -> None:
+        self._stopping.set()
+        self._server.wake()
+        self._thread.join()
+        self._looking.shutdown(cancel_futures=True)
+        self._server.close()
+
+    def close(self) -> None:
+        """Register no more, answer no more, and give the directory free."""
+        try:
+            self._registered.close()
+        except MetadataError as error:
+            logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
+        self._stop_serving()
+        self._keeper.join()
+        self.replicas.close()
+
+
+def _introduce(replicas: Replicas, metadata: ClusterMetadata, bookie_id: str | None) -> Bookie:
+    """Make sure that a directory is the one that the cluster knows, and record that its bookie starts."""
+    known = replicas.identity
+    instance = secrets.token_bytes(INSTANCE_BYTES) if known is None else known.instance
+    name = bookie_id or (f"bookie-{instance[:4].hex()}" if known is None else known.bookie_id)
+    cluster_id = metadata.cluster_id
+    if known is not None:
+        recorded = metadata.read_cookie(name)
+        if recorded is not None:
+            replicas.check(cluster_id, recorded.bookie.bookie_id, recorded.bookie.instance, recorded.boots)
+        else:
+            replicas.check(cluster_id, name, instance, 0)
+    bookie = Bookie(name, instance)
+    cookie = metadata.claim_cookie(bookie)
+    boots = replicas.begin(cluster_id, name, instance, cookie.boots)
+    if not metadata.record_boot(bookie, boots):
+        raise CookieError(
+            f"{replicas.store.volumes.root} was started {boots} times, but the cluster knows of later starts of "
+            f"{bookie}: it is an older copy; bring back the directory that was last used, or begin with an empty one"
+        )
+    return bookie
+
+
+def _needs_right(request: Request) -> bool:
+    return not isinstance(request, Read | ReadLac) or request.fence
+
+
+def _request(message: WireRequest) -> Request:
+    """Return a request as the machine takes it; who waits for a LAC checks its proof."""
+    if isinstance(message, LacPacket):
+        (lac,) = _packet_lac(message.packet)
+        return WriteLac(message.ledger_id, lac, message.packet)
+    assert isinstance(message, Add | ReadLac | Read | Force), "the server answers all else itself"
+    return message
+
+
+def _wire(reply: Reply | LacReply | ReadReply) -> WireReply:
+    """Return a reply as it travels."""
+    if type(reply) is Reply:
+        return reply
+    if type(reply) is ReadReply:
+        return Answer(reply.status, reply.run)
+    assert type(reply) is LacReply
+    run = None
+    if reply.entry_id >= 0:
+        run = Run(reply.entry_id, 1, array("q", (len(reply.entry),)), (reply.entry,))
+    return Answer(reply.status, run, reply.packet)

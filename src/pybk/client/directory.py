@@ -1,0 +1,162 @@
+"""The metadata store as the client uses it: who is there, who may form an ensemble, and ledgers' metadata."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import (
+    LedgerDeletedError,
+    MetadataError,
+    MetadataVersionError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+)
+from pybk.ledger import Bookie, LedgerMetadata
+from pybk.replication.messages import (
+    BookiesChosen,
+    ChooseBookies,
+    Event,
+    MetadataIs,
+    MetadataRefused,
+    MetadataWritten,
+    UnderReplicated,
+    WriteMetadata,
+)
+from pybk.replication.placement import Candidate, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pybk.client.ledger import RemoteLedger
+    from pybk.metadata.bookies import BookieRegistration
+    from pybk.metadata.cluster import ClusterMetadata
+
+logger = logging.getLogger(__name__)
+
+
+class Directory:
+    """Who is there, as the metadata store says, and what it says of ledgers.
+
+    Args:
+        metadata: The cluster's.
+        local: The bookie of this process, which comes first in ensembles and reads; None for none.
+
+    Threads: any.
+    """
+
+    def __init__(self, metadata: ClusterMetadata, local: Bookie | None = None) -> None:
+        self.metadata: Final = metadata
+        self.local = local
+        self._random = random.Random()
+        self._lock = threading.Lock()
+        self.bookies: Mapping[str, BookieRegistration] = {}
+        self._watch = metadata.watch_bookies(self.refresh)
+        self.refresh()
+
+    # ---- bookies -------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """See who is there now; called when somebody came or went, and before an ensemble is chosen."""
+        try:
+            self.bookies = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
+        except MetadataError as error:
+            logger.warning("who is there cannot be seen now, so who was there counts: %s", error)
+
+    def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
+        """Return a bookie's address and CURVE key; None if it is not there, or another instance is."""
+        found = self.bookies.get(bookie.bookie_id)
+        if found is None or found.bookie != bookie:
+            return None
+        return found.addresses[0], found.public_key or None
+
+    def rank(self) -> dict[Bookie, int]:
+        """Return which bookies to read from first: this process's own, then others at random, so that all share."""
+        ranks = {found.bookie: 1 + self._random.getrandbits(16) for found in self.bookies.values()}
+        if self.local is not None:
+            ranks[self.local] = 0
+        return ranks
+
+    def _candidates(self) -> list[Candidate]:
+        return [
+            Candidate(
+                bookie=found.bookie,
+                tiers=dict(found.tiers),
+                load=found.load,
+                rack=found.rack,
+                read_only=found.read_only,
+                local=found.bookie == self.local,
+            )
+            for found in self.bookies.values()
+        ]
+
+    def ensemble(self, metadata: LedgerMetadata) -> tuple[Bookie, ...]:
+        """Choose the first ensemble of a ledger.
+
+        Raises:
+            NotEnoughBookiesError: There are too few.
+        """
+        size = metadata.ensemble_size
+        found = self._choose(tuple(range(size)), (), frozenset(), metadata)
+        if len(found) < size:
+            self.refresh()
+            found = self._choose(tuple(range(size)), (), frozenset(), metadata)
+        if len(found) < size:
+            there = ", ".join(sorted(self.bookies)) or "none"
+            raise NotEnoughBookiesError(
+                f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({there}): start more, "
+                "or create the ledger with a smaller ensemble_size"
+            )
+        return tuple(found[place] for place in range(size))
+
+    def _choose(
+        self,
+        places: tuple[int, ...],
+        ensemble: tuple[Bookie, ...],
+        excluded: frozenset[Bookie],
+        metadata: LedgerMetadata,
+    ) -> dict[int, Bookie]:
+        with self._lock:
+            random_source = random.Random(self._random.getrandbits(64))
+        return choose(
+            self._candidates(),
+            places=places,
+            ensemble=ensemble,
+            excluded=excluded,
+            hints=metadata.storage_hints,
+            source=random_source,
+        )
+
+    # ---- what machines ask ---------------------------------------------------------------------------------------
+
+    def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
+        """Find bookies for places of an ensemble; those that were there last may have gone since."""
+        self.refresh()
+        return BookiesChosen(self._choose(effect.places, effect.ensemble, effect.excluded, ledger.metadata))
+
+    def read(self, ledger: RemoteLedger) -> Event:
+        """Read a ledger's metadata."""
+        return MetadataIs(*self._read(ledger.ledger_id))
+
+    def _read(self, ledger_id: int) -> tuple[LedgerMetadata | None, int]:
+        try:
+            return self.metadata.read_ledger(ledger_id)
+        except (LedgerDeletedError, NoSuchLedgerError):
+            return None, -1
+
+    def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
+        """Compare-and-swap a ledger's metadata."""
+        try:
+            return MetadataWritten(self.metadata.write_ledger(effect.metadata, effect.version))
+        except MetadataVersionError:
+            return MetadataRefused(*self._read(ledger.ledger_id))
+
+    def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
+        """Record that a bookie misses entries."""
+        self.metadata.mark_under_replicated(ledger.ledger_id, effect.bookie, effect.first_entry_id)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._watch.cancel()

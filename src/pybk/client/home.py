@@ -1,0 +1,401 @@
+"""Ledgers that live on the bookies of a cluster: what ``LedgerManager.connect`` and ``open(..., metadata=...)`` use."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakSet
+
+from pybk.client.engine import Engine
+from pybk.client.ledger import RemoteLedger
+from pybk.client.reading import LacReading, Reading, Recovering
+from pybk.client.wire import BookieWire
+from pybk.client.writing import Writing
+from pybk.errors import (
+    ClosedError,
+    ForkedProcessError,
+    IllegalOperationError,
+    LedgerDeletedError,
+    MetadataVersionError,
+    NoSuchLedgerError,
+    PybkError,
+    UsageError,
+)
+from pybk.home import Health, Identity, Quorums
+from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.metrics import Metrics
+from pybk.storage.commit import Commit
+from pybk.transport.keys import RightsKey
+
+if TYPE_CHECKING:
+    from pybk.client.appending import LedgerAppender
+    from pybk.client.directory import Directory
+    from pybk.config import StoreConfig
+    from pybk.digest import EntryDigest, LedgerKeys
+    from pybk.entry import EntryBatch
+    from pybk.flags import StorageHint
+    from pybk.storage.descriptor import LedgerDescriptor
+    from pybk.transport.links import Links
+
+STRAGGLER_BYTES: Final = 16 << 20
+"""Confirmed bytes that a bookie may owe before it is replaced."""
+
+FOLLOW_NS: Final = 5_000_000_000
+"""How long bookies keep a question for the next entry before they answer that there is none."""
+
+_POLL_SECONDS: Final = 1.0
+_PAGE: Final = 500
+_DEFAULTS: Final = Quorums(3, 3, 2)
+_ENTRIES_GUESSED: Final = 64
+
+
+class LocalBookie(Protocol):
+    """The bookie that serves in this process."""
+
+    def close(self) -> None:
+        """Serve no more."""
+
+
+class ClusterHome:
+    """The ledgers of a cluster; see ``LedgerHome`` for what is not said here.
+
+    Args:
+        where: Names the metadata store in messages; no secret is in it.
+        directory: Who is there.
+        links: To the bookies.
+        config: Settings of handles.
+        bookie: The bookie of this process, closed with this; None for none.
+
+    Threads: any.
+    """
+
+    read_only = False
+    poll_seconds: float | None = _POLL_SECONDS
+
+    def __init__(
+        self, where: str, directory: Directory, links: Links, config: StoreConfig, bookie: LocalBookie | None = None
+    ) -> None:
+        self.where = where
+        self.config = config
+        self.metrics = Metrics()
+        self.ended = False
+        self.forked = False
+        self.directory: Final = directory
+        self.bookie: Final = bookie
+        self._metadata = directory.metadata
+        self._wire = BookieWire(links, directory)
+        self.engine: Final = Engine(self._wire, directory)
+        self._held: WeakSet[RemoteLedger] = WeakSet()
+
+    # ---- the home itself -----------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """That of the cluster."""
+        found = self._metadata.identity
+        return Identity(found.cluster_id, found.salt, found.cost)
+
+    def check_usable(self) -> None:
+        """Raise if the manager is closed."""
+        if self.forked:
+            raise ForkedProcessError(
+                f"the client of {self.where} was opened before this process was forked; open another"
+            )
+        if self.ended:
+            raise ClosedError(f"the manager of {self.where} is closed; open it again")
+
+    def check_writable(self) -> None:
+        """Raise if the manager is closed."""
+        self.check_usable()
+
+    def close(self) -> None:
+        """Wait for what is outstanding; open ledgers stay open."""
+        for ledger in list(self._held):
+            if ledger.writing is not None and ledger.writing.appender.error is None and not ledger.deferred:
+                self._settle(ledger.writing)
+        self.ended = True
+        error = ClosedError("the manager is closed; open it again")
+        self.engine.close(error)
+        for ledger in list(self._held):
+            if ledger.writing is not None:
+                ledger.writing.appender.fail(error)
+            ledger.wake_followers()
+        self._wire.close()
+        self.directory.close()
+        if self.bookie is not None:
+            self.bookie.close()
+        self._metadata.close()
+
+    @staticmethod
+    def _settle(writing: Writing) -> None:
+        """Wait for a writer's appends; those that fail tell who waits for them."""
+        try:
+            writing.appender.flush()
+        except PybkError:
+            return
+
+    def health(self) -> Health:
+        """Return how the client is."""
+        outstanding = sum(
+            ledger.writing.appender.outstanding_bytes for ledger in list(self._held) if ledger.writing is not None
+        )
+        there = len(self.directory.bookies)
+        state, reason = ("ok", "") if there else ("failed", f"no bookie is registered at {self.where}")
+        return Health(state, reason, outstanding, 0, {})
+
+    def catch_up(self) -> None:
+        """Nothing to do: what others did is asked for each ledger."""
+
+    def checkpoint(self) -> None:
+        """Nothing to do: bookies look after their disks."""
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
+        """Fill in what was not asked for: 3 bookies, written to all, acknowledged by 2, or what the others allow."""
+        ensemble, write, ack = asked
+        ensemble = _DEFAULTS.ensemble_size if ensemble is None else ensemble
+        write = min(_DEFAULTS.write_quorum, ensemble) if write is None else write
+        ack = min(_DEFAULTS.ack_quorum, write) if ack is None else ack
+        if not ensemble >= write >= ack >= 1:
+            raise UsageError(
+                f"ensemble_size {ensemble}, write_quorum {write}, ack_quorum {ack}: each is at least 1, and none "
+                "larger than the one before it"
+            )
+        return Quorums(ensemble, write, ack)
+
+    def verifier(self, keys: LedgerKeys) -> bytes:
+        """Return the public half of the key that shows bookies the right to write."""
+        return RightsKey(keys.right_key).public
+
+    def new_ledger_id(self) -> int:
+        """Return an id that the cluster never gave."""
+        return self._metadata.new_ledger_id()
+
+    def new_creation_sequence(self) -> int:
+        """Return a number above those of ledgers that this process created before."""
+        return time.time_ns()
+
+    def create(self, metadata: LedgerMetadata) -> RemoteLedger:
+        """Choose an ensemble and record the ledger."""
+        ensemble = self.directory.ensemble(metadata)
+        metadata = replace(metadata, fragments=(Fragment(0, ensemble),))
+        return self._hold(metadata, self._metadata.create_ledger(metadata))
+
+    def _hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
+        ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
+        ledger.on_followed = self.follow
+        self._held.add(ledger)
+        return ledger
+
+    def descriptor(self, ledger_id: int) -> RemoteLedger:
+        """Return a ledger as the metadata store has it now."""
+        return self._hold(*self._metadata.read_ledger(ledger_id))
+
+    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, digest: EntryDigest) -> None:
+        """Have entries checked and rights shown; then see how far an open ledger is."""
+        _remote(descriptor).unlock(keys, digest)
+
+    def log_of(self, descriptor: LedgerDescriptor) -> LedgerAppender:
+        """Begin to write a ledger that was just created."""
+        ledger = _remote(descriptor)
+        writing = Writing(
+            self.engine,
+            ledger,
+            self.metrics.scope(ledger.metadata.ledger_type, ledger.metadata.tier),
+            straggler_bytes=STRAGGLER_BYTES,
+            outstanding_bytes_max=self.config.max_outstanding_bytes,
+        )
+        ledger.writing = writing
+        return writing.appender
+
+    def recover(self, descriptor: LedgerDescriptor) -> None:
+        """Fence, find the end, write back, close."""
+        ledger = _remote(descriptor)
+        if ledger.metadata.state is not LedgerState.CLOSED:
+            recovering = Recovering(self.engine, ledger)
+            self.engine.run(recovering, recovering.machine.start)
+
+    def close_ledger(self, descriptor: LedgerDescriptor) -> None:
+        """Close behind everything appended."""
+        ledger = _remote(descriptor)
+        writing = ledger.writing
+        assert writing is not None, "only a writer closes a ledger"
+        if writing.commit.done:
+            if writing.commit.error is not None:
+                raise writing.commit.error.with_traceback(None)
+            return
+        if ledger.deferred:
+            self.force(descriptor)
+        else:
+            writing.appender.flush()
+        self.engine.run(writing, writing.close)
+
+    def force(self, descriptor: LedgerDescriptor) -> int:
+        """Have everything pushed so far made durable by its quorums."""
+        ledger = _remote(descriptor)
+        writing = ledger.writing
+        assert writing is not None, "only a writer forces"
+        with ledger.lock:
+            if ledger.error is not None:
+                raise ledger.error.with_traceback(None)
+            ledger.account_staged()
+            last = ledger.last_pushed
+        self._force(writing, last)
+        return ledger.last_add_confirmed
+
+    def _force(self, writing: Writing, last: int) -> None:
+        if last > writing.ledger.last_add_confirmed:
+            commit = Commit()
+            self.engine.post(lambda: writing.force(last, commit))
+            self.engine.baton.wait(commit)
+            if commit.error is not None:
+                raise commit.error.with_traceback(None)
+
+    def delete(self, descriptor: LedgerDescriptor) -> None:
+        """Leave a tombstone; bookies drop the entries when they see it."""
+        ledger_id = descriptor.ledger_id
+        while True:
+            try:
+                self._metadata.delete_ledger(ledger_id, self._metadata.read_ledger(ledger_id).version)
+                break
+            except MetadataVersionError:
+                continue
+        gone = NoSuchLedgerError(f"ledger {ledger_id} was deleted")
+        for ledger in [held for held in self._held if held.ledger_id == ledger_id]:
+            ledger.deleted = True
+            if ledger.writing is not None:
+                ledger.writing.appender.fail(gone)
+            ledger.wake_followers()
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Refuse: bookies place what they keep by the ledger's hints."""
+        raise IllegalOperationError(
+            f"ledger {descriptor.ledger_id} lives on bookies, which place it by its storage hints; it cannot be moved"
+        )
+
+    def metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Return what the metadata store has."""
+        return self._metadata.read_ledger(ledger_id).metadata
+
+    def ledgers(self) -> Iterator[LedgerMetadata]:
+        """Yield all ledgers, page by page."""
+        after = -1
+        while ids := self._metadata.list_ledgers(after=after, count=_PAGE):
+            for found in self._metadata.read_ledgers(ids):
+                if found is not None:
+                    yield found.metadata
+            after = ids[-1]
+
+    # ---- entries -------------------------------------------------------------------------------------------------
+
+    def look(self, descriptor: LedgerDescriptor) -> None:
+        """See how far an open ledger is: the LAC first, then the metadata, whose end is final."""
+        ledger = _remote(descriptor)
+        if ledger.writing is not None or ledger.metadata.state is LedgerState.CLOSED:
+            return
+        reading = LacReading(self.engine, ledger, rank=self.directory.rank())
+        error = None
+        try:
+            self.engine.run(reading, reading.machine.start)
+        except PybkError as failed:
+            error = failed
+        self._renew(ledger)
+        if not ledger.is_final:
+            if error is not None:
+                raise error.with_traceback(None)
+            ledger.confirm(reading.last_add_confirmed)
+            ledger.last_durable = max(ledger.last_durable, ledger.last_add_confirmed)
+
+    def _renew(self, ledger: RemoteLedger) -> None:
+        try:
+            ledger.renew(*self._metadata.read_ledger(ledger.ledger_id))
+        except LedgerDeletedError:
+            ledger.deleted = True
+            ledger.wake_followers()
+            raise
+
+    def follow(self, ledger: RemoteLedger) -> None:
+        """Have bookies tell when a ledger goes on, and the metadata store when it ends; any thread."""
+        if ledger.following or ledger.metadata.state is LedgerState.CLOSED or self.ended:
+            return
+        ledger.following = True
+        if not ledger.watched:
+            ledger.watched = True
+            self._watch(ledger)
+        reading = LacReading(
+            self.engine, ledger, beyond=ledger.last_add_confirmed, wait_ns=FOLLOW_NS, rank=self.directory.rank()
+        )
+        self.engine.start(reading, reading.machine.start)
+        self.engine.baton.when_done(reading.commit, lambda: self._followed(ledger, reading))
+
+    def _followed(self, ledger: RemoteLedger, reading: LacReading) -> None:
+        """Take what a question for the next entry brought, and ask again if somebody still waits."""
+        ledger.following = False
+        if reading.commit.error is None:
+            ledger.confirm(reading.last_add_confirmed)
+            ledger.last_durable = max(ledger.last_durable, ledger.last_add_confirmed)
+            if ledger.advanced_callbacks:
+                self.follow(ledger)
+
+    def _watch(self, ledger: RemoteLedger) -> None:
+        """Have the metadata store tell when a ledger is closed or deleted, for as long as somebody holds it."""
+        held = weakref.ref(ledger)
+
+        def changed() -> None:
+            found = held()
+            if found is not None and not self.ended:
+                self._renew(found)
+
+        watch = self._metadata.watch_ledger(ledger.ledger_id, changed)
+        weakref.finalize(ledger, watch.cancel)
+
+    def read_verified(
+        self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
+    ) -> EntryBatch:
+        """Read from the nearest replica with sound copies."""
+        ledger = _remote(descriptor)
+        last = min(last, first + self._guess(ledger, max_bytes) - 1)
+        reading = Reading(self.engine, ledger, first, last, max_bytes, self.directory.rank())
+        self.engine.run(reading, reading.machine.start)
+        batch = reading.batch()
+        ledger.entry_bytes = max(1, int(batch.sizes.sum()) // len(batch))
+        return batch
+
+    @staticmethod
+    def _guess(ledger: RemoteLedger, max_bytes: int) -> int:
+        """Guess how many entries have so many bytes, from those read last."""
+        if ledger.entry_bytes:
+            return max(1, max_bytes // ledger.entry_bytes)
+        return min(_ENTRIES_GUESSED, max_bytes)
+
+    def locate(
+        self, descriptor: LedgerDescriptor, entry_id: int
+    ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
+        """Nothing lies here."""
+        return None
+
+    def write_buffered(self, descriptor: LedgerDescriptor) -> None:
+        """See what bookies have; what a deferred writer keeps back is its own."""
+        self.look(descriptor)
+
+    def check_space(self) -> None:
+        """Bookies say for themselves when they are full."""
+
+    def wait_for_room(self, descriptor: LedgerDescriptor) -> None:
+        """Wait until fewer bytes are outstanding; a deferred writer forces."""
+        ledger = _remote(descriptor)
+        writing = ledger.writing
+        assert writing is not None, "only a writer waits for room"
+        if ledger.deferred:
+            self._force(writing, ledger.last_pushed)  # the caller may hold the ledger's lock
+        else:
+            writing.appender.wait_for_space()
+
+
+def _remote(descriptor: LedgerDescriptor) -> RemoteLedger:
+    assert isinstance(descriptor, RemoteLedger), "descriptors of a cluster's home are its own"
+    return descriptor

@@ -1,0 +1,176 @@
+"""Links to bookies as the engine sees them: requests by bookie, replies checked against the ledger's keys."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from pybk.errors import PybkError
+from pybk.replication.messages import (
+    LacReply,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reply,
+    Request,
+    Run,
+    Status,
+    WriteLac,
+)
+from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
+from pybk.transport.keys import RightsKey, open_lac, seal_lac
+from pybk.transport.link import TIMEOUT_NS, Link
+from pybk.transport.links import Links
+
+if TYPE_CHECKING:
+    from pybk.client.ledger import RemoteLedger
+    from pybk.ledger import Bookie
+
+logger = logging.getLogger(__name__)
+
+
+class Addresses(Protocol):
+    """Where bookies are."""
+
+    def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
+        """Return a bookie's address and CURVE key; None if it is not there."""
+
+
+class BookieWire:
+    """The links of one client.
+
+    Args:
+        links: The links.
+        addresses: Where bookies are.
+        describe: Gives what bookies check rights with.
+
+    Threads: the holder of the baton, but for ``interrupt``.
+    """
+
+    def __init__(self, links: Links, addresses: Addresses) -> None:
+        self._links = links
+        self._addresses = addresses
+        self._by_bookie: dict[Bookie, Link] = {}
+        self._granted: set[int] = set()
+        self._asked: dict[int, tuple[RemoteLedger, Request]] = {}
+        self._packet: tuple[WriteLac, LacPacket] | None = None
+
+    def interrupt(self) -> None:
+        """Have ``poll`` return at once."""
+        self._links.wake()
+
+    def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
+        """Send a request; False if the bookie is not there, or owes too much."""
+        link = self._by_bookie.get(bookie) or self._connect(bookie)
+        if link is None:
+            return False
+        if ledger.ledger_id not in self._granted:
+            self._grant(ledger)
+        message: WireRequest = self._packed(ledger, request) if isinstance(request, WriteLac) else request
+        timeout_ns = TIMEOUT_NS + (request.wait_ns if type(request) is ReadLac else 0)
+        if not link.send(request_id, message, timeout_ns):
+            return False
+        self._asked[request_id] = ledger, request
+        return True
+
+    def _connect(self, bookie: Bookie) -> Link | None:
+        found = self._addresses.find(bookie)
+        if found is None:
+            return None
+        try:
+            link = self._links.connect(bookie, *found)
+        except PybkError as error:
+            logger.warning("no link to %s: %s", bookie, error)
+            return None
+        self._by_bookie[bookie] = link
+        return link
+
+    def _grant(self, ledger: RemoteLedger) -> None:
+        """Have the right to a ledger proved to each bookie that is asked anything about it."""
+        self._links.grant(ledger.ledger_id, ledger.description, RightsKey(ledger.keys.right_key))
+        self._granted.add(ledger.ledger_id)
+
+    def forget(self, ledger_id: int) -> None:
+        """Prove the right to a ledger no more."""
+        self._granted.discard(ledger_id)
+        self._links.revoke(ledger_id)
+
+    def _packed(self, ledger: RemoteLedger, request: WriteLac) -> WireRequest:
+        """Return a LAC with its proof, made once for all bookies that it is told to one after the other."""
+        if self._packet is None or self._packet[0] is not request:
+            packet = seal_lac(ledger.keys.lac_key, ledger.ledger_id, request.lac)
+            self._packet = request, LacPacket(ledger.ledger_id, packet)
+        return self._packet[1]
+
+    def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
+        """Return replies, checked, by request id; None for requests that will have none."""
+        replies: list[tuple[int, Reply | LacReply | ReadReply | None]] = []
+        for link, request_id, reply in self._links.poll(timeout_ms):
+            ledger, request = self._asked.pop(request_id)
+            if reply is None:
+                self._look_again(link)
+                replies.append((request_id, None))
+            else:
+                replies.append((request_id, _checked(ledger, request, reply)))
+        return replies
+
+    def _look_again(self, link: Link) -> None:
+        """Drop a link whose bookie has moved, so that the next request goes where it is now."""
+        found = self._addresses.find(link.bookie)
+        if found is not None and found[0] != link.address and self._by_bookie.get(link.bookie) is link:
+            del self._by_bookie[link.bookie]
+
+    def close(self) -> None:
+        """Close all links."""
+        self._links.close()
+
+
+def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> Reply | LacReply | ReadReply:
+    """Return what a machine may believe of a reply."""
+    kind = type(request)
+    if type(reply) is Reply:
+        if kind is Read:
+            return ReadReply(reply.status)
+        return LacReply(reply.status) if kind is ReadLac else reply
+    if not isinstance(reply, Answer) or kind not in (Read, ReadLac):
+        return Reply(Status.UNKNOWN)
+    packet_lac = _packet_lac(ledger, reply.packet)
+    if kind is Read:
+        return _checked_read(ledger, reply, packet_lac)
+    return _checked_lac(ledger, reply, packet_lac)
+
+
+def _packet_lac(ledger: RemoteLedger, packet: bytes) -> int:
+    if not packet:
+        return -1
+    lac = open_lac(ledger.keys.lac_key, ledger.ledger_id, packet)
+    return -1 if lac is None else lac
+
+
+def _checked_read(ledger: RemoteLedger, answer: Answer, lac: int) -> ReadReply:
+    run = answer.run
+    if run is None:
+        return ReadReply(answer.status, None, lac)
+    body = whole(run)
+    sound = ledger.sound_part(run, body)
+    if len(sound.sizes) < len(run.sizes):
+        logger.warning("ledger %d: a bookie's copy of entry %d is damaged", ledger.ledger_id, sound.last + run.stride)
+        return ReadReply(Status.UNKNOWN, sound if sound.sizes else None, lac)
+    return ReadReply(answer.status, sound, lac)
+
+
+def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
+    run = answer.run
+    if answer.status is not Status.OK or run is None or not run.sizes:
+        return LacReply(answer.status, lac)
+    said = ledger.lac_in(whole(run), run.first)
+    if said is None:
+        logger.warning("ledger %d: a bookie's last entry, %d, is damaged", ledger.ledger_id, run.first)
+        return LacReply(Status.UNKNOWN)
+    return LacReply(Status.OK, max(said, lac), entry_id=run.first)
+
+
+def whole(run: Run) -> memoryview:
+    """Return a run's entries as one piece, copied only if they are in several."""
+    pieces = run.body
+    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))

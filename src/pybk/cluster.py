@@ -1,0 +1,90 @@
+"""Puts a cluster's client together, and a bookie beside it: what ``LedgerManager.connect`` and ``open`` use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from pybk.bookie.service import BookieService
+from pybk.client.directory import Directory
+from pybk.client.home import ClusterHome
+from pybk.config import StoreConfig
+from pybk.errors import UsageError
+from pybk.flags import StorageHint
+from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
+from pybk.metadata.opening import open_metadata
+from pybk.transport.keys import ClusterKeys
+from pybk.transport.links import Links
+
+
+def open_cluster(url: str, secret: bytes | None) -> tuple[ClusterMetadata, ClusterKeys | None]:
+    """Open a cluster's metadata store, making the cluster if there is none.
+
+    Args:
+        url: ``zk://host:port,host:port/path`` or ``lmdb:///path``.
+        secret: The cluster's secret, None for a cluster without one.
+
+    Raises:
+        UsageError: The URL or the secret cannot be.
+        MetadataError: The store cannot be reached, or the secret is another.
+    """
+    if secret is not None and not isinstance(secret, bytes):
+        raise UsageError(f"cluster_secret is a {type(secret).__name__}; it takes bytes")
+    tree = open_metadata(url)
+    try:
+        if secret is None:
+            return ClusterMetadata(tree), None
+
+        def key_for(identity: ClusterIdentity) -> bytes:
+            return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
+
+        metadata = ClusterMetadata(tree, key_for=key_for)
+        return metadata, ClusterKeys.derive(secret, metadata.cluster_id)
+    except BaseException:
+        tree.close()
+        raise
+
+
+def connect(url: str, secret: bytes | None, config: StoreConfig) -> ClusterHome:
+    """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``."""
+    metadata, keys = open_cluster(url, secret)
+    with ExitStack() as undo:
+        undo.callback(metadata.close)
+        home = ClusterHome(url, Directory(metadata), Links(keys), config)
+        undo.pop_all()
+    return home
+
+
+def join(
+    path: str,
+    listen: Sequence[str],
+    url: str,
+    secret: bytes | None,
+    config: StoreConfig,
+    *,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+    bookie_id: str | None = None,
+    rack: str = "",
+) -> ClusterHome:
+    """Return the ledgers of a cluster, for a process that is a bookie, too; it serves on return.
+
+    Raises:
+        PybkError: As ``open_cluster`` and ``BookieService.open``.
+    """
+    metadata, keys = open_cluster(url, secret)
+    with ExitStack() as undo:
+        undo.callback(metadata.close)
+        bookie = BookieService.open(
+            path,
+            listen,
+            metadata=metadata,
+            keys=keys,
+            config=config,
+            tiers=tiers,
+            bookie_id=bookie_id,
+            rack=rack,
+        )
+        undo.callback(bookie.close)
+        home = ClusterHome(url, Directory(metadata, bookie.bookie), Links(keys), config, bookie)
+        undo.pop_all()
+    return home
