@@ -50,6 +50,13 @@ def after_kill(fs: SimFileSystem, replicas: Replicas) -> tuple[SimFileSystem, Re
     return fs, open_replicas(fs)
 
 
+def no_room(fs: SimFileSystem, replicas: Replicas) -> None:
+    """Let the next commit need a new log file, for which there is no room until the disk is healed."""
+    replicas.store.log.cut(lambda: None)
+    replicas.store.supply.give_back()
+    fs.fail_at(0, "ENOSPC", only={"create", "write_zeros"}, forever=True)
+
+
 def describe(
     *, hints: Iterable[StorageHint] = (), flags: WriteFlag = WriteFlag.NONE, digest: DigestType = DigestType.CRC32C
 ) -> Description:

@@ -21,6 +21,7 @@ from tests.replicaworld import (  # noqa: F401  # fixtures among them
     make_run,
     new_disk,
     new_replicas,
+    no_room,
     open_replicas,
     state_of,
 )
@@ -195,12 +196,48 @@ def test_what_was_committed_survives_a_crash_and_extents_go_on(fs: SimFileSystem
     check_disk(fs, 3)
 
 
-def test_a_message_that_needs_new_extents_costs_one_commit_more(replicas: Replicas) -> None:
+def test_a_message_that_needs_new_extents_is_one_commit_too(fs: SimFileSystem, replicas: Replicas) -> None:
     lsn = replicas.store.log.durable_lsn
     for residue in range(3):
         replicas.stage(LEDGER, make_run(residue, 2, 5), True)
+    assert replicas.store.log.durable_lsn == lsn
     replicas.commit()
-    assert replicas.store.log.durable_lsn <= lsn + 4
+    assert replicas.store.log.durable_lsn == lsn + 1
+    fs, replicas = after_crash(fs, replicas)
+    assert extents(replicas) == [(residue, 5, 2) for residue in range(3)]
+    replicas.close()
+    check_disk(fs, 3)
+
+
+def test_an_extent_that_found_no_room_is_forgotten_and_begun_anew(fs: SimFileSystem, replicas: Replicas) -> None:
+    add(replicas, make_run(0, 2))
+    no_room(fs, replicas)
+    replicas.stage(LEDGER, make_run(10, 2), True)
+    with pytest.raises(StorageFullError):
+        replicas.commit()
+    fs.heal()
+    replicas.store.maintenance.tick()
+    assert_reads(replicas, 10, 11, status=Status.NO_SUCH_ENTRY, upto=9)
+    assert add(replicas, make_run(10, 3)) is Status.OK
+    replicas.stage(LEDGER, make_run(20, 1), True)
+    replicas.delete(LEDGER)
+    fs, replicas = after_crash(fs, replicas)
+    assert replicas.ledgers() == []
+    replicas.close()
+    check_disk(fs, 0)
+
+
+def test_deleting_what_found_no_room_leaves_a_sound_log(fs: SimFileSystem, replicas: Replicas) -> None:
+    add(replicas, make_run(0, 2))
+    no_room(fs, replicas)
+    replicas.stage(LEDGER, make_run(10, 2), True)
+    with pytest.raises(StorageFullError):
+        replicas.delete(LEDGER)
+    fs.heal()
+    replicas.store.maintenance.tick()
+    replicas.delete(LEDGER)
+    fs, replicas = after_crash(fs, replicas)
+    assert replicas.ledgers() == []
 
 
 def test_a_failed_sync_is_final(fs: SimFileSystem, replicas: Replicas) -> None:
@@ -231,9 +268,7 @@ def test_when_there_is_no_room_nothing_is_acknowledged_and_later_it_goes_on(
     fs: SimFileSystem, replicas: Replicas
 ) -> None:
     add(replicas, make_run(0, 2))
-    replicas.store.log.cut(lambda: None)
-    replicas.store.supply.give_back()
-    fs.fail_at(0, "ENOSPC", only={"create", "write_zeros"}, forever=True)
+    no_room(fs, replicas)
     replicas.stage(LEDGER, make_run(2, 2), True)
     with pytest.raises(StorageFullError):
         replicas.commit()

@@ -21,6 +21,7 @@ from tests.replicaworld import (  # noqa: F401  # fixtures among them
     make_run,
     new_disk,
     new_replicas,
+    no_room,
     open_replicas,
     state_of,
 )
@@ -79,9 +80,7 @@ def test_a_fence_that_could_not_be_stored_refuses_adds_and_is_stored_by_the_next
     fs: SimFileSystem, replicas: Replicas
 ) -> None:
     add(replicas, make_run(0, 2))
-    replicas.store.log.cut(lambda: None)
-    replicas.store.supply.give_back()
-    fs.fail_at(0, "ENOSPC", only={"create", "write_zeros"}, forever=True)
+    no_room(fs, replicas)
     with pytest.raises(StorageFullError):
         replicas.fence(LEDGER, None)
     assert replicas.stage(LEDGER, make_run(2, 2), True) is Status.FENCED
@@ -146,9 +145,7 @@ def test_deferred_entries_that_found_no_room_put_the_ledger_in_limbo(fs: SimFile
     replicas = open_replicas(fs)
     replicas.create(LEDGER, describe(flags=DEFERRED))
     add(replicas, make_run(0, 2))
-    replicas.store.log.cut(lambda: None)
-    replicas.store.supply.give_back()
-    fs.fail_at(0, "ENOSPC", only={"create", "write_zeros"}, forever=True)
+    no_room(fs, replicas)
     assert replicas.stage(LEDGER, make_run(2, 2), False) is Status.OK
     with pytest.raises(StorageFullError):
         replicas.commit()

@@ -1,7 +1,6 @@
 """One replicated ledger as this bookie holds it: extents, fence, and what is known of its last add confirmed.
 
-An extent is a ledger of the store (``pybk.storage.extent``). Extents never overlap; one that begins where nothing was
-staged, because a commit found no room, is empty and holds nothing.
+An extent is a ledger of the store (``pybk.storage.extent``).
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ import logging
 import struct
 import threading
 from array import array
-from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from pybk.bookie.extents import Extents, Held
 from pybk.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import NoSuchLedgerError, PybkError, StorageFullError
@@ -84,106 +83,6 @@ class Description(NamedTuple):
         )
 
 
-class Held:
-    """One extent: a ledger of the store, whose entry k is entry ``first + k * stride`` of the replicated one."""
-
-    __slots__ = ("descriptor", "first", "stride")
-
-    def __init__(self, descriptor: LedgerDescriptor, first: int, stride: int) -> None:
-        self.descriptor = descriptor
-        self.first = first
-        self.stride = stride
-
-    @property
-    def last_staged(self) -> int:
-        """The last entry given to the log, ``first - stride`` for none."""
-        return self.first + self.descriptor.last_pushed * self.stride
-
-    @property
-    def last_durable(self) -> int:
-        """The last entry that may be read, ``first - stride`` for none."""
-        return self.first + self.descriptor.last_durable * self.stride
-
-
-def _first_of(held: Held) -> int:
-    return held.first
-
-
-class Extents:
-    """The extents of one ledger, found by entry id; the caller excludes others."""
-
-    __slots__ = ("_lanes", "_strides")
-
-    def __init__(self) -> None:
-        # By stride and residue, each ascending: of a lane at most one extent can hold an entry.
-        self._lanes: dict[tuple[int, int], list[Held]] = {}
-        self._strides: dict[int, None] = {}
-
-    def __iter__(self) -> Iterator[Held]:
-        """Yield all extents."""
-        for lane in self._lanes.values():
-            yield from lane
-
-    def add(self, held: Held) -> None:
-        """Add one."""
-        lane = self._lanes.setdefault((held.stride, held.first % held.stride), [])
-        insort(lane, held, key=_first_of)
-        self._strides[held.stride] = None
-
-    def remove(self, held: Held) -> None:
-        """Remove one."""
-        self._lanes[held.stride, held.first % held.stride].remove(held)
-
-    def holder(self, entry_id: int) -> Held | None:
-        """Return the extent that an entry was staged in, None if it was not."""
-        for stride in self._strides:
-            held = self._before(entry_id, stride)
-            if held is not None and entry_id <= held.last_staged:
-                return held
-        return None
-
-    def _before(self, entry_id: int, stride: int) -> Held | None:
-        """Return the last extent of a lane that begins at or before an entry of it and is not empty."""
-        lane = self._lanes.get((stride, entry_id % stride), ())
-        for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
-            if lane[place].descriptor.last_pushed >= 0:
-                return lane[place]
-        return None
-
-    def growing(self, entry_id: int, stride: int) -> Held | None:
-        """Return the extent of this stride that goes on with an entry, None if there is none."""
-        lane = self._lanes.get((stride, entry_id % stride), ())
-        for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
-            held = lane[place]
-            if held.last_staged + stride == entry_id:
-                return held
-            if held.descriptor.last_pushed >= 0:
-                break
-        return None
-
-    def missing(self, first: int, stride: int, count: int) -> int:
-        """Return how many of ``count`` entries, from ``first`` by ``stride``, are missing before one that is there."""
-        if self._ends_before(first, stride):
-            return count
-        return next((n for n in range(count) if self.holder(first + n * stride) is not None), count)
-
-    def _ends_before(self, first: int, stride: int) -> bool:
-        """Tell whether nothing is there from an entry on, among those that a run of the stride would meet."""
-        for (mine, residue), lane in self._lanes.items():
-            if mine != stride or residue == first % stride:
-                staged = next((held for held in reversed(lane) if held.descriptor.last_pushed >= 0), None)
-                if staged is not None and staged.last_staged >= first:
-                    return False
-        return True
-
-    def last(self) -> Held | None:
-        """Return the extent that holds the highest durable entry, None if nothing is durable."""
-        tops = []
-        for lane in self._lanes.values():
-            tops += [next((held for held in reversed(lane) if held.descriptor.last_durable >= 0), None)]
-        return max((held for held in tops if held), key=lambda held: held.last_durable, default=None)
-
-
 class Replica:
     """One replicated ledger here. One object, and one lock, for its adds and its fence (bookie bug K9).
 
@@ -191,7 +90,7 @@ class Replica:
         store: Where it is kept.
         ledger_id: The replicated ledger.
         description: What is known of it; None if only its fence came so far.
-        keep: Makes a ledger of the store: its type, the description, and the extent's first entry and stride.
+        keep: Makes an extent with this first entry and stride, and with its entries or, if False, at once.
         staged: Told of each commit that entries were staged in.
     """
 
@@ -200,7 +99,7 @@ class Replica:
         store: Store,
         ledger_id: int,
         description: Description | None,
-        keep: Callable[[Replica, int, int], LedgerDescriptor],
+        keep: Callable[[Replica, int, int, bool], Held],
         staged: Callable[[Commit], None],
     ) -> None:
         self.ledger_id: Final = ledger_id
@@ -216,6 +115,7 @@ class Replica:
         self._keep = keep
         self._staged = staged
         self._deferred: list[Commit] = []
+        self._unborn: list[Held] = []
         self._lac: int | None = None
 
     # ---- adding --------------------------------------------------------------------------------------------------
@@ -285,8 +185,11 @@ class Replica:
         entry_id = run.first + low * run.stride
         held = self.extents.growing(entry_id, run.stride)
         if held is None:
-            held = Held(self._keep(self, entry_id, run.stride), entry_id, run.stride)
+            # What is acknowledged before it is durable must leave a trace: the extent, for limbo to be known by (D6).
+            held = self._keep(self, entry_id, run.stride, durable)
             self.extents.add(held)
+            if held.created is not None:
+                self._unborn.append(held)
         descriptor = held.descriptor
         start, end, count = ends[low], ends[high], high - low
         lac, length = _LAC_AND_LENGTH.unpack_from(body, ends[high - 1] + _LAC_AT)
@@ -326,7 +229,19 @@ class Replica:
         )
 
     def look_back(self) -> None:
-        """Go into limbo if entries that were acknowledged before they were durable were lost; the lock is held."""
+        """See what became of what was staged; the lock is held.
+
+        Extents whose creation failed are forgotten. If entries were lost that were acknowledged before they were
+        durable, the ledger is in limbo.
+        """
+        if self._unborn:
+            for held in self._unborn:
+                if held.created is not None and held.created.error is not None:
+                    self.extents.remove(held)
+                    self._store.forget(held.descriptor)
+                elif held.descriptor.created:
+                    held.created = None
+            self._unborn = [held for held in self._unborn if held.created is not None and held.created.error is None]
         if self._deferred:
             if any(commit.error is not None for commit in self._deferred):
                 self.limbo = True
@@ -459,6 +374,10 @@ class Replica:
 
     def delete(self) -> None:
         """Delete everything, the fence last; until all is gone, nothing is denied. The caller holds the lock."""
+        for held in self._unborn:
+            if held.created is not None:
+                self._store.log.wait(held.created)
+        self.look_back()
         self.limbo = True
         for held in list(self.extents):
             self._delete(held.descriptor)

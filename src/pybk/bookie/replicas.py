@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from pybk.bookie.extents import Held
 from pybk.bookie.identity import IDENTITY_KEY, Identity
-from pybk.bookie.replica import Description, Held, Replica, View
+from pybk.bookie.replica import Description, Replica, View
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, PybkError, UsageError
@@ -24,7 +25,6 @@ from pybk.metrics import Metrics
 from pybk.replication.messages import Run, Status
 from pybk.storage.commit import Commit
 from pybk.storage.creation import OpenEnvironment
-from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.extent import EXTENT_KEY, Extent
 from pybk.storage.filesystem import FileSystem
 from pybk.storage.store import Store, open_environment
@@ -122,7 +122,8 @@ class Replicas:
                 "that of an embedded store; name another for the bookie"
             )
         self._stored.setdefault(extent.ledger_id, array("q")).append(metadata.ledger_id)
-        if not self.store.began_clean and extent.write_flags & WriteFlag.DEFERRED_FORCE:
+        deferred = extent.write_flags & WriteFlag.DEFERRED_FORCE and metadata.ledger_type != LedgerType.FENCE
+        if deferred and not self.store.began_clean:
             self._limbo.add(extent.ledger_id)
 
     # ---- whose directory -----------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ class Replicas:
             boots = before.boots
         identity = Identity(cluster_id, bookie_id, instance, boots + 1)
         known = self._identities
-        made = self._create(LedgerType.BOOKIE, {IDENTITY_KEY: identity.encode()})
+        made = self.store.create(self._metadata(LedgerType.BOOKIE, {IDENTITY_KEY: identity.encode()}), when_full=True)
         self._identities = [(identity, made.ledger_id)]
         for _, ledger_id in known:
             self.store.delete(self.store.descriptor(ledger_id))
@@ -249,7 +250,7 @@ class Replicas:
             if metadata.ledger_type == LedgerType.FENCE:
                 replica.fences.append(descriptor)
             else:
-                replica.extents.add(Held(descriptor, extent.first, extent.stride))
+                replica.extents.add(Held(descriptor, None, extent.first, extent.stride))
         replica.fenced = bool(replica.fences)
         replica.limbo = ledger_id in self._limbo
         return replica
@@ -308,7 +309,7 @@ class Replicas:
             CorruptError: Entries are here and cannot be compared.
             StorageFailedError: The store takes nothing more.
 
-        Cost: 20 microseconds and 0.1 per entry; one synced write more for a new extent.
+        Cost: 20 microseconds and 0.1 per entry; one synced write more for a new extent if not ``durable``.
         """
         replica = self._replica(ledger_id)
         if replica is None:
@@ -350,7 +351,8 @@ class Replicas:
                     continue  # just now: the next object of this ledger is another
                 replica.fenced = True
                 if not replica.fences:
-                    replica.fences.append(self._keep_ledger(replica, LedgerType.FENCE, 0, 1))
+                    metadata = self._part_of(replica, LedgerType.FENCE, 0, 1)
+                    replica.fences.append(self.store.create(metadata, when_full=True))
                 return
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -412,31 +414,32 @@ class Replicas:
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
-    def _keep(self, replica: Replica, first: int, stride: int) -> LedgerDescriptor:
-        """Make the ledger of an extent."""
+    def _keep(self, replica: Replica, first: int, stride: int, with_entries: bool) -> Held:
+        """Make an extent: durable with its first entries, or on return. The caller holds the replica's lock."""
         description = replica.description
         kind = LedgerType("") if description is None else description.ledger_type
-        return self._keep_ledger(replica, kind, first, stride)
+        metadata = self._part_of(replica, kind, first, stride)
+        if with_entries:
+            return Held(*self.store.stage_create(metadata), first, stride)
+        return Held(self.store.create(metadata), None, first, stride)
 
-    def _keep_ledger(self, replica: Replica, kind: LedgerType, first: int, stride: int) -> LedgerDescriptor:
-        """Make a ledger that belongs to a replica; durable on return. The caller holds the replica's lock."""
+    def _part_of(self, replica: Replica, kind: LedgerType, first: int, stride: int) -> LedgerMetadata:
+        """Return the metadata of a new ledger of the store that is a part of a replicated one."""
         description = replica.description
         flags = WriteFlag.NONE if description is None else description.write_flags
         custom = {EXTENT_KEY: Extent(replica.ledger_id, first, stride, int(flags)).encode()}
         if description is not None:
             custom[_DESCRIPTION_KEY] = description.encoded
             custom[_TYPE_KEY] = description.ledger_type.encode()
-        descriptor = self._create(kind, custom, description)
-        with self._lock:
-            self._stored.setdefault(replica.ledger_id, array("q")).append(descriptor.ledger_id)
-        return descriptor
+        return self._metadata(kind, custom, description)
 
-    def _create(
+    def _metadata(
         self, kind: LedgerType, custom: Mapping[str, bytes], description: Description | None = None
-    ) -> LedgerDescriptor:
+    ) -> LedgerMetadata:
+        """Return the metadata of a new ledger of the store."""
         store = self.store
         hints = frozenset[StorageHint]() if description is None else description.storage_hints
-        metadata = LedgerMetadata(
+        return LedgerMetadata(
             ledger_id=store.new_ledger_id(),
             ledger_type=kind,
             storage_hints=hints,
@@ -448,7 +451,6 @@ class Replicas:
             key_salt=b"",
             verifier=b"",
         )
-        return store.create(metadata, when_full=kind.is_system)
 
     def health(self) -> ReplicasHealth:
         """Return what to tell of the disks."""

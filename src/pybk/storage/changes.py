@@ -71,6 +71,42 @@ class ChangingView(StoreView):
         """
         if not when_full:
             self.check_space()
+        descriptor = self._register(metadata)
+        try:
+            self._change(descriptor, metadata)
+        except BaseException:
+            self.forget(descriptor)
+            raise
+        return descriptor
+
+    def stage_create(self, metadata: LedgerMetadata) -> tuple[LedgerDescriptor, Commit]:
+        """Stage the creation of a ledger in the commit that is forming, which may hold entries of it, too.
+
+        Who stages looks at the commit's error when it is done, and has the ledger forgotten if there is one.
+
+        Raises:
+            LedgerExistsError: The id is taken.
+            StorageFullError: There is no room.
+        """
+        self.check_space()
+        descriptor = self._register(metadata)
+        descriptor.created = False
+        try:
+            commit = self._stage_change(descriptor, metadata, creates=descriptor)
+            assert commit is not None, "nothing was said that might have changed"
+        except BaseException:
+            self.forget(descriptor)
+            raise
+        return descriptor, commit
+
+    def forget(self, descriptor: LedgerDescriptor) -> None:
+        """Forget a ledger whose creation failed."""
+        with self._lock:
+            descriptor.deleted = True
+            self._descriptors.pop(descriptor.ledger_id, None)
+
+    def _register(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Make the descriptor of a ledger to be created, and take its id."""
         descriptor = LedgerDescriptor(metadata)
         with self._lock:
             found = self._find(metadata.ledger_id)
@@ -81,13 +117,6 @@ class ChangingView(StoreView):
             self._descriptors[metadata.ledger_id] = descriptor
         with self._ids:
             self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
-        try:
-            self._change(descriptor, metadata)
-        except BaseException:
-            with self._lock:
-                descriptor.deleted = True
-                self._descriptors.pop(metadata.ledger_id, None)
-            raise
         return descriptor
 
     def _change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
@@ -100,6 +129,7 @@ class ChangingView(StoreView):
         metadata: LedgerMetadata,
         *,
         unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
+        creates: LedgerDescriptor | None = None,
     ) -> Commit | None:
         """Stage new metadata; the caller holds ``descriptor.lock``, or is the only one who knows the descriptor."""
         body = metadata.encode()
@@ -108,7 +138,7 @@ class ChangingView(StoreView):
             return encode_control(RecordKind.LEDGER, metadata.ledger_id, metadata.version, body, lsn=lsn)
 
         apply = partial(self._changed, descriptor, metadata)
-        commit = self.log.stage_control(encode, apply, unless_changed=unless_changed)
+        commit = self.log.stage_control(encode, apply, unless_changed=unless_changed, creates=creates)
         if commit is not None:
             descriptor.metadata_pushed = metadata
         return commit
@@ -125,6 +155,7 @@ class ChangingView(StoreView):
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
         """Apply a durable metadata change; called by the log's driver, maybe twice."""
         descriptor.metadata = metadata
+        descriptor.created = True
         descriptor.meter = None
         descriptor.changed = True
         self._note_change(descriptor)

@@ -94,6 +94,7 @@ class Commit:
         "buffers",
         "callbacks",
         "controls",
+        "creations",
         "done",
         "error",
         "file_id",
@@ -122,6 +123,8 @@ class Commit:
     start: int
 
     def __init__(self) -> None:
+        # What creates ledgers goes ahead of entries, which may be of these ledgers; what ends them goes behind.
+        self.creations: list[tuple[LedgerDescriptor, Callable[[int], bytes], Callable[[], None]]] = []
         self.runs: list[StagedRun] = []
         self.controls: list[tuple[Callable[[int], bytes], Callable[[], None]]] = []
         self.payload_bytes = 0
@@ -148,4 +151,10 @@ class Commit:
 
     def is_empty(self) -> bool:
         """Tell whether nothing was staged."""
-        return not self.runs and not self.controls
+        return not self.runs and not self.controls and not self.creations
+
+    def wake(self) -> None:
+        """Release who waits for it, as it is done; a waiter released twice has left its lock behind."""
+        for waiter in self.waiters:
+            if waiter.locked():
+                waiter.release()

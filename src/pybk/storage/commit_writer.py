@@ -86,6 +86,10 @@ class CommitWriter:
         records: list[bytes | memoryview] = []
         places = []
         at = COMMIT_HEADER_BYTES
+        for _, encode, _ in commit.creations:
+            record = encode(lsn)
+            records.append(record)
+            at += len(record)
         for run in commit.runs:
             run.seal()
             if run.sizes:
@@ -126,7 +130,7 @@ class CommitWriter:
     def _frame(self, commit: Commit) -> None:
         """Put together what is to be written; a new file's header goes out with its first commit, under one sync."""
         lsn = commit.lsn
-        count = len(commit.places) + len(commit.controls)
+        count = len(commit.creations) + len(commit.places) + len(commit.controls)
         header = encode_commit_header(lsn, lsn - 1, commit.file_id, count, commit.size - COMMIT_HEADER_BYTES)
         buffers = [header, *commit.records, _ZEROS[: commit.padded - commit.size]]
         commit.start = commit.base
@@ -138,6 +142,8 @@ class CommitWriter:
     def publish(self, commit: Commit) -> None:
         """Tell the ledgers where their entries lie; may be repeated."""
         self._watermark.advance(commit.lsn)
+        for _, _, apply in commit.creations:
+            apply()
         place = commit.base | commit.file_id << 32
         for run, at, body_bytes in commit.places:
             first, count = run.first, len(run.sizes)

@@ -47,13 +47,15 @@ class LedgerDescriptor:
     """State of one ledger.
 
     Threads: ``lock`` guards what appends change; ``place_lock`` guards where entries lie. A thread that needs both
-    takes ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock.
+    takes ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock. ``created`` is False until
+    the commit that creates the ledger is durable, if entries of it may be staged before.
     """
 
     __slots__ = (
         "__weakref__",
         "advanced_callbacks",
         "changed",
+        "created",
         "deferred",
         "deleted",
         "error",
@@ -94,6 +96,7 @@ class LedgerDescriptor:
         self.last_add_confirmed = last_add_confirmed
         self.last_checked = last_checked
         self.error: PybkError | None = None
+        self.created = True
         self.deleted = False
         self.changed = False
         self.generation = 0

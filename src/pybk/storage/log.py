@@ -190,6 +190,7 @@ class Log:
         apply: Callable[[], None],
         *,
         unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
+        creates: LedgerDescriptor | None = None,
     ) -> Commit | None:
         """Stage a control record behind everything staged so far.
 
@@ -197,6 +198,7 @@ class Log:
             encode: Given the LSN, returns the whole record.
             apply: Called by the driver when the record is durable, before waiters wake; may be called twice.
             unless_changed: For a record that says how far a ledger goes: the ledger, and its error at that time.
+            creates: The ledger that the record creates: it goes ahead of the commit's entries, which may be of it.
 
         Returns:
             The commit it is part of. None if the ledger's error is another now, because a commit of its entries failed
@@ -211,7 +213,10 @@ class Log:
             if unless_changed is not None and unless_changed[0].error is not unless_changed[1]:
                 return None
             commit = self._forming
-            commit.controls.append((encode, apply))
+            if creates is not None:
+                commit.creations.append((creates, encode, apply))
+            else:
+                commit.controls.append((encode, apply))
             commit.wanted = True
         return commit
 
@@ -299,7 +304,7 @@ class Log:
             for commit in (self._inflight, self._forming):
                 if commit is not None:
                     if commit.done:
-                        _wake(commit)
+                        commit.wake()
                     for waiter in commit.waiters:
                         if waiter is not token and waiter.locked():
                             self._driver = waiter
@@ -383,8 +388,11 @@ class Log:
         """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap."""
         with self._mutex:
             for failed in (commit, self._forming):
-                for run in failed.runs:
-                    run.descriptor.error = error
+                for descriptor in (
+                    *(run.descriptor for run in failed.runs),
+                    *(made for made, _, _ in failed.creations),
+                ):
+                    descriptor.error = error
                 if failed is commit or not failed.is_empty():
                     failed.error = error
             commit.done = True
@@ -402,7 +410,7 @@ class Log:
             for run in commit.runs:  # the ledger remembers its last run, and need not keep all its bytes
                 run.parts = []
             if commit.waiters:
-                _wake(commit)
+                commit.wake()
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
 
@@ -486,10 +494,3 @@ class Log:
                 self._committer.join()
             self._run_callbacks()
             self._writer.leave_file()
-
-
-def _wake(commit: Commit) -> None:
-    """Release the waiters of a done commit; a waiter released twice has left its lock behind."""
-    for waiter in commit.waiters:
-        if waiter.locked():
-            waiter.release()

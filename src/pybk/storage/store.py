@@ -229,7 +229,7 @@ class Store(ChangingView):
             descriptors = list(self._descriptors.values())
         for descriptor in descriptors:
             # Deferred entries were acknowledged before they were refused, so there the gap stays.
-            if not isinstance(descriptor.error, StorageFullError) or descriptor.deferred:
+            if not isinstance(descriptor.error, StorageFullError) or descriptor.deferred or not descriptor.created:
                 continue
             # Not waited for: who holds it may be waiting for maintenance.
             if descriptor.lock.acquire(blocking=False):

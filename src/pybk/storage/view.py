@@ -157,7 +157,7 @@ class StoreView:
         """
         with self._lock:
             descriptor = self._find(ledger_id)
-        if descriptor is None or descriptor.deleted:
+        if descriptor is None or descriptor.deleted or not descriptor.created:
             raise NoSuchLedgerError(
                 f"ledger {ledger_id} does not exist in {self.volumes.root}: never created, or deleted"
             )
