@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import zmq
 
 from pybk.ledger import Bookie
 from pybk.replication.messages import Add, Reply, Run, Status
-from pybk.transport.codec import Authorize, WireReply, WireRequest
-from pybk.transport.keys import ClusterKeys
+from pybk.transport import curve
+from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, Kind, WireReply, WireRequest, encode
+from pybk.transport.frames import VERSION, Header, Outgoing, open_head
+from pybk.transport.keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, session_mac
 from pybk.transport.link import Link, Outcome
 from pybk.transport.links import Links
 from pybk.transport.server import Peer, Server
@@ -102,3 +108,120 @@ def world(
         Links(keys, context=context, **settings) as links,
     ):
         yield World(server, links)
+
+
+class RawClient:
+    """A client of which a test sees and changes every byte."""
+
+    def __init__(self, server: Server, keys: ClusterKeys | None = KEYS, context: Any = None) -> None:
+        self.server = server
+        self.keys = keys
+        self._own_context = context is None
+        self._context = zmq.Context() if context is None else context
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if server.public_key is not None:
+            assert keys is not None
+            curve.secure_client(self.socket, keys.client, server.public_key)
+        self.socket.connect(server.addresses[0])
+        self.mac: Mac = greeting_mac(keys)
+        self.counter = 0
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close(linger=0)
+        if self._own_context:
+            self._context.term()
+
+    def head(self, outgoing: Outgoing, number: int = 1, instance: bytes = INSTANCE) -> bytes:
+        """Return the head of the next request."""
+        self.counter += 1
+        return outgoing.head(number, self.counter, 0, instance, self.mac, VERSION)
+
+    def request(self, message: WireRequest, number: int = 1, instance: bytes = INSTANCE) -> list[bytes]:
+        """Return the frames of the next request."""
+        outgoing = encode(message)
+        return [self.head(outgoing, number, instance), *[frame.bytes for frame in outgoing.frames]]
+
+    def exchange(self, *frames: bytes, wait_ms: int = 50) -> tuple[list[Any], list[Header]]:
+        """Send frames, and return what the bookie got and what came back, once nothing more happens."""
+        if frames:
+            self.socket.send_multipart(frames)
+        arrived: list[Any] = []
+        heads: list[Header] = []
+        self.last_head = b""
+        end = time.monotonic() + wait_ms / 1000
+        while time.monotonic() < end and not heads and not arrived:
+            arrived += self.server.receive(1)
+            while self.socket.poll(1):
+                self.last_head = self.socket.recv_multipart()[0]
+                heads.append(open_head(self.last_head))
+        return arrived, heads
+
+    def greet(self) -> bytes:
+        """Begin a session; return its id."""
+        nonce = b"n" * NONCE_BYTES
+        self.mac = greeting_mac(self.keys)
+        hello = Outgoing(Kind.HELLO, numbers=(VERSION, 0, 0, 0), blob=nonce)
+        _, (header,) = self.exchange(self.head(hello), wait_ms=3000)
+        assert header.kind == Kind.WELCOME
+        both = self.last_head[header.head_bytes + MAC_BYTES :]
+        session_id, bookie_nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
+        self.mac = session_mac(self.keys, session_id, (nonce, bookie_nonce), header.instance)
+        return session_id
+
+
+class Tap:
+    """A proxy before a TCP address that keeps what passes, and can stop passing it."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.removeprefix("tcp://").split(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.seen = bytearray()
+        self.is_open = threading.Event()
+        self.is_open.set()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            self._sockets += [client, server]
+            for source, target in ((client, server), (server, client)):
+                thread = threading.Thread(target=self._pass, args=(source, target))
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                self.is_open.wait()
+                self.seen += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def __enter__(self) -> Tap:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_open.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for end in self._sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in self._sockets:
+            end.close()

@@ -304,14 +304,20 @@ class Link:
             self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=_NEVER_NS)
         if self._socket is not None:
             if self._mac is None:
-                if now_ns - self._opened_ns >= _HANDSHAKE_NS:
-                    self._lose("nobody answered in time")
-            elif now_ns - self._pinged_ns >= PING_NS:
-                self._lose("the bookie is silent")
-            elif now_ns - self._heard_ns >= PING_NS // 2 and self._pinged_ns == _NEVER_NS:
+                self._give_up(self._opened_ns + _HANDSHAKE_NS, now_ns, "nobody answered in time")
+            elif self._pinged_ns != _NEVER_NS:
+                self._give_up(self._pinged_ns + PING_NS, now_ns, "the bookie is silent")
+            elif now_ns - self._heard_ns >= PING_NS // 2:
                 self._pinged_ns = now_ns
                 self._put(self._own_id(), encode(Ping()))
         self._links._look_at(self._first_deadline_ns)
+
+    def _give_up(self, end_ns: int, now_ns: int, why: str) -> None:
+        """Lose the connection if it is time, and look again if it is not."""
+        if now_ns >= end_ns:
+            self._lose(why)
+        else:
+            self._links._look_at(end_ns)
 
     # ---- what comes --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,408 @@
+from __future__ import annotations
+
+import random
+import resource
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from pybk.ledger import Bookie
+from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
+from pybk.transport import server as server_module
+from pybk.transport.codec import Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
+from pybk.transport.frames import Outgoing
+from pybk.transport.keys import ClusterKeys, RightsKey, proves_right
+from pybk.transport.server import Server
+from tests.transport.wireworld import (
+    BOOKIE,
+    INSTANCE,
+    KEYS,
+    OK,
+    TCP,
+    RawClient,
+    add,
+    entries,
+    flat,
+    world,
+)
+
+LARGE = 100_000
+NO = Reply(Status.UNAUTHORIZED)
+
+
+@pytest.fixture(params=["curve", "no secret"])
+def keys(request: pytest.FixtureRequest) -> ClusterKeys | None:
+    return KEYS if request.param == "curve" else None
+
+
+@pytest.fixture
+def raw(keys: ClusterKeys | None) -> Iterator[RawClient]:
+    with Server([TCP], INSTANCE, keys) as server, RawClient(server, keys) as client:
+        client.greet()
+        yield client
+
+
+REQUESTS: list[WireRequest] = [
+    add(7, entries(0, (100, 200))),
+    Add(7, (entries(0, (LARGE, LARGE), 5), entries(1, (50,), 5)), 3, True, True),
+    ReadLac(7, True, 4, 10**9),
+    Read(7, 1, 9, 2, 1000, True),
+    Force(7),
+    LacPacket(7, b"p" * 32),
+]
+REPLIES: list[WireReply] = [
+    OK,
+    Reply(Status.LIMBO, True),
+    Answer(Status.OK, entries(0, (LARGE, LARGE)), b"p" * 32),
+    Answer(Status.NO_SUCH_LEDGER),
+]
+
+
+@pytest.mark.parametrize("address", [TCP, "ipc://{path}/socket", "inproc://here"])
+def test_requests_and_replies_travel(keys: ClusterKeys | None, address: str, tmp_path: Any) -> None:
+    context: Any = zmq.Context() if address.startswith("inproc") else None
+    with world(keys, address.format(path=tmp_path), context=context) as here:
+        link = here.link()
+        for number, message in enumerate(REQUESTS):
+            assert here.ask(link, message, number) == OK
+            assert flat(here.arrived[-1][2]) == flat(message)
+        for number, reply in enumerate(REPLIES):
+            here.answer = lambda _peer, _number, _request, reply=reply: reply  # type: ignore[misc]
+            assert flat(here.ask(link, Force(1), number)) == flat(reply)
+        assert here.ask(link, Ping()) == OK
+        assert link.outstanding == link.outstanding_bytes == 0
+    if context is not None:
+        context.term()
+
+
+def test_a_request_that_was_sent_before_is_refused(raw: RawClient) -> None:
+    frames = raw.request(add())
+    assert len(raw.exchange(*frames)[0]) == 1
+    assert raw.exchange(*frames) == ([], [])
+    earlier, later = raw.request(Force(1), 2), raw.request(Force(1), 3)
+    assert [number for _, number, _ in raw.exchange(*later)[0]] == [3]
+    assert raw.exchange(*earlier) == ([], [])
+    assert raw.server.counters.replayed == 2
+
+
+def test_a_request_of_one_session_is_worth_nothing_in_another(raw: RawClient) -> None:
+    if raw.keys is None:
+        pytest.skip("without a secret nothing tells sessions apart but their counters")
+    frames = raw.request(add())
+    raw.greet()
+    assert raw.exchange(*frames) == ([], [])
+    assert raw.server.counters.forged == 1
+
+
+def test_a_request_without_a_session_is_told_so(raw: RawClient) -> None:
+    with RawClient(raw.server, raw.keys) as other:
+        arrived, (header,) = other.exchange(*other.request(add()), wait_ms=3000)
+    assert not arrived
+    assert header.kind == Kind.NO_SESSION
+    assert raw.server.counters.strangers == 1
+
+
+def test_a_changed_head_is_dropped(raw: RawClient) -> None:
+    draw = random.Random(3)
+    for _ in range(50):
+        head = bytearray(raw.request(Force(7))[0])
+        place = draw.randrange(len(head))
+        head[place] ^= 1 << draw.randrange(8)
+        if place == 3:
+            continue  # another kind that is a greeting would end the session
+        assert raw.exchange(bytes(head), wait_ms=2) == ([], [])
+    counters = raw.server.counters
+    assert counters.forged > 20
+    assert counters.received == 0
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_changed_entries_are_refused_so_that_they_are_sent_again(raw: RawClient, size: int) -> None:
+    frames = raw.request(add(7, entries(0, (size,))))
+    frames[-1] = frames[-1][:-1] + bytes([frames[-1][-1] ^ 1])
+    arrived, (header,) = raw.exchange(*frames, wait_ms=3000)
+    assert not arrived
+    assert (header.kind, header.flags & 0xFF) == (Kind.REPLY, Status.REFUSED)
+    assert raw.server.counters.damaged == 1
+    assert len(raw.exchange(*raw.request(add(7, entries(0, (size,)))), wait_ms=3000)[0]) == 1
+
+
+def test_authentic_nonsense_is_refused(raw: RawClient) -> None:
+    nonsense = [
+        Outgoing(99),
+        Outgoing(Kind.ADD, ledger_id=7),
+        Outgoing(Kind.READ, ledger_id=7, numbers=(9, 3, 1, 1)),
+        Outgoing(Kind.FORCE, ledger_id=-1),
+        Outgoing(Kind.REPLY),
+        Outgoing(Kind.AUTHORIZE, blob=b"short"),
+    ]
+    for outgoing in nonsense:
+        arrived, (header,) = raw.exchange(raw.head(outgoing), wait_ms=3000)
+        assert not arrived
+        assert (header.kind, header.flags) == (Kind.REPLY, Status.REFUSED)
+    assert raw.server.counters.refused == len(nonsense)
+
+
+def test_another_instance_is_told_so(raw: RawClient) -> None:
+    arrived, (header,) = raw.exchange(*raw.request(add(), instance=b"i" * 16), wait_ms=3000)
+    assert not arrived
+    assert (header.flags, header.instance) == (Status.WRONG_INSTANCE, INSTANCE)
+
+
+def test_a_link_to_a_bookie_that_was_replaced_is_told_so() -> None:
+    with world() as here:
+        assert here.ask(here.link(Bookie("a", b"i" * 16)), add()) == Reply(Status.WRONG_INSTANCE)
+        assert here.arrived == []
+
+
+def test_garbage_is_harmless(keys: ClusterKeys | None) -> None:
+    draw = random.Random(5)
+    with world(keys) as here, RawClient(here.server, keys) as garbage:
+        link = here.link()
+        for number in range(300):
+            frames = [draw.randbytes(draw.randrange(300)) for _ in range(draw.randrange(1, 5))]
+            if number % 3 == 0:
+                frames[0] = garbage.head(encode(add())) + frames[0]
+            garbage.socket.send_multipart(frames)
+        garbage.socket.send_multipart([b"x"] * 5000)
+        for number in range(5):
+            assert here.ask(link, add(), number) == OK
+        here.until(lambda: here.server.counters.garbage >= 301)
+        assert here.server.counters.received == 5
+
+
+def test_bytes_that_are_no_zmtp_are_harmless() -> None:
+    with world() as here:
+        host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
+        for data in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100_000, bytes(64)):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(data)
+                assert here.ask(here.link(), add()) == OK
+
+
+def test_a_frame_beyond_the_bound_ends_the_connection_unread(keys: ClusterKeys | None) -> None:
+    with Server([TCP], INSTANCE, keys, message_bytes_max=1 << 20) as server, RawClient(server, keys) as client:
+        client.greet()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert client.exchange(bytes(2 << 20)) == ([], [])
+        assert server.counters.garbage == 0
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10
+        with RawClient(server, keys) as other:
+            other.greet()
+            assert len(other.exchange(*other.request(add(7, entries(0, (LARGE,)))), wait_ms=3000)[0]) == 1
+
+
+# ---- rights ----------------------------------------------------------------------------------------------------------
+
+RIGHT = RightsKey(b"\x07" * 32)
+
+
+def knows(session_id: bytes, proof: Authorize) -> bool:
+    """Check a proof as a bookie does, but for the description's MAC."""
+    return proof.description == RIGHT.public and proves_right(
+        proof.description, proof.signature, session_id, INSTANCE, proof.ledger_id
+    )
+
+
+def test_a_right_is_proved_before_the_first_request_of_each_session() -> None:
+    with world(authorize=knows) as here:
+        link = here.link()
+        here.links.grant(7, RIGHT.public, RIGHT)
+        for number in range(2):
+            assert here.ask(link, add(7), number) == OK
+        peer = here.arrived[-1][0]
+        assert peer.rights == {7: RIGHT.public}
+        assert here.ask(link, add(8)) == OK
+        assert 8 not in here.arrived[-1][0].rights
+        link._lose("for the test")
+        time.sleep(0.03)
+        assert here.ask(link, add(7)) == OK
+        assert here.arrived[-1][0] is not peer
+        assert here.arrived[-1][0].rights == {7: RIGHT.public}
+
+
+def test_a_wrong_proof_gives_no_right(raw: RawClient) -> None:
+    raw.server._authorize = knows
+    session_id = raw.greet()
+    wrong = [
+        Authorize(7, RIGHT.public, RIGHT.sign(session_id[::-1], INSTANCE, 7)),
+        Authorize(7, RIGHT.public, RIGHT.sign(session_id, INSTANCE[::-1], 7)),
+        Authorize(7, RIGHT.public, RIGHT.sign(session_id, INSTANCE, 8)),
+        Authorize(7, RightsKey(b"\x08" * 32).public, RIGHT.sign(session_id, INSTANCE, 7)),
+        Authorize(7, b"", b"s" * 64),
+    ]
+    for proof in wrong:
+        _, (header,) = raw.exchange(*raw.request(proof), wait_ms=3000)
+        assert header.flags == Status.UNAUTHORIZED
+    right = Authorize(7, RIGHT.public, RIGHT.sign(session_id, INSTANCE, 7))
+    _, (header,) = raw.exchange(*raw.request(right), wait_ms=3000)
+    assert header.flags == Status.OK
+    ((peer, _, _),), _ = raw.exchange(*raw.request(Force(7)), wait_ms=3000)
+    assert peer.rights == {7: RIGHT.public}
+
+
+def test_without_a_callback_nobody_has_rights() -> None:
+    with world() as here:
+        proof = Authorize(7, RIGHT.public, b"s" * 64)
+        assert here.ask(here.link(), proof) == Reply(Status.UNAUTHORIZED)
+
+
+def test_rights_are_bounded_and_proved_again_when_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "RIGHTS_MAX", 2)
+    with world(authorize=knows) as here:
+        here.answer = lambda peer, _, request: (
+            OK if isinstance(request, Add) and request.ledger_id in peer.rights else NO
+        )
+        link = here.link()
+        for ledger_id in (1, 2, 3):
+            here.links.grant(ledger_id, RIGHT.public, RIGHT)
+            assert here.ask(link, add(ledger_id)) == OK
+        assert list(here.arrived[-1][0].rights) == [2, 3]
+        assert here.ask(link, add(1)) == NO
+        assert here.ask(link, add(1)) == OK
+        here.links.revoke(2)
+        assert here.ask(link, add(2)) == NO
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SESSIONS_MAX", 2)
+    with world() as here:
+        first, second, third = here.link(), here.link(), here.link()
+        for link in (first, second):
+            assert here.ask(link, add()) == OK
+        here.until(lambda: third.is_up)
+        assert len(here.server._peers) == 2
+        # Whose session was forgotten learns it with its next request, and comes again.
+        assert here.ask(first, add()) is None
+        assert "forgot the session" in first.why_down
+        time.sleep(0.03)
+        assert here.ask(first, add()) == OK
+
+
+def test_sessions_of_which_nothing_is_heard_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_SILENCE_NS", 1)
+    with world() as here:
+        first, second = here.link(), here.link()
+        here.until(lambda: first.is_up and second.is_up)
+        assert len(here.server._peers) == 1
+
+
+def test_a_client_that_does_not_read_costs_a_bounded_amount_and_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "UNREAD_BYTES_MAX", 4 << 20)
+    large = Answer(Status.OK, entries(0, (1 << 20,)))
+    with world(None) as here, RawClient(here.server, None) as slow:
+        link = here.link()
+        slow.greet()
+        ((peer, _, _),), _ = slow.exchange(*slow.request(Read(7, 0, 9, 1, 1 << 20)), wait_ms=3000)
+        start = time.perf_counter()
+        assert all(here.server.reply(peer, number, large) for number in range(100))
+        assert here.server.counters.unread == 97
+        assert time.perf_counter() - start < 1.0
+        assert here.ask(link, add()) == OK
+        # Who says what it has read is served again.
+        slow.mac, mac = peer._mac, slow.mac
+        assert mac is peer._mac
+        slow.counter += 1
+        head = encode(Read(7, 0, 9, 1, 1)).head(9, slow.counter, 4 << 20, INSTANCE, slow.mac, 1)
+        slow.socket.send(head)
+        here.until(lambda: len(here.arrived) == 2)
+        assert here.server.reply(peer, 9, large)
+        assert here.server.counters.unread == 97
+
+
+def test_a_client_that_never_reads_loses_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_QUEUE_MESSAGES", 100)
+    with world(None) as here, RawClient(here.server, None) as slow:
+        slow.socket.rcvhwm = 100
+        link = here.link()
+        slow.greet()
+        ((peer, _, _),), _ = slow.exchange(*slow.request(Force(7)), wait_ms=3000)
+        answer = Answer(Status.OK, entries(0, (8000,)))
+        taken = 0
+        while here.server.reply(peer, taken, answer):
+            taken += 1
+            assert taken < 20_000
+        assert here.server.counters.dropped == 1
+        assert not here.server.reply(peer, 1, OK)
+        assert here.ask(link, add()) == OK
+
+
+def test_replies_to_a_client_that_is_gone_are_dropped() -> None:
+    with world(None) as here:
+        with RawClient(here.server, None) as gone:
+            gone.greet()
+            ((peer, _, _),), _ = gone.exchange(*gone.request(Force(7)), wait_ms=3000)
+        here.until(lambda: not here.server.reply(peer, 1, OK))
+        assert here.server.counters.dropped == 1
+
+
+def test_what_waits_is_taken_in_bounded_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_RECEIVED_MAX", 10)
+    with world(None) as here:
+        link = here.link()
+        here.until(lambda: link.is_up)
+        for number in range(25):
+            assert link.send(number, add())
+        portions: list[int] = []
+        while sum(portions) < 25:
+            portions.append(len(here.server.receive(1000)))
+        assert max(portions) <= 10
+
+
+def test_receive_is_woken_from_another_thread() -> None:
+    with Server([TCP], INSTANCE) as server:
+        timer = threading.Timer(0.02, server.wake)
+        timer.start()
+        start = time.perf_counter()
+        assert server.receive(5000) == []
+        assert time.perf_counter() - start < 2
+        timer.join()
+        server.wake()
+        server.wake()
+        assert server.receive(5000) == []
+        assert server.receive(0) == []
+
+
+def test_a_hostile_client_cannot_take_another_ones_place(keys: ClusterKeys | None) -> None:
+    """Z3: a routing id belongs to who came with it first."""
+    with Server([TCP], INSTANCE, keys) as server, RawClient(server, keys) as first:
+        first.socket.disconnect(server.addresses[0])
+        first.socket.setsockopt(zmq.ROUTING_ID, b"chosen")
+        first.socket.connect(server.addresses[0])
+        first.greet()
+        with RawClient(server, keys) as thief:
+            thief.socket.disconnect(server.addresses[0])
+            thief.socket.setsockopt(zmq.ROUTING_ID, b"chosen")
+            thief.socket.connect(server.addresses[0])
+            for _ in range(20):
+                assert server.receive(5) == []
+            assert len(first.exchange(*first.request(add()), wait_ms=3000)[0]) == 1
+
+
+def test_no_secret_is_shown(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    with world() as here:
+        link = here.link()
+        assert here.ask(link, add()) == OK
+        peer = here.arrived[0][0]
+        shown = "".join(map(repr, (link, peer, here.server, here.links, here.server.counters, BOOKIE)))
+    out = capfd.readouterr()
+    shown += out.out + out.err + caplog.text
+    for secret in (KEYS.session_key, KEYS.metadata_key, KEYS.client.secret, peer.session_id):
+        assert secret.hex() not in shown
+        assert repr(secret)[2:-1] not in shown
+
+
+def test_runs_of_an_array_are_not_changed_by_sending() -> None:
+    sizes = array("q", [100])
+    with world(None) as here:
+        assert here.ask(here.link(), add(7, Run(0, 1, sizes, (bytes(100),)))) == OK
+    assert sizes == array("q", [100])
