@@ -1,0 +1,155 @@
+"""What never changes about a ledger, as bytes that prove themselves.
+
+Clients show it to bookies, which keep it beside their replicas. It is small: of custom metadata it has the digest only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
+
+from pybk.digest import DigestType
+from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError, UsageError
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import LedgerMetadata
+from pybk.metadata.values import MAC_BYTES, decode_json, encode_json, from_base64, mac_of, to_base64
+
+DESCRIPTION_FORMAT: Final = 1
+DESCRIPTION_BYTES_MAX: Final = 4096
+
+_LABEL: Final = b"pybk ledger description 1\0"
+_HEADER_BYTES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerDescription:
+    """What never changes about a ledger; see ``LedgerMetadata`` for what is not told here.
+
+    Attributes:
+        ledger_id: The ledger.
+        ledger_type: What it is for.
+        storage_hints: Where the application wants its entries to live.
+        write_flags: How its entries are written.
+        digest_type: What its entries carry.
+        ensemble_size: Bookies of an entry's ensemble.
+        write_quorum: Bookies that an entry is written to.
+        ack_quorum: Bookies that acknowledge an entry.
+        creation_time_ns: When it was created.
+        creation_sequence: How many ledgers were created before it.
+        custom_digest: SHA-256 of its custom metadata.
+        advanced: Whether the application gives the entry ids.
+        key_salt: What its keys are derived with.
+        key_epoch: Which generation of its keys.
+        verifier: Shows that a password is the right one.
+    """
+
+    ledger_id: int
+    ledger_type: LedgerType
+    storage_hints: frozenset[StorageHint]
+    write_flags: WriteFlag
+    digest_type: DigestType
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    creation_time_ns: int
+    creation_sequence: int
+    custom_digest: bytes = field(repr=False)
+    advanced: bool
+    key_salt: bytes = field(repr=False)
+    key_epoch: int
+    verifier: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata) -> Self:
+        """Return what never changes about a ledger."""
+        values = {name: getattr(metadata, name) for name in _NAMES if name != "custom_digest"}
+        return cls(custom_digest=_digest(metadata.custom_metadata), **values)
+
+    def encode(self, mac_key: bytes | None) -> bytes:
+        """Return it as bytes: ``format u8 | MAC size u8 | MAC | JSON``; the same for the same ledger and key.
+
+        Args:
+            mac_key: The cluster's metadata key, None without a cluster secret.
+
+        Raises:
+            UsageError: It has more than ``DESCRIPTION_BYTES_MAX`` bytes.
+        """
+        values = {name: getattr(self, name) for name in _NAMES}
+        values["ledger_type"] = str(self.ledger_type)
+        values["storage_hints"] = sorted(hint.value for hint in self.storage_hints)
+        for name in _ENUMS:
+            values[name] = values[name].value
+        for name in _BYTES:
+            values[name] = to_base64(values[name])
+        body = encode_json(values)
+        mac = b"" if mac_key is None else mac_of(mac_key, _LABEL, body)
+        data = bytes((DESCRIPTION_FORMAT, len(mac))) + mac + body
+        if len(data) > DESCRIPTION_BYTES_MAX:
+            raise UsageError(
+                f"ledger {self.ledger_id}: its description has {len(data)} bytes; the limit is "
+                f"{DESCRIPTION_BYTES_MAX}: use a shorter ledger type"
+            )
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes, mac_key: bytes | None, *, where: str) -> Self:
+        """Decode and check what ``encode`` made.
+
+        Args:
+            data: The bytes.
+            mac_key: The cluster's metadata key, None without a cluster secret.
+            where: Names the place in errors.
+
+        Raises:
+            UnsupportedFormatError: The bytes are of another format.
+            MetadataForgedError: They were not made with the cluster's secret.
+            CorruptError: They are no description.
+        """
+        if not _HEADER_BYTES < len(data) <= DESCRIPTION_BYTES_MAX:
+            raise CorruptError(f"{where}: {len(data)} bytes; a ledger's description has 3 to {DESCRIPTION_BYTES_MAX}")
+        if data[0] != DESCRIPTION_FORMAT:
+            raise UnsupportedFormatError(
+                f"{where}: ledger description of format {data[0]}; this pybk reads {DESCRIPTION_FORMAT}: use another"
+            )
+        at = _HEADER_BYTES + data[1]
+        body = data[at:]
+        mac = b"" if mac_key is None else mac_of(mac_key, _LABEL, body)
+        if data[1] not in (0, MAC_BYTES) or not hmac.compare_digest(mac, data[_HEADER_BYTES:at]):
+            raise MetadataForgedError(
+                f"{where}: the ledger's description was not made with the cluster secret that is given here; check the "
+                "secret, and who sent it"
+            )
+        return decode_json(body, cls._from_values, where=where)
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any]) -> Self:
+        if values.keys() != frozenset(_NAMES):
+            raise ValueError(f"missing or unknown are {sorted(values.keys() ^ frozenset(_NAMES))}")
+        for name in _INTS:
+            if type(values[name]) is not int:
+                raise ValueError(f"{name} is no whole number")
+        if type(values["advanced"]) is not bool or not isinstance(values["storage_hints"], list):
+            raise ValueError("advanced is no truth value, or storage_hints no list")
+        for name in _BYTES:
+            values[name] = from_base64(values[name])
+        values["ledger_type"] = LedgerType(values["ledger_type"])
+        values["storage_hints"] = frozenset(map(StorageHint, values["storage_hints"]))
+        values["write_flags"] = WriteFlag(values["write_flags"])
+        values["digest_type"] = DigestType(values["digest_type"])
+        return cls(**values)
+
+
+_NAMES: Final = tuple(field.name for field in fields(LedgerDescription))
+_BYTES: Final = ("custom_digest", "key_salt", "verifier")
+_ENUMS: Final = ("digest_type", "write_flags")
+_INTS: Final = (
+    *("ledger_id", "ensemble_size", "write_quorum", "ack_quorum", "creation_time_ns", "creation_sequence"),
+    *("key_epoch", *_ENUMS),
+)
+
+
+def _digest(custom: Mapping[str, bytes]) -> bytes:
+    return hashlib.sha256(encode_json({key: to_base64(value) for key, value in custom.items()})).digest()

@@ -1,0 +1,305 @@
+"""Ledgers in the metadata store: ids in blocks, compare-and-swap, tombstones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from pybk.errors import (
+    CorruptError,
+    LedgerDeletedError,
+    LedgerExistsError,
+    MetadataExistsError,
+    MetadataVersionError,
+    NoSuchLedgerError,
+    UsageError,
+)
+from pybk.ledger import LedgerMetadata
+from pybk.metadata.description import LedgerDescription
+from pybk.metadata.settle import settle
+from pybk.metadata.tree import MetadataTree, Node, Watch
+from pybk.metadata.values import (
+    Kind,
+    Records,
+    decode_json,
+    encode_json,
+    new_token,
+    seal,
+    token_of,
+    unseal,
+)
+
+LEDGERS_KEY: Final = "ledgers"
+IDS_KEY: Final = "ids"
+ID_BLOCK: Final = 1000
+LEDGER_ID_MAX: Final = (1 << 63) - 1
+
+_LEVELS: Final = (3, 4, 4, 4, 4)
+"""Digits of the names on the way to a ledger, as BookKeeper has them: 19 in all, at most 10 000 keys side by side."""
+
+
+class StoredLedger(NamedTuple):
+    """A ledger's metadata as the store has it.
+
+    Attributes:
+        metadata: The metadata.
+        version: For the next compare-and-swap.
+    """
+
+    metadata: LedgerMetadata
+    version: int
+
+
+def ledger_path(ledger_id: int) -> str:
+    """Return a ledger's names in the tree: its id in 19 digits, 3-4-4-4-4."""
+    if type(ledger_id) is not int or not 0 <= ledger_id <= LEDGER_ID_MAX:
+        raise UsageError(f"ledger id {ledger_id!r}; it takes a whole number from 0 to {LEDGER_ID_MAX}")
+    digits = f"{ledger_id:019d}"
+    return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
+
+
+def leaves_after(tree: MetadataTree, root: str, after: int, count: int) -> list[tuple[int, str]]:
+    """Return keys below ``root`` that stand on the paths of ledgers above ``after``: at least ``count`` if there are.
+
+    Args:
+        tree: The store.
+        root: The key they all stand below.
+        after: The last ledger that is not wanted.
+        count: How many are enough; all those of the last ledger are returned.
+
+    Returns:
+        Ledger ids and keys, ascending. Names at the last level begin with the ledger's last four digits.
+    """
+    found: list[tuple[int, str]] = []
+    _descend(tree, root, "", after, count, found)
+    return found
+
+
+def _descend(tree: MetadataTree, key: str, digits: str, after: int, count: int, found: list[tuple[int, str]]) -> None:
+    size = _LEVELS[digits.count("/")]
+    last = digits.count("/") == len(_LEVELS) - 1
+    for name in tree.children(key):
+        prefix = name[:size]
+        if len(prefix) != size or not prefix.isdecimal() or (name != prefix and not last):
+            raise CorruptError(f"metadata key {key}/{name} is no part of a ledger's path; remove it")
+        highest = int((digits + prefix).replace("/", "").ljust(sum(_LEVELS), "9"))
+        if highest <= after:
+            continue
+        if len(found) >= count and found[-1][0] != highest:
+            return
+        if last:
+            found.append((highest, f"{key}/{name}"))
+        else:
+            _descend(tree, f"{key}/{name}", f"{digits}{prefix}/", after, count, found)
+
+
+class Ledgers(Records):
+    """The ledgers of a cluster. Threads: any. Every method raises MetadataUnreachableError, too."""
+
+    def __init__(self, tree: MetadataTree, mac_key: bytes | None) -> None:
+        super().__init__(tree, mac_key)
+        self._ids = range(0)
+        self._ids_lock = threading.Lock()
+
+    def new_ledger_id(self) -> int:
+        """Return an id that this cluster never gave before.
+
+        Ids come in blocks of ``ID_BLOCK``, so that most cost nothing; a client that ends loses the rest of its block.
+        An application may have taken the id for itself: then ``create_ledger`` refuses it, and the next one will do.
+
+        Raises:
+            UsageError: All ids are used up.
+        """
+        with self._ids_lock:
+            if not self._ids:
+                first = self._take_block()
+                self._ids = range(first, first + ID_BLOCK)
+            ledger_id, self._ids = self._ids[0], self._ids[1:]
+            return ledger_id
+
+    def _take_block(self) -> int:
+        """Return the first id of a block of ids that is ours alone."""
+        while True:
+            node = self._tree.get(IDS_KEY, latest=True)
+            first = 0
+            if node is not None:
+                payload = self._unseal(Kind.IDS, IDS_KEY, node.value)
+                first = decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
+            if first + ID_BLOCK - 1 > LEDGER_ID_MAX:
+                raise UsageError(f"all ledger ids up to {LEDGER_ID_MAX} were given; use another cluster")
+            payload = encode_json({"next": first + ID_BLOCK})
+            try:
+                if node is None:
+                    self._create(Kind.IDS, IDS_KEY, payload)
+                else:
+                    self._put(Kind.IDS, IDS_KEY, payload, node.version)
+            except (MetadataExistsError, MetadataVersionError):
+                continue
+            return first
+
+    def create_ledger(self, metadata: LedgerMetadata) -> int:
+        """Record a new ledger, durably.
+
+        Args:
+            metadata: The ledger's, with a ``key_salt`` of its own, which tells it from another of the same id.
+
+        Returns:
+            The version for ``write_ledger``.
+
+        Raises:
+            LedgerExistsError: There is a ledger of this id, or there was one: ids are given once.
+        """
+        key, value, token = self._sealed(metadata)
+        description = LedgerDescription.of(metadata)
+
+        def mine(node: Node | None) -> bool:
+            # Somebody may have changed the ledger already; that it is ours shows in what never changes about it.
+            if node is None:
+                return False
+            if token_of(node.value) == token:
+                return True
+            kind, payload = unseal(key, node.value, self._mac_key)
+            return kind is Kind.LEDGER and LedgerDescription.of(_metadata(key, payload)) == description
+
+        try:
+            return settle(self._tree, key, lambda: self._tree.create(key, value), mine)
+        except MetadataExistsError as error:
+            raise LedgerExistsError(
+                f"ledger {metadata.ledger_id} exists, or existed and was deleted; ids are given once: take another"
+            ) from error
+
+    def read_ledger(self, ledger_id: int, *, latest: bool = True) -> StoredLedger:
+        """Return a ledger's metadata.
+
+        Args:
+            ledger_id: The ledger.
+            latest: See every change that took effect before; False may save a round trip.
+
+        Raises:
+            LedgerDeletedError: It was deleted, for certain.
+            NoSuchLedgerError: It was never created.
+            MetadataForgedError: Its metadata was not written with the cluster's secret.
+            CorruptError: What is there is no ledger's metadata.
+        """
+        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
+        node = self._tree.get(key, latest=latest)
+        if node is None:
+            raise NoSuchLedgerError(f"ledger {ledger_id}: the cluster has none of this id")
+        found = self._ledger(key, ledger_id, node)
+        if found is None:
+            raise LedgerDeletedError(f"ledger {ledger_id} was deleted")
+        return found
+
+    def read_ledgers(self, ledger_ids: Sequence[int]) -> list[StoredLedger | None]:
+        """Return the metadata of many ledgers, None for those that are not there, or are no more.
+
+        Raises:
+            MetadataForgedError, CorruptError: As ``read_ledger``.
+        """
+        keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
+        return [
+            None if node is None else self._ledger(key, ledger_id, node)
+            for key, ledger_id, node in zip(keys, ledger_ids, self._tree.get_many(keys), strict=True)
+        ]
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Tell whether there is proof that a ledger was deleted; that it is not there is none."""
+        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
+        node = self._tree.get(key, latest=True)
+        return node is not None and self._ledger(key, ledger_id, node) is None
+
+    def write_ledger(self, metadata: LedgerMetadata, version: int) -> int:
+        """Replace a ledger's metadata, durably.
+
+        Args:
+            metadata: The new one.
+            version: That of the metadata which it replaces.
+
+        Returns:
+            The new version.
+
+        Raises:
+            MetadataVersionError: The metadata has been changed by somebody else, or the ledger deleted: read it again.
+                With ``outcome_unknown`` this change may have been made before that.
+        """
+        key, value, token = self._sealed(metadata)
+        return settle(
+            self._tree,
+            key,
+            lambda: self._tree.put(key, value, version),
+            lambda node: node is not None and token_of(node.value) == token,
+        )
+
+    def delete_ledger(self, ledger_id: int, version: int) -> None:
+        """Delete a ledger, durably; a tombstone stays, which is what allows bookies to drop its entries.
+
+        Args:
+            ledger_id: The ledger.
+            version: That of the metadata as the caller knows it.
+
+        Raises:
+            MetadataVersionError: The metadata has been changed, or the ledger deleted, by somebody else.
+        """
+        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
+        self._put(Kind.DELETED, key, encode_json({"ledger_id": ledger_id}), version)
+
+    def list_ledgers(self, *, after: int = -1, count: int = 1000) -> list[int]:
+        """Return the next ledgers that are not deleted, ascending.
+
+        Args:
+            after: The last one of the page before, -1 for the first page.
+            count: How many at most.
+
+        Returns:
+            Their ids; fewer than ``count`` if there are no more.
+
+        Cost: Some round trips per page, and the metadata of the page's ledgers and of the deleted ones between them.
+        """
+        if count < 1:
+            raise UsageError(f"count is {count!r}; it takes a whole number from 1 up")
+        live: list[int] = []
+        while len(live) < count:
+            wanted = count - len(live)
+            leaves = leaves_after(self._tree, LEDGERS_KEY, after, wanted)
+            for (ledger_id, key), node in zip(leaves, self._tree.get_many([key for _, key in leaves]), strict=True):
+                if node is not None and self._ledger(key, ledger_id, node) is not None:
+                    live.append(ledger_id)
+            if len(leaves) < wanted:
+                break
+            after = leaves[-1][0]
+        return live
+
+    def watch_ledger(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after each change of a ledger's metadata, as ``MetadataTree.watch`` does."""
+        return self._tree.watch(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", callback)
+
+    def describe(self, metadata: LedgerMetadata) -> bytes:
+        """Return what never changes about a ledger, encoded and authenticated; see ``LedgerDescription``."""
+        return LedgerDescription.of(metadata).encode(self._mac_key)
+
+    def check_description(self, data: bytes, *, where: str) -> LedgerDescription:
+        """Decode and check what ``describe`` made; see ``LedgerDescription.decode``."""
+        return LedgerDescription.decode(data, self._mac_key, where=where)
+
+    def _sealed(self, metadata: LedgerMetadata) -> tuple[str, bytes, bytes]:
+        """Return the key, the value and its token."""
+        key = f"{LEDGERS_KEY}/{ledger_path(metadata.ledger_id)}"
+        token = new_token()
+        return key, seal(Kind.LEDGER, key, token, metadata.encode(), self._mac_key), token
+
+    def _ledger(self, key: str, ledger_id: int, node: Node) -> StoredLedger | None:
+        """Return what a ledger's key holds, None for a tombstone."""
+        kind, payload = unseal(key, node.value, self._mac_key)
+        if kind is Kind.DELETED:
+            return None
+        if kind is not Kind.LEDGER:
+            raise CorruptError(f"metadata key {key!r}: kind {kind.name} where LEDGER belongs; restore it")
+        metadata = _metadata(key, payload)
+        if metadata.ledger_id != ledger_id:
+            raise CorruptError(f"metadata key {key!r} holds ledger {metadata.ledger_id}; restore it")
+        return StoredLedger(metadata, node.version)
+
+
+def _metadata(key: str, payload: bytes) -> LedgerMetadata:
+    return LedgerMetadata.decode(payload, where=f"metadata key {key!r}")

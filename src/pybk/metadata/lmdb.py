@@ -1,0 +1,414 @@
+"""The metadata store of one host: an LMDB environment that several processes share. See :class:`LmdbTree`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from pybk.errors import (
+    ClosedError,
+    CorruptError,
+    MetadataExistsError,
+    MetadataUnreachableError,
+    MetadataVersionError,
+    UnsupportedFormatError,
+)
+from pybk.metadata import lmdb_records as records
+from pybk.metadata.callbacks import Callback, Callbacks
+from pybk.metadata.hostfile import WRITER_SLOT, HostFile, is_stopped
+from pybk.metadata.lmdb_records import FORMAT_NAME, Record, Session, node_name
+from pybk.metadata.tree import Node, checked_key, checked_value
+from pybk.storage.environment import LmdbEnvironment, ReadTransaction, WriteTransaction
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TREE_FORMAT: Final = 1
+HOST_FILE: Final = "sessions"
+POLL_S: Final = 0.01
+BEAT_S: Final = 0.25
+"""How often a session is kept alive and dead ones are looked for, at most."""
+
+_MAP_BYTES: Final = 1 << 36
+_PAUSE_MIN_S: Final = 0.0001
+_PAUSE_MAX_S: Final = 0.002
+
+
+class LmdbTree:
+    """A metadata tree in an LMDB environment; see :class:`pybk.metadata.tree.MetadataTree`.
+
+    Every change is one transaction, on disk when the call returns (some 0.3 ms). Every record carries a checksum, as
+    LMDB's pages have none. Versions are the number of the change, so no key ever has the same version twice.
+
+    **Who is alive.** A session is a slot of the file ``sessions`` beside the environment: locked by its process, which
+    the kernel undoes when that dies, and with the time of the last sign of life, so that a process that was stopped
+    loses its session after ``session_timeout_s`` as well. Dead sessions are looked for by everybody who has a session
+    or a watch, four times a second, and by those who read; whoever finds one removes its leases. Heartbeats are no
+    transactions.
+
+    **Who writes.** LMDB has one writer at a time, and nobody could get past one that was stopped in the middle. So
+    transactions are prepared before, and take no longer than the sync; the writer's turn is a lock that others wait for
+    no longer than their deadline, and then say which process has it. Readers and heartbeats never wait.
+
+    **Watches** look at one number every 10 ms while there are watches, and at nothing otherwise.
+
+    Args:
+        path: A directory on a local disk; made if it is missing. Its parent must be there.
+        timeout_s: Deadline of each call, seconds.
+        session_timeout_s: Seconds without a sign of life after which a process has lost its leases.
+
+    Raises:
+        CorruptError: The environment is damaged.
+        UnsupportedFormatError: It is of another format.
+        OSError: The directory or a file in it cannot be made.
+
+    Changes may raise StorageFullError, without effect, and StorageFailedError, which is final for this process.
+    Threads: any. In a forked child every call raises ForkedProcessError; open another there.
+    """
+
+    def __init__(self, path: str, *, timeout_s: float = 10.0, session_timeout_s: float = 5.0) -> None:
+        self._path = os.path.realpath(path)
+        self._timeout_s = timeout_s
+        self._session_timeout_s = session_timeout_s
+        self._beat_s = min(BEAT_S, session_timeout_s / 5)
+        with self._damage():
+            self._environment = LmdbEnvironment(self._path, map_bytes=_MAP_BYTES)
+        self._file = HostFile(os.path.join(self._path, HOST_FILE))
+        self._callbacks = Callbacks(f"pybk metadata {self._path}")
+        self._turn_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._session = 0
+        self._slot = 0
+        self._beat_at = 0.0
+        self._swept_at = 0.0
+        self._polled = -1
+        self._seen: dict[Callback, object] = {}
+        self._closed = False
+        self._wake = threading.Event()
+        self._keeper: threading.Thread | None = None
+        try:
+            self._check_format()
+        except BaseException:
+            self._file.close()
+            self._environment.close()
+            raise
+
+    # ---- keys ----------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, latest: bool = False) -> Node | None:
+        """See ``MetadataTree.get``; what is read is always the latest. Costs some 10 microseconds."""
+        return self.get_many((key,))[0]
+
+    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
+        """See ``MetadataTree.get_many``; all values are of one moment."""
+        names = [node_name(key) for key in keys]
+        self._sweep_if_due()
+        with self._damage(), self._environment.read() as transaction:
+            found = [records.get_record(transaction, name) for name in names]
+        return [None if record is None else Node(record.value, record.version) for record in found]
+
+    def children(self, key: str) -> list[str]:
+        """See ``MetadataTree.children``."""
+        name = node_name(key)
+        self._sweep_if_due()
+        with self._damage(), self._environment.read() as transaction:
+            return [child for child, _ in records.children(transaction, name)]
+
+    def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
+        """See ``MetadataTree.create``."""
+        name, value = node_name(key), checked_value(key, value)
+        while True:
+            session = self.session() if leased else 0
+
+            def change(transaction: WriteTransaction, number: int, session: int = session) -> bool:
+                if session and records.get_session(transaction, session) is None:
+                    return False
+                found = records.get_record(transaction, name)
+                if found is not None and found.session and self._is_dead(transaction, found.session):
+                    records.end_session(transaction, found.session)
+                    found = None
+                if found is not None:
+                    raise MetadataExistsError(f"metadata key {key!r} exists, with version {found.version}")
+                records.put_record(transaction, name, Record(number, number, session, value))
+                return True
+
+            done, number = self._change(change)
+            if done:
+                return number
+            self._session_lost(session)
+
+    def put(self, key: str, value: bytes, version: int) -> int:
+        """See ``MetadataTree.put``."""
+        name, value = node_name(key), checked_value(key, value)
+
+        def change(transaction: WriteTransaction, number: int) -> None:
+            found = self._expected(transaction, key, name, version)
+            records.put_record(transaction, name, found._replace(version=number, value=value))
+
+        return self._change(change)[1]
+
+    def delete(self, key: str, version: int) -> None:
+        """See ``MetadataTree.delete``."""
+        name = node_name(key)
+
+        def change(transaction: WriteTransaction, number: int) -> None:
+            found = self._expected(transaction, key, name, version)
+            records.delete_record(transaction, name, found.session)
+
+        self._change(change)
+
+    # ---- sessions and watches ------------------------------------------------------------------------------------
+
+    def session(self) -> int:
+        """See ``MetadataTree.session``."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self._path}: this metadata store is closed")
+            if not self._session:
+                self._slot, self._session = self._change(self._begin)
+                self._beat_at = time.monotonic()
+                self._start_keeper()
+            return self._session
+
+    def alive(self, session: int) -> bool:
+        """See ``MetadataTree.alive``."""
+        fresh = time.monotonic() - self._beat_at < self._session_timeout_s
+        return session == self._session and fresh and not self._closed and not self._file.forked
+
+    def watch(self, key: str, callback: Callable[[], None]) -> Callback:
+        """See ``MetadataTree.watch``."""
+        checked_key(key)
+        watch = self._callbacks.add(key, callback)
+        with self._damage(), self._environment.read() as transaction:
+            seen = self._look(transaction, key)
+        with self._lock:
+            self._seen[watch] = seen
+            self._start_keeper()
+        return watch
+
+    def on_session_end(self, callback: Callable[[], None]) -> Callback:
+        """See ``MetadataTree.on_session_end``."""
+        return self._callbacks.add(None, callback)
+
+    def close(self) -> None:
+        """See ``MetadataTree.close``; in a forked child it does nothing."""
+        with self._lock:
+            if self._closed or self._file.forked:
+                return
+            self._closed = True
+            session = self._session
+            keeper = self._keeper
+        self._callbacks.close()
+        self._wake.set()
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join()
+        if session:
+            try:
+                self._change(lambda transaction, number: records.end_session(transaction, session))
+            except MetadataUnreachableError as error:
+                logger.info("%s: leases are left for others to remove: %s", self._path, error)
+        self._file.close()
+        self._environment.close()
+
+    # ---- transactions --------------------------------------------------------------------------------------------
+
+    def _change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
+        """Run a change in a transaction of its own, with its number; returns its result and the number."""
+        with self._damage(), self._turn(self._timeout_s if timeout_s is None else timeout_s):
+            with self._environment.write() as transaction:
+                number = records.last_number(transaction) + 1
+                result = change(transaction, number)
+                records.put_last_number(transaction, number)
+            return result, number
+
+    @contextmanager
+    def _turn(self, timeout_s: float) -> Iterator[None]:
+        """Wait for this writer's turn, no longer than the deadline."""
+        deadline = time.monotonic() + timeout_s
+        if not self._turn_lock.acquire(timeout=timeout_s):
+            raise MetadataUnreachableError(
+                f"{self._path}: other threads of this process have been changing the metadata store for {timeout_s} s"
+            )
+        try:
+            pause = _PAUSE_MIN_S
+            while not self._file.try_lock(WRITER_SLOT):
+                if time.monotonic() >= deadline:
+                    raise self._turn_denied(timeout_s)
+                time.sleep(pause)
+                pause = min(pause * 1.5, _PAUSE_MAX_S)
+            try:
+                yield
+            finally:
+                self._file.unlock(WRITER_SLOT)
+        finally:
+            self._turn_lock.release()
+
+    def _turn_denied(self, timeout_s: float) -> MetadataUnreachableError:
+        pid = self._file.pid(WRITER_SLOT)
+        state = (
+            f"is stopped: resume it (kill -CONT {pid}) or end it" if is_stopped(pid) else "is slow: look at its disk"
+        )
+        return MetadataUnreachableError(
+            f"{self._path}: no turn to change the metadata store within {timeout_s} s; process {pid} has it: it {state}"
+        )
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Say what to do about a damaged environment, which is not what helps a store's index."""
+        try:
+            yield
+        except CorruptError as error:
+            raise CorruptError(
+                f"{self._path}: the metadata store is damaged ({error.__cause__ or error}); stop those who "
+                "use it and restore it from a copy",
+                path=self._path,
+            ) from error
+
+    def _check_format(self) -> None:
+        """Make sure that the environment is of this format, giving it to an empty one."""
+        with self._damage(), self._environment.read() as transaction:
+            found = records.get(transaction, FORMAT_NAME)
+        if found is None:
+
+            def change(transaction: WriteTransaction, number: int) -> None:
+                if transaction.get(FORMAT_NAME) is None:
+                    records.put(transaction, FORMAT_NAME, bytes((TREE_FORMAT,)))
+
+            self._change(change)
+        elif found != bytes((TREE_FORMAT,)):
+            raise UnsupportedFormatError(
+                f"{self._path}: a metadata store of format {found[0]}; this pybk reads {TREE_FORMAT}: use a newer one"
+            )
+
+    def _expected(self, transaction: WriteTransaction, key: str, name: bytes, version: int) -> Record:
+        """Return a key's record, which must have this version."""
+        found = records.get_record(transaction, name)
+        if found is None or found.version != version:
+            raise MetadataVersionError(
+                f"metadata key {key!r} has {'no value' if found is None else f'version {found.version}'} instead of "
+                f"version {version}; read it again"
+            )
+        return found
+
+    # ---- who is alive --------------------------------------------------------------------------------------------
+
+    def _begin(self, transaction: WriteTransaction, number: int) -> int:
+        """Begin a session, named by the change's number; returns its slot."""
+        taken = {session.slot for session in records.sessions(transaction)}
+        slot = WRITER_SLOT + 1
+        while slot in taken or not self._file.try_lock(slot):
+            slot += 1
+        timeout_ms = round(self._session_timeout_s * 1000)
+        records.put_session(transaction, Session(number, slot, timeout_ms))
+        return slot
+
+    def _is_dead(self, transaction: ReadTransaction, session: int) -> bool:
+        """Tell whether the owner of a session gives no sign of life."""
+        found = records.get_session(transaction, session)
+        if found is None:
+            return True
+        if session == self._session:
+            return False
+        return not self._file.locked(found.slot) or self._file.age_ns(found.slot) > found.timeout_ms * 1_000_000
+
+    def _sweep_if_due(self) -> None:
+        """Remove the leases of the dead, unless that was done a moment ago, or somebody else is writing."""
+        now = time.monotonic()
+        if now - self._swept_at < self._beat_s:
+            return
+        self._swept_at = now
+        with self._damage(), self._environment.read() as transaction:
+            found = [session.number for session in records.sessions(transaction)]
+            dead = [session for session in found if self._is_dead(transaction, session)]
+        if not dead:
+            return
+
+        def change(transaction: WriteTransaction, number: int) -> None:
+            for session in dead:
+                if self._is_dead(transaction, session):
+                    records.end_session(transaction, session)
+
+        try:
+            self._change(change, timeout_s=self._beat_s)
+        except MetadataUnreachableError as error:
+            logger.info("%s: dead sessions %s are removed later: %s", self._path, dead, error)
+
+    def _session_lost(self, session: int) -> None:
+        """Forget a session that others have ended."""
+        with self._lock:
+            if self._session != session:
+                return
+            self._session = 0
+            self._file.unlock(self._slot)
+        self._callbacks.session_ended()
+
+    # ---- the thread ----------------------------------------------------------------------------------------------
+
+    def _start_keeper(self) -> None:
+        """Start the thread that beats, sweeps and polls; called with the lock held."""
+        if self._keeper is None and not self._closed:
+            self._keeper = threading.Thread(target=self._keep, name=f"pybk metadata keeper {self._path}", daemon=True)
+            self._keeper.start()
+        self._wake.set()
+
+    def _keep(self) -> None:
+        failed = False
+        while not self._closed:
+            pause = POLL_S if self._seen else self._beat_s if self._session else None
+            self._wake.wait(pause)
+            self._wake.clear()
+            try:
+                self._poll()
+                if self._session and time.monotonic() - self._beat_at >= self._beat_s:
+                    self._beat()
+                self._sweep_if_due()
+                failed = False
+            except ClosedError:
+                return
+            except Exception:
+                if not failed:
+                    logger.exception("%s: watches and leases of this process fail", self._path)
+                failed = True
+
+    def _beat(self) -> None:
+        """Give a sign of life, unless others have ended the session."""
+        session = self._session
+        with self._damage(), self._environment.read() as transaction:
+            found = records.get_session(transaction, session)
+        if found is None:
+            self._session_lost(session)
+            return
+        self._file.beat(self._slot)
+        self._beat_at = time.monotonic()
+
+    def _poll(self) -> None:
+        """See what has changed of what is watched."""
+        watched = self._callbacks.watched()
+        with self._lock:
+            self._seen = {watch: self._seen[watch] for watch in watched if watch in self._seen}
+            seen = list(self._seen.items())
+        if not seen:
+            return
+        with self._damage(), self._environment.read() as transaction:
+            number = records.last_number(transaction)
+            if number == self._polled:
+                return
+            found = {watch: self._look(transaction, watch.key or "") for watch, _ in seen}
+        self._polled = number
+        for watch, before in seen:
+            if found[watch] != before:
+                with self._lock:
+                    self._seen[watch] = found[watch]
+                self._callbacks.due(watch)
+
+    def _look(self, transaction: ReadTransaction, key: str) -> object:
+        """Return something that differs whenever a key or which keys are right below it differs."""
+        name = node_name(key)
+        record = records.get_record(transaction, name)
+        return (record and record.version, list(records.children(transaction, name)))

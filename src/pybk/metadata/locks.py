@@ -1,0 +1,247 @@
+"""Locks, elections and the record of what must be replicated again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from pybk.errors import MetadataExistsError, MetadataVersionError
+from pybk.ledger import Bookie
+from pybk.metadata.bookies import name_in_tree
+from pybk.metadata.ledgers import leaves_after, ledger_path
+from pybk.metadata.tree import Node, Watch
+from pybk.metadata.values import Kind, Records, decode_json, encode_json, from_base64, to_base64
+
+LOCKS_KEY: Final = "locks"
+UNDER_REPLICATED_KEY: Final = "underreplicated"
+
+
+class UnderReplicatedLedger(NamedTuple):
+    """A ledger that a bookie of its ensembles misses entries of.
+
+    Attributes:
+        ledger_id: The ledger.
+        bookie: The bookie.
+        first_entry_id: The first entry that it may miss.
+    """
+
+    ledger_id: int
+    bookie: Bookie
+    first_entry_id: int
+
+
+class Lease:
+    """A lock that this process holds, until it is released or the store's session ends. Threads: any.
+
+    A lease tells others to keep away; a holder that was stopped may find out late that it has lost it. So what must not
+    be done twice needs a compare-and-swap as well.
+
+    Attributes:
+        name: The lock's.
+    """
+
+    def __init__(self, locks: Locks, name: str, session: int, version: int) -> None:
+        self.name = name
+        self._locks = locks
+        self._session = session
+        self._version = version
+        self._released = False
+
+    @property
+    def held(self) -> bool:
+        """Whether it is still held, as far as can be known without asking."""
+        return not self._released and self._locks._tree.alive(self._session)
+
+    def release(self) -> None:
+        """Let others have the lock; again does nothing.
+
+        Raises:
+            MetadataUnreachableError: It could not be released; try again, or close the store.
+        """
+        if self._released:
+            return
+        with suppress(MetadataVersionError):  # the session had ended, and somebody else has the lock by now
+            self._locks._delete(_lock_key(self.name), self._version)
+        self._released = True
+
+
+class Election:
+    """Takes part in an election until closed: as soon as nobody leads, one of those who take part does.
+
+    Args:
+        locks: The cluster's.
+        name: What is led, such as ``auditor``.
+        owner: Who takes part; others see it when it leads.
+        on_change: Called with True when this one begins to lead, and False when it may have ceased to; in a thread of
+            the store, except for the first call, which comes before the constructor returns.
+
+    Threads: any.
+    """
+
+    def __init__(self, locks: Locks, name: str, owner: str, on_change: Callable[[bool], None]) -> None:
+        self._locks = locks
+        self._name = name
+        self._owner = owner
+        self._on_change = on_change
+        self._lock = threading.RLock()
+        self._lease: Lease | None = None
+        self._told = False
+        self._closed = False
+        self._watches = (
+            locks.watch_lock(name, self._campaign),
+            locks._tree.on_session_end(self._campaign),
+        )
+        self._campaign()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one leads, as far as can be known without asking."""
+        lease = self._lease
+        return lease is not None and lease.held
+
+    def close(self) -> None:
+        """Take part no more, and let another one lead."""
+        with self._lock:
+            self._closed = True
+            for watch in self._watches:
+                watch.cancel()
+            if self._lease is not None:
+                self._lease.release()
+                self._lease = None
+
+    def _campaign(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._tell()
+            if not self.leads:
+                # Asking may show as well that the session goes on, and with it the lease.
+                self._lease = self._locks.try_lock(self._name, self._owner) or self._lease
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.leads is not self._told:
+            self._told = not self._told
+            self._on_change(self._told)
+
+
+class Locks(Records):
+    """Locks, elections and under-replicated ledgers of a cluster. Threads: any.
+
+    Every method raises MetadataUnreachableError, too.
+    """
+
+    def try_lock(self, name: str, owner: str) -> Lease | None:
+        """Take a lock if nobody has it.
+
+        Args:
+            name: The lock's, 1 to 128 bytes.
+            owner: Who takes it, for people.
+
+        Returns:
+            The lease, None if somebody has it; the store gives it back when this process is no more.
+        """
+        key = _lock_key(name)
+        payload = encode_json({"owner": owner})
+        while True:
+            session = self._tree.session()
+            try:
+                version = self._create(Kind.LOCK, key, payload, leased=True)
+            except MetadataExistsError:
+                return None
+            if self._tree.alive(session):
+                return Lease(self, name, session, version)
+
+    def lock_owner(self, name: str) -> str | None:
+        """Return who has a lock, None for nobody."""
+        key = _lock_key(name)
+        node = self._tree.get(key, latest=True)
+        if node is None:
+            return None
+        payload = self._unseal(Kind.LOCK, key, node.value)
+        return decode_json(payload, lambda values: str(values["owner"]), where=f"metadata key {key!r}")
+
+    def watch_lock(self, name: str, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after somebody took or released a lock, as ``MetadataTree.watch`` does."""
+        return self._tree.watch(_lock_key(name), callback)
+
+    def mark_under_replicated(self, ledger_id: int, bookie: Bookie, first_entry_id: int) -> None:
+        """Record that a bookie misses entries of a ledger, durably; the lowest first entry counts.
+
+        Args:
+            ledger_id: The ledger.
+            bookie: The bookie.
+            first_entry_id: The first entry that it may miss.
+        """
+        key = _missing_key(ledger_id, bookie)
+        record = UnderReplicatedLedger(ledger_id, bookie, first_entry_id)
+        while True:
+            node = self._tree.get(key, latest=True)
+            try:
+                if node is None:
+                    self._create(Kind.UNDER_REPLICATED, key, _record_json(record))
+                elif self._record(key, node).first_entry_id > first_entry_id:
+                    self._put(Kind.UNDER_REPLICATED, key, _record_json(record), node.version)
+                return
+            except (MetadataExistsError, MetadataVersionError):
+                continue
+
+    def list_under_replicated(self, *, after: int = -1, count: int = 1000) -> list[UnderReplicatedLedger]:
+        """Return the next records, by ledger.
+
+        Args:
+            after: The last ledger of the page before, -1 for the first page.
+            count: How many are enough; all records of the last ledger are returned.
+        """
+        keys = [key for _, key in leaves_after(self._tree, UNDER_REPLICATED_KEY, after, count)]
+        nodes = zip(keys, self._tree.get_many(keys), strict=True)
+        return [self._record(key, node) for key, node in nodes if node is not None]
+
+    def unmark_under_replicated(self, record: UnderReplicatedLedger) -> bool:
+        """Remove a record, as the entries are replicated again.
+
+        Returns:
+            Whether it is gone; False if more entries were found missing meanwhile.
+        """
+        key = _missing_key(record.ledger_id, record.bookie)
+        while (node := self._tree.get(key, latest=True)) is not None:
+            if self._record(key, node).first_entry_id < record.first_entry_id:
+                return False
+            try:
+                self._delete(key, node.version)
+            except MetadataVersionError:
+                continue
+        return True
+
+    def watch_under_replicated(self, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after the first record came or the last one went; others need not be noticed."""
+        return self._tree.watch(UNDER_REPLICATED_KEY, callback)
+
+    def _record(self, key: str, node: Node) -> UnderReplicatedLedger:
+        def make(values: dict[str, Any]) -> UnderReplicatedLedger:
+            bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
+            return UnderReplicatedLedger(int(values["ledger_id"]), bookie, int(values["first_entry_id"]))
+
+        payload = self._unseal(Kind.UNDER_REPLICATED, key, node.value)
+        return decode_json(payload, make, where=f"metadata key {key!r}")
+
+
+def _lock_key(name: str) -> str:
+    return f"{LOCKS_KEY}/{name_in_tree(name)}"
+
+
+def _missing_key(ledger_id: int, bookie: Bookie) -> str:
+    return f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}-{bookie.instance.hex()}"
+
+
+def _record_json(record: UnderReplicatedLedger) -> bytes:
+    return encode_json(
+        {
+            "ledger_id": record.ledger_id,
+            "bookie_id": record.bookie.bookie_id,
+            "instance": to_base64(record.bookie.instance),
+            "first_entry_id": record.first_entry_id,
+        }
+    )

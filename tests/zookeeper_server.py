@@ -1,0 +1,122 @@
+"""A real ZooKeeper server for tests, from the jars that PySpark installs.
+
+``from tests.zookeeper_server import zookeeper_server`` makes the fixture ``zookeeper_server`` known to a test module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TICK_MS = 250
+START_S = 30.0
+
+
+def missing() -> str | None:
+    """Say what is missing for a server, None if nothing is."""
+    if shutil.which("java") is None:
+        return "no java; install Java 17 or newer to test ZooKeeper"
+    if importlib.util.find_spec("kazoo") is None:
+        return 'no kazoo; pip install "pybk[zookeeper]" to test ZooKeeper'
+    if not jars():
+        return 'no ZooKeeper jars; pip install "pybk[zookeeper-test]" to test ZooKeeper'
+    return None
+
+
+def jars() -> list[Path]:
+    """Return the ZooKeeper jars of PySpark."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        return []
+    return sorted((Path(found.origin).parent / "jars").glob("zookeeper-[0-9]*.jar"))
+
+
+class ZooKeeperServer:
+    """One server in a process of its own. Sessions last 0.5 to 5 seconds.
+
+    Attributes:
+        host: ``host:port``.
+    """
+
+    def __init__(self) -> None:
+        self._directory = tempfile.mkdtemp(prefix="pybk-zookeeper-")
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            self._port = taken.getsockname()[1]
+        self.host = f"127.0.0.1:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paths = 0
+
+    def url(self) -> str:
+        """Return a metadata URL that nobody else uses."""
+        self._paths += 1
+        return f"zk://{self.host}/pybk/test-{self._paths}"
+
+    def start(self) -> None:
+        """Start the server, on what it kept if it ran before, and wait until it answers."""
+        log = open(os.path.join(self._directory, "log"), "ab")
+        with log:
+            self._process = subprocess.Popen(
+                [
+                    *("java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+                    *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=ruok"),
+                    *("-cp", f"{jars()[0].parent}/*", "org.apache.zookeeper.server.ZooKeeperServerMain"),
+                    *(str(self._port), os.path.join(self._directory, "data"), str(TICK_MS)),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1) as connection:
+                connection.sendall(b"ruok")
+                if connection.recv(4) == b"imok":
+                    return
+            time.sleep(0.05)
+        raise RuntimeError(f"ZooKeeper did not start: {Path(self._directory, 'log').read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """Kill the server; what it acknowledged is on disk."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """Stop the server's process, which keeps its connections."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a stopped server go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill the server and forget what it kept."""
+        self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[ZooKeeperServer]:
+    """A running ZooKeeper server for the whole run; skips where it cannot be had."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    server = ZooKeeperServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
