@@ -47,9 +47,9 @@ def choose(
 ) -> dict[int, Bookie]:
     """Choose bookies for places of an ensemble.
 
-    Who has all the hinted tiers comes first, then the local one, then who stands in a rack that the ensemble uses least,
-    then chance, weighted by free space and load. Nothing of this is a condition. Who has a place may keep it, if there
-    is nobody else and it is not excluded.
+    Who has all the hinted tiers comes first, then the local one, then who stands in a rack that the ensemble uses
+    least, then chance, weighted by free space and load. Nothing of this is a condition. Who has a place may keep it, if
+    there is nobody else and it is not excluded.
 
     Args:
         candidates: The bookies that are there.

@@ -1,0 +1,1 @@
+"""The real machines of the replication protocol in a world of virtual time and seeded faults."""

@@ -1,0 +1,138 @@
+"""Bookies of the simulation: the real machine on a disk that forgets what was not synced."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.messages import Add, LacReply, ReadReply, Reply, Request, Status
+from tests.simulator.disk import LEDGER, ModelReplicas
+from tests.simulator.plan import MS
+
+if TYPE_CHECKING:
+    from tests.simulator.clients import Client
+    from tests.simulator.world import World
+
+
+class Asked(NamedTuple):
+    """Who waits for a reply, and to what."""
+
+    client: Client
+    token: int
+    request: Request
+    life: int
+
+
+class SimBookie:
+    """A bookie under one name; a wiped one goes on as another instance."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.name = f"b{number}"
+        self.random = Random(f"{world.seed}/{self.name}")
+        self.instances = 0
+        self.life = 0
+        self.up = True
+        self.committing = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Be a new instance, with an empty disk."""
+        self.instances += 1
+        self.bookie = Bookie(self.name, bytes([self.number, self.instances]).ljust(INSTANCE_BYTES, b"-"))
+        self.replicas = ModelReplicas(self.random, deferred=self.world.plan.deferred)
+        self.world.disks[self.bookie] = self.replicas
+        self.machine = BookieMachine(self.replicas)
+
+    def deliver(self, client: Client, token: int, to: Bookie, request: Request) -> None:
+        """Take a request that arrived."""
+        if not self.up:
+            return
+        asked = Asked(client, token, request, self.life)
+        if to != self.bookie:
+            reply: Reply | LacReply | ReadReply = Reply(Status.WRONG_INSTANCE)
+            self.world.network.send(self.name, client.name, client.answered, token, reply, to)
+            return
+        self.perform(self.machine.receive(asked, request, b"description", self.world.clock.now))
+        if not self.committing:
+            self.committing = True
+            self.world.clock.after(int(self.random.random() * MS / 2), self.commit, self.life)
+
+    def commit(self, life: int) -> None:
+        """Sync."""
+        if life == self.life:
+            self.committing = False
+            self.perform(self.machine.commit())
+
+    def woken(self, life: int) -> None:
+        """Let the machine look who waited long enough."""
+        if life == self.life:
+            self.perform(self.machine.woken(self.world.clock.now))
+
+    def looked_up(self, life: int, ledger_id: int, exists: bool | None) -> None:
+        """Tell the machine whether a ledger exists."""
+        if life == self.life:
+            self.perform(self.machine.ledger_known(ledger_id, exists, self.world.clock.now))
+            if not self.committing:
+                self.committing = True
+                self.world.clock.after(int(self.random.random() * MS / 2), self.commit, life)
+
+    def ledger_deleted(self) -> None:
+        """Collect the deleted ledger."""
+        if self.up:
+            self.perform(self.machine.ledger_deleted(LEDGER))
+            self.world.judge.collected(self.bookie)
+
+    def perform(self, effects: list[BookieEffect]) -> None:
+        """Do what the machine asks for."""
+        world = self.world
+        for effect in effects:
+            if isinstance(effect, Respond):
+                asked: Asked = effect.sender
+                world.judge.replied(self.bookie, asked.request, effect.reply)
+                world.network.send(
+                    self.name, asked.client.name, asked.client.answered, asked.token, effect.reply, self.bookie
+                )
+            elif isinstance(effect, LookUp):
+                world.metadata.look_up(self, self.life, effect.ledger_id)
+            else:
+                world.clock.after(max(effect.time_ns - world.clock.now, 0), self.woken, self.life)
+
+    # ---- faults ----------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Stop at once; what was not synced may be lost."""
+        if not self.up:
+            return
+        self.up = False
+        self.life += 1
+        self.committing = False
+        self.replicas.crash()
+
+    def restart(self) -> None:
+        """Start again with what is durable."""
+        if self.up:
+            return
+        self.up = True
+        self.machine = BookieMachine(self.replicas)
+        self.world.judge.restarted(self.bookie, self.replicas.fenced)
+        self.world.bookies_changed()
+
+    def forget(self) -> None:
+        """Come back without the entries and the fence, in limbo."""
+        self.crash()
+        self.replicas.forget()
+        self.world.judge.forgot(self.bookie)
+        self.restart()
+
+    def wipe(self) -> None:
+        """Come back with empty directories, as another instance."""
+        self.crash()
+        self.replicas.lost.update(self.replicas.durable)
+        self.replicas.durable.clear()
+        self.begin()
+        self.restart()
+

@@ -1,0 +1,395 @@
+"""Clients of the simulation: the real machines, driven as the library drives them."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from struct import Struct
+from typing import TYPE_CHECKING, Protocol
+
+from pybk.ledger import Bookie
+from pybk.replication.adding import Batch
+from pybk.replication.copying import CopyMachine
+from pybk.replication.messages import (
+    Acknowledged,
+    Answered,
+    BookiesChosen,
+    ChooseBookies,
+    Confirmed,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Got,
+    LacIs,
+    LacReply,
+    MetadataIs,
+    MetadataUnreachable,
+    ReadEnded,
+    ReadMetadata,
+    ReadReply,
+    Reason,
+    Reply,
+    Send,
+    Unanswered,
+    UnderReplicated,
+    WakeAt,
+    Woken,
+    WriteMetadata,
+)
+from pybk.replication.reading import LacMachine, ReadMachine
+from pybk.replication.recovery import RecoveryMachine
+from pybk.replication.runs import cut
+from pybk.replication.writing import WriterMachine
+from tests.simulator.disk import LEDGER
+from tests.simulator.plan import MS
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+_pack_header = Struct(">qqqq").pack
+
+
+class Machine(Protocol):
+    """Any of the machines."""
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]: ...
+
+
+class Client:
+    """Performs what a machine asks for, and tells it what comes of it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.random = Random(f"{world.seed}/{name}")
+        self.machine: Machine | None = None
+        self.machines = 0
+        self.paused = False
+        self.stopped = False
+        self.waiting: list[tuple[int, Event]] = []
+        self.open: dict[tuple[int, int], None] = {}
+        self.wakes = 0
+        self.performers = {
+            Send: self.send,
+            WriteMetadata: self.write_metadata,
+            ReadMetadata: self.read_metadata,
+            ChooseBookies: self.choose,
+            WakeAt: self.wake_at,
+            Confirmed: self.confirmed,
+            Acknowledged: self.ignore,
+            UnderReplicated: self.under_replicated,
+            Done: self.done,
+            Failed: self.failed,
+            Got: self.got,
+            LacIs: self.lac_is,
+            ReadEnded: self.read_ended,
+        }
+
+    def take(self, machine: Machine) -> None:
+        """Drive another machine from now on; the one before is told nothing more."""
+        self.machine = machine
+        self.machines += 1
+        self.open.clear()
+
+    def told(self, event: Event) -> None:
+        """Tell the machine an event, or what waits for one that begins with the ledger's metadata."""
+        self.tell(self.machines, event)
+
+    def tell(self, to: int, event: Event) -> None:
+        if self.stopped or to != self.machines:
+            return
+        if self.paused:
+            self.waiting.append((to, event))
+            return
+        self.step(event)
+
+    def step(self, event: Event) -> None:
+        if self.machine is not None:
+            self.perform(self.machine.step(event, self.world.clock.now))
+
+    def resume(self) -> None:
+        """Go on as if no time had passed."""
+        self.paused = False
+        waiting, self.waiting = self.waiting, []
+        for to, event in waiting:
+            self.tell(to, event)
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self.performers[type(effect)](effect)  # type: ignore[operator]
+
+    # ---- effects ---------------------------------------------------------------------------------------------------
+
+    def send(self, effect: Send) -> None:
+        world = self.world
+        machine, token, bookie = self.machines, effect.token, effect.bookie
+        self.open[machine, token] = None
+        target = world.bookies[bookie.bookie_id]
+        key = machine << 32 | token
+        world.network.send(self.name, target.name, target.deliver, self, key, bookie, effect.request)
+        wait = world.plan.timeout_ns
+        if world.spurious and self.random.random() < world.spurious:
+            wait = int(self.random.random() * 2 * MS)
+        world.clock.after(wait, self.timed_out, machine, token)
+
+    def timed_out(self, machine: int, token: int) -> None:
+        """No answer came in time; one may come later all the same."""
+        if machine == self.machines and (machine, token) in self.open:
+            del self.open[machine, token]
+            self.tell(machine, Unanswered(token))
+
+    def answered(self, key: int, reply: Reply | LacReply | ReadReply, bookie: Bookie) -> None:
+        """A reply came, maybe late, maybe twice."""
+        machine, token = key >> 32, key & 0xFFFFFFFF
+        self.open.pop((machine, token), None)
+        self.tell(machine, Answered(token, reply))
+
+    def write_metadata(self, effect: WriteMetadata) -> None:
+        self.world.metadata.write(self, effect)
+
+    def read_metadata(self, effect: ReadMetadata) -> None:
+        self.world.metadata.read(self)
+
+    def choose(self, effect: ChooseBookies) -> None:
+        self.world.clock.after(int(self.random.random() * MS), self.chosen, self.machines, effect)
+
+    def chosen(self, machine: int, effect: ChooseBookies) -> None:
+        """Bookies were found."""
+        self.tell(machine, BookiesChosen(self.world.choose(effect)))
+
+    def wake_at(self, effect: WakeAt) -> None:
+        self.wakes += 1
+        self.world.clock.after(max(effect.time_ns - self.world.clock.now, 0), self.woken, self.machines, self.wakes)
+
+    def woken(self, machine: int, wake: int) -> None:
+        """The time has come, if no later one was asked for."""
+        if wake == self.wakes:
+            self.tell(machine, Woken())
+
+    def under_replicated(self, effect: UnderReplicated) -> None:
+        self.world.under_replicated[effect.bookie, effect.first_entry_id] = None
+
+    def ignore(self, effect: object) -> None:
+        """Nothing to do."""
+
+    def unexpected(self, effect: object) -> None:
+        raise AssertionError(f"{self.name} was told {effect}")
+
+    confirmed = done = failed = got = lac_is = read_ended = unexpected
+
+
+class Writer(Client):
+    """Writes batches with a window, forces, pauses, and may close."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "writer")
+        plan = world.plan
+        assert world.metadata.current is not None
+        self.writer = WriterMachine(
+            world.metadata.current, 0, straggler_bytes=plan.straggler_bytes, deferred=plan.deferred
+        )
+        self.take(self.writer)
+        self.left = list(plan.batches)
+        self.in_flight: list[int] = []
+        self.next = 0
+        self.length = 0
+        self.closing = False
+        self.ended = False
+        self.end: Done | Failed | None = None
+        world.clock.after(0, self.act)
+
+    def act(self) -> None:
+        """Write the next batch if the window allows, or do what is due."""
+        if self.stopped or self.ended:
+            return
+        plan = self.world.plan
+        if not self.paused:
+            now = self.world.clock.now
+            if self.left and len(self.in_flight) < plan.window:
+                self.submit(self.left.pop(0))
+            elif plan.deferred and self.in_flight and self.random.random() < 0.5:
+                self.perform(self.writer.force(now))
+            elif not self.left and not self.in_flight and self.may_close():
+                self.closing = True
+                self.perform(self.writer.close(now))
+                return
+            elif plan.closes and not self.world.quiet and self.random.random() < 0.01:
+                self.closing = True
+                self.perform(self.writer.close(now))
+                return
+            else:
+                self.perform(self.writer.tell_lac())
+        self.world.clock.after(1 + int(self.random.random() * (plan.think_ns + MS)), self.act)
+
+    def may_close(self) -> bool:
+        return self.world.plan.closes or self.world.quiet
+
+    def submit(self, count: int) -> None:
+        """Make entries, and submit them."""
+        first = self.next
+        entries = []
+        for entry_id in range(first, first + count):
+            payload = b"%d;" % entry_id * (entry_id % 3 + 1)
+            self.length += len(payload)
+            entry = _pack_header(LEDGER, entry_id, self.writer.last_add_confirmed, self.length) + payload
+            self.world.judge.sent(entry_id, entry, self.length)
+            entries.append(entry)
+        self.next += count
+        self.in_flight.append(self.next - 1)
+        runs = cut(first, array("q", map(len, entries)), entries, self.world.plan.quorum)
+        batch = Batch(first, self.next - 1, self.length, runs)
+        self.perform(self.writer.submit(batch, self.world.clock.now))
+
+    def confirmed(self, effect: Confirmed) -> None:
+        self.world.judge.writer_confirms(effect.last_add_confirmed)
+        while self.in_flight and self.in_flight[0] <= effect.last_add_confirmed:
+            self.in_flight.pop(0)
+
+    def done(self, effect: Done) -> None:
+        self.ended, self.end = True, effect
+        judge = self.world.judge
+        judge.check(effect.metadata.last_entry_id == judge.confirmed, f"closed at {effect.metadata.last_entry_id}")
+
+    def failed(self, effect: Failed) -> None:
+        self.ended, self.end = True, effect
+
+
+class Recoverer(Client):
+    """Opens the ledger with recovery, again and again until it is closed."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, f"recoverer{number}")
+        self.tries = 0
+        self.end: Done | Failed | None = None
+
+    def begin(self) -> None:
+        """Read the metadata; the recovery begins with what they are."""
+        if self.stopped:
+            return
+        self.tries += 1
+        self.take(Opening(self))
+        self.read_metadata(ReadMetadata())
+
+    def opened(self, metadata: MetadataIs) -> None:
+        """Recover."""
+        if metadata.metadata is None:
+            self.end = Failed(Reason.DELETED, "")
+            return
+        machine = RecoveryMachine(metadata.metadata, metadata.version)
+        self.take(machine)
+        self.perform(machine.start(self.world.clock.now))
+
+    def done(self, effect: Done) -> None:
+        self.end = effect
+        self.machine = None
+
+    def failed(self, effect: Failed) -> None:
+        self.machine = None
+        if effect.reason is Reason.DELETED:
+            self.end = effect
+            return
+        self.world.clock.after(int(self.random.random() * 100 * MS), self.begin)
+
+
+class Opening:
+    """Waits for the metadata that a recovery, or a reader, begins with."""
+
+    def __init__(self, client: Recoverer | Reader) -> None:
+        self.client = client
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        if isinstance(event, MetadataIs):
+            self.client.opened(event)
+        elif isinstance(event, MetadataUnreachable):
+            self.client.machine = None
+            self.client.world.clock.after(10 * MS, self.client.begin)
+        return []
+
+
+class Reader(Client):
+    """Follows the ledger: reads or awaits the last add confirmed, then the entries up to it."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, f"reader{number}")
+        self.lac = -1
+        self.next = 0
+        self.ended: ReadEnded | None = None
+
+    def begin(self) -> None:
+        if not self.stopped:
+            self.take(Opening(self))
+            self.read_metadata(ReadMetadata())
+
+    def opened(self, event: MetadataIs) -> None:
+        """Ask for the last add confirmed, at once or when it moves."""
+        if event.metadata is None:
+            return
+        self.metadata = event.metadata
+        poll = self.random.random() < 0.5
+        machine = LacMachine(
+            event.metadata, beyond=self.lac if poll else None, wait_ns=self.world.plan.timeout_ns // 2 if poll else 0
+        )
+        self.take(machine)
+        self.perform(machine.start(self.world.clock.now))
+
+    def lac_is(self, effect: LacIs) -> None:
+        self.world.judge.reader_sees_lac(effect.last_add_confirmed)
+        self.lac = max(self.lac, effect.last_add_confirmed)
+        if self.next > self.lac:
+            self.failed(Failed(Reason.UNDECIDED, "nothing new"))
+            return
+        self.read(self.next, self.lac)
+
+    def read(self, first: int, last: int) -> None:
+        """Read entries."""
+        self.got_ids: dict[int, None] = {}
+        machine = ReadMachine(self.metadata, first, last, bytes_max=1 << 20, speculative_ns=5 * MS)
+        self.take(machine)
+        self.perform(machine.start(self.world.clock.now))
+
+    def got(self, effect: Got) -> None:
+        run = effect.run
+        self.world.judge.reader_got(run)
+        for entry_id in range(run.first, run.last + 1, run.stride):
+            self.world.judge.check(entry_id not in self.got_ids, f"entry {entry_id} was given twice")
+            self.got_ids[entry_id] = None
+
+    def read_ended(self, effect: ReadEnded) -> None:
+        self.ended = effect
+        end = self.lac + 1 if effect.missing is None else effect.missing
+        for entry_id in range(self.next, end):
+            self.world.judge.check(entry_id in self.got_ids, f"entry {entry_id} was not given")
+        if effect.missing is not None:
+            self.world.judge.reader_misses(effect.missing, effect.status)
+        self.next = end
+        self.failed(Failed(Reason.UNDECIDED, "next round"))
+
+    def failed(self, effect: Failed) -> None:
+        self.machine = None
+        self.world.clock.after(int(self.random.random() * 20 * MS), self.begin)
+
+
+class Copier(Client):
+    """Replicates one fragment."""
+
+    def __init__(
+        self, world: World, number: int, first: int, lost: frozenset[Bookie], stay: frozenset[Bookie] = frozenset()
+    ) -> None:
+        super().__init__(world, f"copier{number}")
+        self.end: Done | Failed | None = None
+        self.first, self.lost, self.stay = first, lost, stay
+
+    def begin(self) -> None:
+        """Copy."""
+        machine = CopyMachine(LEDGER, self.first, self.lost, stay=self.stay)
+        self.take(machine)
+        self.perform(machine.start(self.world.clock.now))
+
+    def done(self, effect: Done) -> None:
+        self.end = effect
+        self.machine = None
+
+    def failed(self, effect: Failed) -> None:
+        self.end = effect
+        self.machine = None

@@ -1,0 +1,139 @@
+"""A bookie's disk as a model: what is durable, what a crash takes, and what was damaged."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from typing import NamedTuple
+
+from pybk.replication.messages import Run, Status
+from pybk.replication.runs import entries_of
+
+LEDGER = 1
+
+
+class State(NamedTuple):
+    fenced: bool
+    limbo: bool
+    lac: int
+
+
+class ModelReplicas:
+    """The replica of the one ledger that there is.
+
+    It keeps no rule for the machine: a fence, for instance, refuses nothing here.
+    """
+
+    def __init__(self, random: Random, *, deferred: bool) -> None:
+        self.random = random
+        self.deferred = deferred
+        self.durable: dict[int, bytes] = {}
+        self.staged: dict[int, bytes] = {}
+        self.lost: dict[int, bytes] = {}
+        """What was durable once, and is gone for a fault that the protocol does not survive on more bookies."""
+        self.corrupt: dict[int, None] = {}
+        self.known = self.known_durable = False
+        self.fenced = False
+        self.limbo = False
+        self.lac = -1
+        self.packet: tuple[int, bytes] | None = None
+
+    def state(self, ledger_id: int) -> State | None:
+        if not (self.known or self.fenced or self.limbo):
+            return None
+        return State(self.fenced, self.limbo, self.lac)
+
+    def create(self, ledger_id: int, description: object) -> None:
+        self.known = True
+
+    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+        new: dict[int, bytes] = {}
+        for entry_id, view in zip(range(run.first, run.last + 1, run.stride), entries_of(run), strict=True):
+            entry = bytes(view)
+            here = self.durable.get(entry_id) or self.staged.get(entry_id)
+            if entry_id in self.corrupt:
+                return Status.UNKNOWN
+            if here is None:
+                new[entry_id] = entry
+            elif here != entry:
+                return Status.CONFLICT
+        self.staged.update(new)
+        return Status.OK
+
+    def commit(self) -> None:
+        self.durable.update(self.staged)
+        self.staged.clear()
+        self.known_durable = self.known
+
+    def fence(self, ledger_id: int, description: object) -> None:
+        self.fenced = self.known = self.known_durable = True
+
+    def read(self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+        entries: list[bytes] = []
+        fit = self.random.randint(1, 4) if self.random.random() < 0.2 else last
+        status = Status.OK
+        for entry_id in range(first, last + 1, stride):
+            entry = self.durable.get(entry_id)
+            if len(entries) >= fit:
+                break
+            if entry is None or entry_id in self.corrupt:
+                unknown = entry_id in self.corrupt or entry_id in self.staged or self.limbo
+                status = Status.UNKNOWN if unknown else Status.NO_SUCH_ENTRY
+                break
+            entries.append(entry)
+        if not entries:
+            return status, None
+        return status, Run(first, stride, array("q", map(len, entries)), (b"".join(entries),))
+
+    def lac_proof(self, ledger_id: int) -> tuple[int, bytes] | None:
+        last = max(self.durable, default=-1)
+        return None if last < 0 or last in self.corrupt else (last, self.durable[last])
+
+    def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
+        return self.packet
+
+    def note_lac(self, ledger_id: int, lac: int, packet: bytes) -> None:
+        self.lac = lac
+        self.packet = lac, packet
+
+    def delete(self, ledger_id: int) -> None:
+        self.durable.clear()
+        self.staged.clear()
+        self.lost.clear()
+        self.corrupt.clear()
+        self.known = self.known_durable = self.fenced = self.limbo = False
+        self.lac, self.packet = -1, None
+
+    # ---- faults ----------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Lose what is not durable, each staged entry or not as it comes: the commit under way may be torn."""
+        for entry_id, entry in self.staged.items():
+            if self.random.random() < 0.5:
+                self.durable[entry_id] = entry
+                self.known_durable = True
+        self.staged.clear()
+        self.known = self.known_durable
+        self.lac = -1
+        self.packet = None
+        self.limbo = self.limbo or self.deferred
+
+    def forget(self) -> None:
+        """Lose everything, the fence included, and know that something may be lost."""
+        self.lost.update(self.durable)
+        self.durable.clear()
+        self.fenced = self.known = self.known_durable = False
+        self.limbo = True
+
+    def damage(self, entry_id: int) -> None:
+        """Make an entry unreadable."""
+        if entry_id in self.durable:
+            self.corrupt[entry_id] = None
+
+    def has(self, entry_id: int) -> bool:
+        """Tell whether an entry can be read."""
+        return entry_id in self.durable and entry_id not in self.corrupt
+
+    def had(self, entry_id: int) -> bool:
+        """Tell whether an entry is, or was, durable."""
+        return entry_id in self.durable or entry_id in self.lost

@@ -1,0 +1,136 @@
+"""What goes wrong, as the plan of the seed says, until it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.simulator.clients import Copier
+from tests.simulator.plan import MS
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+
+class Faults:
+    """Brings about one fault after the other."""
+
+    name = "faults"
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = Random(f"{world.seed}/faults")
+        self.stopped = False
+        self.losses: dict[str, None] = {}
+        plan = world.plan
+        kinds: list[tuple[bool, Callable[[], None]]] = [
+            (plan.clogs, self.clog),
+            (plan.clogs, self.clog),
+            (plan.cuts, self.cut),
+            (plan.pauses, self.pause),
+            (plan.crashes, self.crash),
+            (bool(plan.loses_data) or plan.deferred, self.lose),
+            (plan.swaps, self.replicate),
+            (plan.deletes, self.delete),
+        ]
+        self.kinds = [kind for enabled, kind in kinds if enabled]
+        if self.kinds:
+            self.later()
+
+    def later(self) -> None:
+        self.world.clock.after(int(self.random.expovariate(1 / self.world.plan.fault_every_ns)), self.strike)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def strike(self) -> None:
+        """Do something bad."""
+        if not self.stopped:
+            self.random.choice(self.kinds)()
+            self.later()
+
+    def _clients(self) -> list[str]:
+        world = self.world
+        return [client.name for client in (world.writer, *world.recoverers)]
+
+    def _links(self) -> list[tuple[str, str]]:
+        """Return one or two links, or all of one client or bookie; each way or one."""
+        clients, bookies = self._clients(), list(self.world.bookies)
+        chance = self.random.random()
+        if chance < 0.3:
+            client = self.random.choice(clients)
+            links = [(client, bookie) for bookie in bookies]
+        elif chance < 0.4:
+            bookie = self.random.choice(bookies)
+            links = [(client, bookie) for client in clients]
+        else:
+            count = self.random.randint(1, 2)
+            links = [(self.random.choice(clients), self.random.choice(bookies)) for _ in range(count)]
+        way = self.random.random()
+        back = [(bookie, client) for client, bookie in links]
+        return links if way < 0.3 else back if way < 0.5 else links + back
+
+    def clog(self) -> None:
+        """Hold back messages for a while."""
+        until = self.world.clock.now + int(self.random.choice((5, 20, 100, 300)) * MS * self.random.random())
+        for link in self._links():
+            self.world.network.clog(*link, until)
+
+    def cut(self) -> None:
+        """Lose messages for a while."""
+        until = self.world.clock.now + int(self.random.choice((5, 20, 100)) * MS * self.random.random())
+        for link in self._links():
+            self.world.network.cut(*link, until)
+
+    def pause(self) -> None:
+        """Let a client stand still, for so long that others take it for dead."""
+        world = self.world
+        client = self.random.choice([world.writer, world.writer, *world.recoverers])
+        if not client.paused:
+            client.paused = True
+            world.clock.after(int(self.random.choice((10, 100, 400)) * MS * self.random.random()), client.resume)
+
+    def crash(self) -> None:
+        """Stop a bookie; it comes back."""
+        bookie = self.world.bookies[self.random.choice(list(self.world.bookies))]
+        bookie.crash()
+        self.world.clock.after(int(self.random.choice((5, 50)) * MS * self.random.random()), bookie.restart)
+
+    def lose(self) -> None:
+        """Take away what a bookie has; of fewer bookies than acknowledge an entry, as more is lost for good."""
+        world = self.world
+        name = self.random.choice(list(world.bookies))
+        if name not in self.losses and len(self.losses) >= world.plan.quorum.ack_quorum - 1:
+            return
+        self.losses[name] = None
+        bookie = world.bookies[name]
+        if world.plan.deferred and not world.plan.loses_data:
+            bookie.crash()
+            bookie.restart()
+        elif world.plan.loses_data == "forgets":
+            bookie.forget()
+        elif world.plan.loses_data == "wiped":
+            bookie.wipe()
+        elif bookie.replicas.durable:
+            bookie.replicas.damage(self.random.choice(sorted(bookie.replicas.durable)))
+
+    def replicate(self) -> None:
+        """Give the places of a bookie in some fragment to another, though nothing is wrong with it."""
+        world = self.world
+        metadata = world.metadata.current
+        if metadata is not None and len(world.copiers) < 3:
+            fragment = self.random.choice(metadata.fragments)
+            lost = frozenset((self.random.choice(fragment.ensemble),))
+            copier = Copier(world, len(world.copiers), fragment.first_entry_id, lost)
+            world.copiers.append(copier)
+            copier.begin()
+
+    def delete(self) -> None:
+        """Delete the ledger; bookies collect it one after the other."""
+        world = self.world
+        if world.metadata.current is None:
+            return
+        world.metadata.delete()
+        for bookie in world.bookies.values():
+            world.clock.after(int(self.random.random() * 100 * MS), bookie.ledger_deleted)

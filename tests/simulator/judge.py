@@ -1,0 +1,185 @@
+"""The invariants of the protocol, each checked as soon as something happens that could break it.
+
+The ids are those of ``docs/replication.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.replication.messages import NEGATIVE, Add, LacReply, Read, ReadReply, Reply, Request, Run, Status, WriteLac
+from pybk.replication.reading import fragment_of
+from pybk.replication.runs import entries_of
+
+if TYPE_CHECKING:
+    from tests.simulator.disk import ModelReplicas
+    from tests.simulator.world import World
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Judge:
+    """What was promised, and whether it is kept."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.entries: dict[int, bytes] = {}
+        self.lengths: dict[int, int] = {-1: 0}
+        self.confirmed = -1
+        self.acked: dict[Bookie, dict[int, None]] = {}
+        self.fenced: dict[Bookie, None] = {}
+        self.lacs: dict[Bookie, int] = {}
+        self.gone: dict[Bookie, None] = {}
+        self.read_lac = -1
+        self.closings = 0
+
+    def check(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Violation(what)
+
+    # ---- writer and readers ----------------------------------------------------------------------------------------
+
+    def sent(self, entry_id: int, entry: bytes, length: int) -> None:
+        """The writer makes an entry."""
+        self.entries[entry_id] = entry
+        self.lengths[entry_id] = length
+
+    def writer_confirms(self, lac: int) -> None:
+        """I15, I1, I2, I3: what a writer tells its application."""
+        self.check(lac > self.confirmed, f"I15: confirmed {lac} after {self.confirmed}")
+        before, self.confirmed = self.confirmed, lac
+        metadata = self.world.metadata.current
+        if metadata is None:
+            return
+        if metadata.state is LedgerState.CLOSED:
+            last = metadata.last_entry_id
+            self.check(lac <= last, f"I1: {lac} confirmed by the writer, but the ledger is closed at {last}")
+        self.check_copies(metadata, before + 1, lac)
+
+    def reader_sees_lac(self, lac: int) -> None:
+        """I6, I16: a reader may now read up to there."""
+        self.read_lac = max(self.read_lac, lac)
+        self.check(lac <= self.firm_end(), f"I6: a reader was told {lac}, confirmed is {self.firm_end()}")
+
+    def reader_got(self, run: Run) -> None:
+        """I16: what a reader sees."""
+        for entry_id, entry in zip(range(run.first, run.last + 1, run.stride), entries_of(run), strict=True):
+            self.check(entry == self.entries.get(entry_id), f"I16: a reader got other bytes for entry {entry_id}")
+
+    def reader_misses(self, entry_id: int, status: Status) -> None:
+        """I17: nobody says no of what was confirmed."""
+        lied = status in NEGATIVE and entry_id <= self.confirmed and not self.world.plan.loses_data
+        self.check(not lied, f"I17: a reader was told that there is no entry {entry_id}")
+
+    def firm_end(self) -> int:
+        """Return the last entry that is known to be in the ledger for ever."""
+        metadata = self.world.metadata.current
+        if metadata is not None and metadata.state is LedgerState.CLOSED:
+            return metadata.last_entry_id
+        return self.confirmed
+
+    # ---- bookies ---------------------------------------------------------------------------------------------------
+
+    def replied(self, bookie: Bookie, request: Request, reply: Reply | LacReply | ReadReply) -> None:
+        """I4, I6, I12, I13, I14, I17: what a bookie answers."""
+        disk = self.world.disks[bookie]
+        if isinstance(request, Add | WriteLac):
+            self.noted(bookie, disk)
+        if isinstance(request, Add):
+            if reply.status is Status.OK:
+                self.added(bookie, disk, request)
+        elif getattr(request, "fence", False) and (reply.status is Status.OK or reply.status in NEGATIVE):
+            self.check(disk.fenced, f"AB3: {bookie} answered a fencing request without being fenced")
+            self.fenced[bookie] = None
+        if reply.status in NEGATIVE and not isinstance(reply, Reply):
+            self.denied(bookie, request, reply)
+
+    def added(self, bookie: Bookie, disk: ModelReplicas, request: Add) -> None:
+        """An add was acknowledged."""
+        self.check(request.recovery or bookie not in self.fenced, f"AB2: {bookie} acknowledged an add though fenced")
+        self.check(bookie not in self.gone, f"C11: {bookie} acknowledged an add to a deleted ledger")
+        acked = self.acked.setdefault(bookie, {})
+        for run in request.runs:
+            for entry_id in range(run.first, run.last + 1, run.stride):
+                held = disk.durable.get(entry_id)
+                if request.deferred and held is None:
+                    held = disk.staged.get(entry_id)
+                self.check(held is not None, f"{bookie} acknowledged entry {entry_id}, which is not durable")
+                self.check(held == self.entries.get(entry_id), f"I4, I14: entry {entry_id} of {bookie} is another")
+                acked[entry_id] = None
+
+    def noted(self, bookie: Bookie, disk: ModelReplicas) -> None:
+        """I6, I13: the last add confirmed that a bookie knows."""
+        before = self.lacs.get(bookie, -1)
+        self.check(disk.lac >= before, f"I13: the LAC of {bookie} went from {before} to {disk.lac}")
+        self.lacs[bookie] = disk.lac
+        if disk.lac > before:
+            self.check(disk.lac <= self.firm_end(), f"I6: {bookie} was told {disk.lac}, confirmed is {self.firm_end()}")
+
+    def denied(self, bookie: Bookie, request: Request, reply: LacReply | ReadReply) -> None:
+        """I17: a bookie says that it never acknowledged something."""
+        acked = self.acked.get(bookie, {})
+        if isinstance(reply, ReadReply) and reply.status is Status.NO_SUCH_ENTRY:
+            assert isinstance(request, Read)
+            after = reply.run.last + reply.run.stride if reply.run is not None else request.first
+            self.check(after not in acked, f"I17: {bookie} acknowledged entry {after} and denies it")
+        else:
+            self.check(not acked or bookie in self.gone, f"I17: {bookie} acknowledged entries and denies the ledger")
+
+    def restarted(self, bookie: Bookie, fenced: bool) -> None:
+        """I12: a fence outlives a restart; the LAC in memory does not."""
+        self.lacs.pop(bookie, None)
+        self.check(fenced or bookie not in self.fenced, f"I12: {bookie} forgot its fence")
+
+    def forgot(self, bookie: Bookie) -> None:
+        """A bookie lost its disk under the same instance, and knows: a fault, within what the protocol survives."""
+        self.fenced.pop(bookie, None)
+
+    def collected(self, bookie: Bookie) -> None:
+        """A bookie has forgotten a deleted ledger."""
+        self.gone[bookie] = None
+        self.acked.pop(bookie, None)
+        self.fenced.pop(bookie, None)
+        self.lacs.pop(bookie, None)
+
+    # ---- metadata --------------------------------------------------------------------------------------------------
+
+    def metadata_changes(self, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        """I1, I3, I5, I11: what is written to the metadata store."""
+        if old.state is LedgerState.CLOSED:
+            same = (old.state, old.last_entry_id, old.length) == (new.state, new.last_entry_id, new.length)
+            self.check(same, f"I11: closed at {old.last_entry_id}, changed to {new.state} at {new.last_entry_id}")
+        firsts = [each.first_entry_id for each in new.fragments]
+        before = [each.first_entry_id for each in old.fragments]
+        grown = firsts == before if old.state is LedgerState.CLOSED else firsts[: len(before)] == before
+        self.check(grown, f"I5, I11: fragments from {before} became those from {firsts}")
+        if new.state is LedgerState.CLOSED:
+            last = new.last_entry_id
+            if old.state is not LedgerState.CLOSED:
+                self.closings += 1
+                self.check(self.closings == 1, "I1: closed twice")
+                self.check(last >= self.confirmed, f"I1: {self.confirmed} was confirmed, and it is closed at {last}")
+                self.check(last >= self.read_lac, f"I16: {self.read_lac} was read, and it is closed at {last}")
+                self.check(new.length == self.lengths.get(last), f"length {new.length} at {last}")
+                for bookie, lac in self.lacs.items():
+                    self.check(lac <= last, f"I6: {bookie} was told {lac}, and it is closed at {last}")
+            self.check_copies(new, 0, last)
+        else:
+            self.check_copies(new, 0, self.confirmed)
+
+    def check_copies(self, metadata: LedgerMetadata, first: int, last: int) -> None:
+        """I2, I3: entries are at an ack quorum of their fragment, and what faults left of it can be read."""
+        quorum = self.world.plan.quorum
+        disks = self.world.disks
+        for entry_id in range(first, last + 1):
+            ensemble = fragment_of(metadata.fragments, entry_id).ensemble
+            replicas = [disks[ensemble[place]] for place in quorum.write_set(entry_id)]
+            had = sum(each.had(entry_id) for each in replicas)
+            self.check(
+                had >= quorum.ack_quorum, f"I3: entry {entry_id} is on {had} bookies of its fragment: {ensemble}"
+            )
+            has = sum(each.has(entry_id) for each in replicas)
+            self.check(has > 0, f"I2: entry {entry_id} can be read from no bookie of its fragment")

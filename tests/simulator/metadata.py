@@ -1,0 +1,104 @@
+"""The metadata store, with requests in flight whose outcome may not be told."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from pybk.ledger import LedgerMetadata
+from pybk.replication.messages import (
+    Event,
+    MetadataIs,
+    MetadataRefused,
+    MetadataUnreachable,
+    MetadataWritten,
+    WriteMetadata,
+)
+from tests.simulator.plan import MS
+
+if TYPE_CHECKING:
+    from tests.simulator.bookies import SimBookie
+    from tests.simulator.clients import Client
+    from tests.simulator.world import World
+
+VERSION_OF_NONE = -1
+
+
+class SimMetadata:
+    """One ledger's metadata: the truth, and what clients are told of it."""
+
+    name = "metadata"
+
+    def __init__(self, world: World, first: LedgerMetadata) -> None:
+        self.world = world
+        self.random = Random(f"{world.seed}/metadata")
+        self.loss = world.plan.metadata_loss
+        self.stale = world.plan.metadata_stale
+        self.current: LedgerMetadata | None = first
+        self.version = 0
+        self.history: list[tuple[LedgerMetadata | None, int]] = [(first, 0)]
+
+    def heal(self) -> None:
+        """Lose nothing and show nothing old any more."""
+        self.loss = self.stale = 0.0
+
+    def read(self, client: Client) -> None:
+        """Read for a client."""
+        if self.random.random() < self.loss:
+            self._tell(client, MetadataUnreachable(), slow=True)
+            return
+        self.world.clock.after(self._delay(), self._read, client)
+
+    def _read(self, client: Client) -> None:
+        at = -1
+        if self.random.random() < self.stale:
+            at = -min(self.random.randint(1, 3), len(self.history))
+        self._tell(client, MetadataIs(*self.history[at]))
+
+    def write(self, client: Client, effect: WriteMetadata) -> None:
+        """Compare and swap for a client: the request may be lost, arrive late, or its reply may be lost."""
+        lost = self.random.random() < self.loss
+        if lost and self.random.random() < 0.3:
+            self._tell(client, MetadataUnreachable(), slow=True)
+            return
+        delay = self._delay() + (int(self.random.random() * 50 * MS) if lost else 0)
+        self.world.clock.after(delay, self._write, client, effect, not lost)
+        if lost:
+            self._tell(client, MetadataUnreachable(), slow=True)
+
+    def _write(self, client: Client, effect: WriteMetadata, told: bool) -> None:
+        event: Event
+        if self.current is not None and effect.version == self.version:
+            self.apply(effect.metadata)
+            event = MetadataWritten(self.version)
+            if self.random.random() < self.loss:
+                # Its driver sends it again: it was applied, and is refused the second time.
+                event = MetadataRefused(self.current, self.version)
+        else:
+            event = MetadataRefused(self.current, self.version if self.current is not None else VERSION_OF_NONE)
+        if told:
+            self._tell(client, event)
+
+    def apply(self, metadata: LedgerMetadata) -> None:
+        """Put the ledger's next metadata."""
+        assert self.current is not None
+        old, self.current = self.current, metadata
+        self.version += 1
+        self.history.append((metadata, self.version))
+        self.world.judge.metadata_changes(old, metadata)
+
+    def delete(self) -> None:
+        """Delete the ledger."""
+        self.current = None
+        self.history.append((None, VERSION_OF_NONE))
+
+    def look_up(self, bookie: SimBookie, life: int, ledger_id: int) -> None:
+        """Tell a bookie whether the ledger exists."""
+        exists = None if self.random.random() < self.loss else self.current is not None
+        self.world.clock.after(self._delay(), bookie.looked_up, life, ledger_id, exists)
+
+    def _tell(self, client: Client, event: Event, *, slow: bool = False) -> None:
+        self.world.clock.after(self._delay() + (20 * MS if slow else 0), client.told, event)
+
+    def _delay(self) -> int:
+        return int(self.random.random() * (20 * MS if self.random.random() < 0.1 else MS))

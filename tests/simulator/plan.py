@@ -1,0 +1,100 @@
+"""What one seed tries: the shape of the ledger, the workload and the faults, drawn anew for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from pybk.replication.quorum import Quorum
+
+MS = 1_000_000
+
+SHAPES = (
+    Quorum(3, 3, 2),
+    Quorum(3, 3, 2),
+    Quorum(3, 3, 2),
+    Quorum(2, 2, 1),
+    Quorum(3, 2, 2),
+    Quorum(4, 4, 2),
+    Quorum(5, 3, 2),
+    Quorum(3, 3, 1),
+    Quorum(3, 3, 3),
+    Quorum(4, 3, 2),
+    Quorum(4, 2, 2),
+    Quorum(6, 3, 2),
+    Quorum(5, 5, 3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one seed tries; probabilities are per message or operation, times in nanoseconds."""
+
+    quorum: Quorum
+    spares: int
+    batches: tuple[int, ...]
+    window: int
+    think_ns: int
+    recoverers: int
+    readers: int
+    closes: bool
+    deferred: bool
+    straggler_bytes: int
+    loss: float
+    duplication: float
+    spurious: float
+    slow: float
+    slow_ns: int
+    timeout_ns: int
+    clogs: bool
+    cuts: bool
+    pauses: bool
+    crashes: bool
+    loses_data: str
+    metadata_loss: float
+    metadata_stale: float
+    swaps: bool
+    deletes: bool
+    faults_ns: int
+    fault_every_ns: int
+
+
+def draw(seed: int) -> Plan:
+    """Draw the plan of a seed."""
+    random = Random(f"{seed}/plan")
+
+    def sometimes(probability: float) -> bool:
+        return random.random() < probability
+
+    quorum = random.choice(SHAPES)
+    deferred = sometimes(0.1)
+    loses = random.choice(("forgets", "wiped", "corrupt")) if quorum.ack_quorum > 1 and sometimes(0.2) else ""
+    return Plan(
+        quorum=quorum,
+        spares=random.choice((0, 1, 1, 2, 3)),
+        batches=tuple(random.choice((1, 1, 1, 2, 3, 7)) for _ in range(random.randint(1, 8))),
+        window=random.randint(1, 6),
+        think_ns=random.choice((0, 1, 5, 20)) * MS,
+        recoverers=random.choice((0, 1, 1, 2, 2, 3)),
+        readers=random.choice((0, 0, 1, 2)),
+        closes=sometimes(0.5),
+        deferred=deferred,
+        straggler_bytes=random.choice((60, 200, 1 << 20, 1 << 20)),
+        loss=random.uniform(0, 0.3) if sometimes(0.5) else 0.0,
+        duplication=random.uniform(0, 0.1) if sometimes(0.3) else 0.0,
+        spurious=random.uniform(0, 0.2) if sometimes(0.5) else 0.0,
+        slow=random.uniform(0, 0.5),
+        slow_ns=random.choice((5, 20, 100)) * MS,
+        timeout_ns=random.choice((10, 30, 80)) * MS,
+        clogs=sometimes(0.75),
+        cuts=sometimes(0.3),
+        pauses=sometimes(0.3),
+        crashes=sometimes(0.5) and not deferred,
+        loses_data=loses,
+        metadata_loss=random.uniform(0, 0.3) if sometimes(0.4) else 0.0,
+        metadata_stale=random.uniform(0, 0.5) if sometimes(0.3) else 0.0,
+        swaps=sometimes(0.3),
+        deletes=sometimes(0.03),
+        faults_ns=random.choice((100, 200, 400)) * MS,
+        fault_every_ns=random.choice((3, 10, 30)) * MS,
+    )
