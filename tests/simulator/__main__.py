@@ -26,7 +26,6 @@ def main() -> int:
             failures += 1
             print(f"seed {seed}: {type(error).__name__}: {error}")
             print(f"  python -m tests.simulator --seed {seed} --trace")
-            print(f"  {world.plan}")
         events += world.clock.events
         if arguments.trace:
             print("\n".join(world.clock.trace))

@@ -135,4 +135,3 @@ class SimBookie:
         self.replicas.durable.clear()
         self.begin()
         self.restart()
-

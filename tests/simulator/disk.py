@@ -70,7 +70,7 @@ class ModelReplicas:
 
     def read(self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
         entries: list[bytes] = []
-        fit = self.random.randint(1, 4) if self.random.random() < 0.2 else last
+        fit = self.random.randint(1, 4) if self.random.random() < 0.2 else last + 1
         status = Status.OK
         for entry_id in range(first, last + 1, stride):
             entry = self.durable.get(entry_id)

@@ -103,6 +103,8 @@ class Faults:
         name = self.random.choice(list(world.bookies))
         if name not in self.losses and len(self.losses) >= world.plan.quorum.ack_quorum - 1:
             return
+        if name in self.losses and world.plan.loses_data == "wiped":
+            return  # each instance that is lost counts
         self.losses[name] = None
         bookie = world.bookies[name]
         if world.plan.deferred and not world.plan.loses_data:

@@ -18,6 +18,7 @@ from tests.simulator.metadata import SimMetadata
 from tests.simulator.network import Clock, Network
 from tests.simulator.plan import MS, draw
 
+REPLICATION_TRIES = 4
 PATIENCE_NS = 60_000 * MS
 """How long the cluster may take to get well after the faults stopped."""
 
@@ -172,12 +173,16 @@ class World:
         self._check_replicated()
 
     def _copy(self, first: int, lost: frozenset[Bookie], stay: frozenset[Bookie]) -> None:
-        copier = Copier(self, len(self.copiers), first, lost, stay)
-        self.copiers.append(copier)
-        copier.begin()
-        ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: copier.end is not None)
-        self.judge.check(ended, "I10: a replication comes to no end")
-        end = copier.end
+        end: Done | Failed | None = None
+        for _ in range(REPLICATION_TRIES):
+            copier = Copier(self, len(self.copiers), first, lost, stay)
+            self.copiers.append(copier)
+            copier.begin()
+            ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: copier.end is not None)
+            self.judge.check(ended, "I10: a replication comes to no end")
+            end = copier.end
+            if not isinstance(end, Failed) or end.reason is not Reason.UNDECIDED:
+                break
         lacking = isinstance(end, Failed) and end.reason is Reason.NOT_ENOUGH_BOOKIES
         damaged = isinstance(end, Failed) and end.reason is Reason.UNDECIDED and self.plan.loses_data == "corrupt"
         self.judge.check(isinstance(end, Done) or lacking or damaged, f"a replication failed: {end}")

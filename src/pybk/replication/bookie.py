@@ -182,11 +182,13 @@ class BookieMachine:
         return self._force(sender, request)
 
     def commit(self) -> list[BookieEffect]:
-        """Make durable what was taken, and acknowledge it (durable before reply)."""
+        """Make durable what was taken, if anybody waits for it, and acknowledge it (durable before reply)."""
+        return self._sync() if self._acks else []
+
+    def _sync(self) -> list[BookieEffect]:
+        """Make everything durable that was taken."""
         acks, self._acks = self._acks, []
         self._dirty.clear()
-        if not acks:
-            return []
         try:
             self._replicas.commit()
         except StorageError as error:
@@ -285,7 +287,7 @@ class BookieMachine:
         state = self._replicas.state(ledger_id)
         if state is not None and state.fenced and ledger_id not in self._doubtful:
             return True, []
-        effects = self.commit()
+        effects = self._sync() if ledger_id in self._dirty else []
         self._doubtful.add(ledger_id)
         try:
             self._replicas.fence(ledger_id, description)
@@ -307,7 +309,7 @@ class BookieMachine:
             return [*effects, Respond(sender, ReadReply(Status.NO_SUCH_LEDGER))]
         status, run = self._read_entries(request)
         if status is not Status.OK and ledger_id in self._dirty:
-            effects += self.commit()  # what is missing may be among what was taken and is not durable yet
+            effects += self._sync()  # what is missing may be among what was taken and is not durable yet
             status, run = self._read_entries(request)
         if before.limbo and status in NEGATIVE:
             status = Status.UNKNOWN  # D6

@@ -159,8 +159,8 @@ class CopyMachine:
         """Put the copies' bookies into the fragment, and change nothing else (I11)."""
         ensemble = list(self._fragment.ensemble)
         for place, bookie in self._targets.items():
-            if ensemble[place] not in self._lost:
-                return self._fail(Reason.UNDECIDED, f"{ensemble[place]} took the place meanwhile; look at it again")
+            if ensemble[place] not in self._lost or (bookie in ensemble and bookie != ensemble[place]):
+                return self._fail(Reason.UNDECIDED, "its ensemble was changed meanwhile; look at it again")
             ensemble[place] = bookie
         if tuple(ensemble) == self._fragment.ensemble:
             return self._end(Done(self._metadata, self._version))

@@ -69,11 +69,14 @@ def choose(
     free = [
         each for each in known if not each.read_only and each.bookie not in excluded and each.bookie not in ensemble
     ]
+    # Another instance of a bookie that has a place may take that one alone: two would not fail independently.
+    homes = {bookie.bookie_id: place for place, bookie in enumerate(ensemble)}
     result: dict[int, Bookie] = {}
     for place in places:
-        if free:
-            best = min(_key(each, hints, used) for each in free)
-            taken = _draw([each for each in free if _key(each, hints, used) == best], hints, source)
+        fit = [each for each in free if homes.get(each.bookie.bookie_id, place) == place]
+        if fit:
+            best = min(_key(each, hints, used) for each in fit)
+            taken = _draw([each for each in fit if _key(each, hints, used) == best], hints, source)
             free.remove(taken)
             result[place] = taken.bookie
             used.append(taken.rack)
