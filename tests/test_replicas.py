@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pybk.bookie.replicas import Replicas
-from pybk.errors import StorageFailedError, StorageFullError
+from pybk.errors import CorruptError, StorageFailedError, StorageFullError
 from pybk.flags import LedgerType, StorageHint
 from pybk.replication.messages import Status
 from pybk.storage.extent import Extent
+from pybk.storage.volumes import ENTRIES
 from tests.replicaworld import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,
@@ -357,6 +358,45 @@ def test_an_entry_that_cannot_be_read_is_not_denied(fs: SimFileSystem, replicas:
     assert replicas.read(8, 0, 3, 1, 10_000) == (Status.UNKNOWN, None)  # K5
     assert replicas.read(8, 1, 1, 1, 10_000) == (Status.UNKNOWN, None)
     assert replicas.stage(8, make_run(4, 1, ledger_id=8), True) is Status.OK
+
+
+def damage(fs: SimFileSystem, replicas: Replicas, entry_id: int) -> None:
+    """Change a byte of an entry's payload on the disk, wherever it lies."""
+    data = entry(entry_id)
+    for row in replicas.store.volumes.rows.values():
+        if row.kind == ENTRIES:
+            continue
+        live = fs.inode(replicas.store.volumes.path_of(row)).live
+        at = live.find(data)
+        if at >= 0:
+            live[at + 100] ^= 1
+            return
+    raise AssertionError(f"entry {entry_id} lies in no file")
+
+
+def test_a_damaged_entry_is_repaired_and_no_other_is_overwritten(fs: SimFileSystem, replicas: Replicas) -> None:
+    for first in (0, 5, 10):
+        add(replicas, make_run(first, 5))
+    add(replicas, make_run(15, 1))
+    for entry_id in (3, 5, 6, 15):
+        damage(fs, replicas, entry_id)
+    assert content(replicas.read(LEDGER, 5, 5, 1, 1)[1]) != [entry(5)]
+    with pytest.raises(CorruptError, match="repaired from its other bookies"):
+        replicas.stage(LEDGER, make_run(5, 2), True)
+    assert add(replicas, make_run(10, 2, seed=1), recovery=True) is Status.CONFLICT
+    assert add(replicas, make_run(1, 6), recovery=True) is Status.OK
+    assert add(replicas, make_run(1, 6)) is Status.OK
+    assert add(replicas, make_run(5, 2, seed=1), recovery=True) is Status.CONFLICT
+    assert add(replicas, make_run(14, 2), recovery=True) is Status.OK
+    for _ in range(2):
+        assert_reads(replicas, 0, 15)
+        assert_reads(replicas, 0, 15, 3)
+        assert replicas.lac_proof(LEDGER) == (15, entry(15))
+        fs, replicas = after_crash(fs, replicas)
+    assert add(replicas, make_run(14, 3)) is Status.OK
+    assert replicas.lac_proof(LEDGER) == (16, entry(16))
+    replicas.delete(LEDGER)
+    assert list(replicas.store.ledgers()) == []
 
 
 # ---- last add confirmed ------------------------------------------------------------------------------------------

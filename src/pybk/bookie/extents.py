@@ -1,7 +1,7 @@
 """The extents of one replicated ledger in memory, found by entry id.
 
-Extents never overlap; one that begins where nothing was staged, because a commit found no room, is empty and holds
-nothing.
+Extents never overlap, but for those that replace damaged entries of others. One that begins where nothing was staged,
+because a commit found no room, is empty and holds nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ class Held:
     Its creation may still wait for the commit ``created``, together with its first entries.
     """
 
-    __slots__ = ("created", "descriptor", "first", "stride")
+    __slots__ = ("created", "descriptor", "first", "replaces", "stride")
 
-    def __init__(self, descriptor: LedgerDescriptor, created: Commit | None, first: int, stride: int) -> None:
+    def __init__(
+        self, descriptor: LedgerDescriptor, created: Commit | None, first: int, stride: int, replaces: bool
+    ) -> None:
         self.created = created
         self.descriptor = descriptor
         self.first = first
         self.stride = stride
+        self.replaces = replaces
 
     @property
     def last_staged(self) -> int:
@@ -45,35 +48,54 @@ def _first_of(held: Held) -> int:
 class Extents:
     """The extents of one ledger, found by entry id; the caller excludes others."""
 
-    __slots__ = ("_lanes", "_strides")
+    __slots__ = ("_lanes", "_replacements", "_strides")
 
     def __init__(self) -> None:
         # By stride and residue, each ascending: of a lane at most one extent can hold an entry.
         self._lanes: dict[tuple[int, int], list[Held]] = {}
         self._strides: dict[int, None] = {}
+        self._replacements: list[Held] = []  # the newest last, which counts
 
     def __iter__(self) -> Iterator[Held]:
         """Yield all extents."""
+        yield from self._replacements
         for lane in self._lanes.values():
             yield from lane
 
     def add(self, held: Held) -> None:
-        """Add one."""
+        """Add one; of those that replace, the newest last."""
+        if held.replaces:
+            self._replacements.append(held)
+            return
         lane = self._lanes.setdefault((held.stride, held.first % held.stride), [])
         insort(lane, held, key=_first_of)
         self._strides[held.stride] = None
 
     def remove(self, held: Held) -> None:
         """Remove one."""
+        if held.replaces:
+            self._replacements.remove(held)
+            return
         self._lanes[held.stride, held.first % held.stride].remove(held)
 
     def holder(self, entry_id: int) -> Held | None:
-        """Return the extent that an entry was staged in, None if it was not."""
-        for stride in self._strides:
-            held = self._before(entry_id, stride)
-            if held is not None and entry_id <= held.last_staged:
+        """Return the extent that an entry was staged in, None if it was not; of several, the newest."""
+        for held in reversed(self._replacements):
+            if held.first <= entry_id <= held.last_staged and (entry_id - held.first) % held.stride == 0:
                 return held
+        for stride in self._strides:
+            found = self._before(entry_id, stride)
+            if found is not None and entry_id <= found.last_staged:
+                return found
         return None
+
+    def bound(self, held: Held, entry_id: int) -> int:
+        """Return an entry up to which an extent holds all that follow one that it holds, as far as it goes."""
+        bound = held.last_staged
+        for other in self._replacements:
+            if other is not held and other.last_staged >= entry_id:
+                bound = min(bound, max(entry_id, other.first - 1))
+        return bound
 
     def _before(self, entry_id: int, stride: int) -> Held | None:
         """Return the last extent of a lane that begins at or before an entry of it and is not empty."""

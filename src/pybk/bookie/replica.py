@@ -11,7 +11,7 @@ import threading
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from pybk.bookie.extents import Extents, Held
 from pybk.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
-from pybk.errors import NoSuchLedgerError, PybkError, StorageFullError
+from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.replication.messages import Run, Status
 from pybk.storage.commit import Commit
@@ -90,7 +90,8 @@ class Replica:
         store: Where it is kept.
         ledger_id: The replicated ledger.
         description: What is known of it; None if only its fence came so far.
-        keep: Makes an extent with this first entry and stride, and with its entries or, if False, at once.
+        keep: Makes an extent of this first entry and stride; that replaces damaged entries, or not; durable with its
+            entries or, if False, at once.
         staged: Told of each commit that entries were staged in.
     """
 
@@ -99,7 +100,7 @@ class Replica:
         store: Store,
         ledger_id: int,
         description: Description | None,
-        keep: Callable[[Replica, int, int, bool], Held],
+        keep: Callable[[Replica, int, int, bool, bool], Held],
         staged: Callable[[Commit], None],
     ) -> None:
         self.ledger_id: Final = ledger_id
@@ -132,7 +133,8 @@ class Replica:
                 return Status.NO_SUCH_LEDGER
             if not recovery and (self.fenced or self.limbo):
                 return Status.FENCED if self.fenced else Status.LIMBO  # AB2; D6
-            gaps = []
+            gaps: list[tuple[int, int]] = []
+            damaged: list[int] = []
             at, count = 0, len(run.sizes)
             while at < count:
                 entry_id = run.first + at * run.stride
@@ -141,12 +143,18 @@ class Replica:
                     n = self.extents.missing(entry_id, run.stride, count - at)
                     gaps.append((at, at + n))
                 else:
-                    n = _shared(held, entry_id, run.stride, count - at)
-                    if not self._is_there(held, run, body, ends, at, at + n):
+                    n = self._shared(held, entry_id, run.stride, count - at)
+                    wrong = self._wrong(held, run, body, ends, at, at + n)
+                    if wrong is None:
                         return Status.CONFLICT
+                    if wrong and not recovery:
+                        raise self._damaged(run.first + wrong[0] * run.stride)
+                    damaged += wrong
                 at += n
             for low, high in gaps:
                 self._append(run, body, ends, low, high, durable=durable)
+            for low, high in _stretches(damaged):
+                self._append(run, body, ends, low, high, durable=durable, replaces=True)
         return Status.OK
 
     def _is_sound(self, run: Run, body: memoryview, ends: list[int]) -> bool:
@@ -180,13 +188,65 @@ class Replica:
             first += count * run.stride
         return True
 
-    def _append(self, run: Run, body: memoryview, ends: list[int], low: int, high: int, *, durable: bool) -> None:
-        """Stage consecutive entries of a run that are not here."""
+    def _shared(self, held: Held, entry_id: int, stride: int, count: int) -> int:
+        """Return how many of ``count`` entries from one that an extent holds are in it one after the other."""
+        if stride % held.stride:
+            return 1
+        return min(count, (self.extents.bound(held, entry_id) - entry_id) // stride + 1)
+
+    def _wrong(self, held: Held, run: Run, body: memoryview, ends: list[int], low: int, high: int) -> list[int] | None:
+        """Compare entries that are here with those of a run.
+
+        Returns:
+            Places in the run of those that are damaged here; None if one was stored with other bytes (I14).
+        """
+        with suppress(CorruptError):
+            if self._is_there(held, run, body, ends, low, high):
+                return []
+        wrong = []
+        for at in range(low, high):
+            with suppress(CorruptError):
+                if self._is_there(held, run, body, ends, at, at + 1):
+                    continue
+            if self._is_sound_here(held, run.first + at * run.stride):
+                return None
+            wrong.append(at)
+        return wrong
+
+    def _is_sound_here(self, held: Held, entry_id: int) -> bool:
+        """Tell whether the record that holds an entry has its checksum."""
+        number = (entry_id - held.first) // held.stride
+        try:
+            # Without a digest that others would check, records are checked whole.
+            self._store.read_batch(held.descriptor, number, number, 1, digest_bytes=0, direct=False)
+        except CorruptError:
+            return False
+        except OSError as error:
+            raise storage_error(error, f"reading ledger {self.ledger_id} entry {entry_id}") from error
+        return True
+
+    def _damaged(self, entry_id: int) -> CorruptError:
+        return CorruptError(
+            f"ledger {self.ledger_id} entry {entry_id} is damaged here; have it repaired from its other bookies"
+        )
+
+    def _append(
+        self,
+        run: Run,
+        body: memoryview,
+        ends: list[int],
+        low: int,
+        high: int,
+        *,
+        durable: bool,
+        replaces: bool = False,
+    ) -> None:
+        """Stage consecutive entries of a run that are not here, or that are damaged here."""
         entry_id = run.first + low * run.stride
-        held = self.extents.growing(entry_id, run.stride)
+        held = None if replaces else self.extents.growing(entry_id, run.stride)
         if held is None:
             # What is acknowledged before it is durable must leave a trace: the extent, for limbo to be known by (D6).
-            held = self._keep(self, entry_id, run.stride, durable)
+            held = self._keep(self, entry_id, run.stride, replaces, durable)
             self.extents.add(held)
             if held.created is not None:
                 self._unborn.append(held)
@@ -256,18 +316,19 @@ class Replica:
         left, entry_id = bytes_max, first
         status = Status.OK
         while entry_id <= last and (not sizes or left >= sizes[-1]):
-            held = self._durable_at(entry_id)
-            if isinstance(held, Status):
-                status = held
+            found = self._durable_at(entry_id)
+            if isinstance(found, Status):
+                status = found
                 break
+            held, upto = found
             try:
                 if first == last:
-                    found = self._one(held, entry_id)
-                    if found is not None:
-                        sizes.append(len(found))
-                        body.append(found)
+                    entry = self._one(held, entry_id)
+                    if entry is not None:
+                        sizes.append(len(entry))
+                        body.append(entry)
                         break
-                batch = self._batch(held, entry_id, last, stride, left)
+                batch = self._batch(held, entry_id, min(last, upto), stride, left)
             except PybkError as error:
                 status = self._unreadable(entry_id, error)
                 break
@@ -279,15 +340,15 @@ class Replica:
             entry_id += len(batch) * stride
         return status, Run(first, stride, sizes, body) if sizes else None
 
-    def _durable_at(self, entry_id: int) -> Held | Status:
-        """Return the extent in which an entry is durable, or what to say of the entry (AB4)."""
+    def _durable_at(self, entry_id: int) -> tuple[Held, int] | Status:
+        """Return the extent in which an entry is durable and how far that goes, or what to say of the entry (AB4)."""
         with self.lock:
             self.look_back()
             if self.deleted:
                 return Status.NO_SUCH_LEDGER
             held = self.extents.holder(entry_id)
             if held is not None:
-                return held if entry_id <= held.last_durable else Status.UNKNOWN
+                return (held, self.extents.bound(held, entry_id)) if entry_id <= held.last_durable else Status.UNKNOWN
             return Status.UNKNOWN if self.limbo else Status.NO_SUCH_ENTRY
 
     def _unreadable(self, entry_id: int, error: Exception) -> Status:
@@ -346,6 +407,9 @@ class Replica:
         if held is None or self.deleted:
             return None
         entry_id = held.last_durable
+        newest = self.extents.holder(entry_id)
+        if newest is not None and entry_id <= newest.last_durable:
+            held = newest
         entry = self._one(held, entry_id)
         if entry is None:
             entry = pieces(self._batch(held, entry_id, entry_id, held.stride, 1))[0]
@@ -392,11 +456,10 @@ class Replica:
             self._store.delete(descriptor)
 
 
-def _shared(held: Held, entry_id: int, stride: int, count: int) -> int:
-    """Return how many of ``count`` entries from one that an extent holds are in it one after the other."""
-    if stride % held.stride:
-        return 1
-    return min(count, (held.last_staged - entry_id) // stride + 1)
+def _stretches(places: list[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as stretches, each by its first and the one behind its last."""
+    cuts = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
+    return [(places[low], places[high - 1] + 1) for low, high in pairwise([0, *cuts, len(places)]) if low < high]
 
 
 def pieces(batch: EntryBatch) -> list[memoryview]:

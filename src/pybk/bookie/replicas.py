@@ -250,7 +250,7 @@ class Replicas:
             if metadata.ledger_type == LedgerType.FENCE:
                 replica.fences.append(descriptor)
             else:
-                replica.extents.add(Held(descriptor, None, extent.first, extent.stride))
+                replica.extents.add(Held(descriptor, None, extent.first, extent.stride, extent.replaces))
         replica.fenced = bool(replica.fences)
         replica.limbo = ledger_id in self._limbo
         return replica
@@ -297,7 +297,8 @@ class Replicas:
             ledger_id: The ledger, made known by ``create``.
             run: The entries.
             durable: False if they may stay buffered until something else is committed.
-            recovery: They are of a recovery or a repair: taken by fenced ledgers and by those in limbo.
+            recovery: They are of a recovery or a repair: taken by fenced ledgers and by those in limbo, and in the
+                place of entries that are damaged here.
 
         Returns:
             ``OK``: staged, or here with the same bytes. ``CONFLICT``: other bytes are here, nothing was staged.
@@ -306,7 +307,7 @@ class Replicas:
 
         Raises:
             StorageFullError: There is no room; entries may have been staged in part.
-            CorruptError: Entries are here and cannot be compared.
+            CorruptError: Entries are here, damaged, and ``recovery`` is False.
             StorageFailedError: The store takes nothing more.
 
         Cost: 20 microseconds and 0.1 per entry; one synced write more for a new extent if not ``durable``.
@@ -414,20 +415,22 @@ class Replicas:
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
-    def _keep(self, replica: Replica, first: int, stride: int, with_entries: bool) -> Held:
+    def _keep(self, replica: Replica, first: int, stride: int, replaces: bool, with_entries: bool) -> Held:
         """Make an extent: durable with its first entries, or on return. The caller holds the replica's lock."""
         description = replica.description
         kind = LedgerType("") if description is None else description.ledger_type
-        metadata = self._part_of(replica, kind, first, stride)
+        metadata = self._part_of(replica, kind, first, stride, replaces=replaces)
         if with_entries:
-            return Held(*self.store.stage_create(metadata), first, stride)
-        return Held(self.store.create(metadata), None, first, stride)
+            return Held(*self.store.stage_create(metadata), first, stride, replaces)
+        return Held(self.store.create(metadata), None, first, stride, replaces)
 
-    def _part_of(self, replica: Replica, kind: LedgerType, first: int, stride: int) -> LedgerMetadata:
+    def _part_of(
+        self, replica: Replica, kind: LedgerType, first: int, stride: int, *, replaces: bool = False
+    ) -> LedgerMetadata:
         """Return the metadata of a new ledger of the store that is a part of a replicated one."""
         description = replica.description
         flags = WriteFlag.NONE if description is None else description.write_flags
-        custom = {EXTENT_KEY: Extent(replica.ledger_id, first, stride, int(flags)).encode()}
+        custom = {EXTENT_KEY: Extent(replica.ledger_id, first, stride, int(flags), replaces).encode()}
         if description is not None:
             custom[_DESCRIPTION_KEY] = description.encoded
             custom[_TYPE_KEY] = description.ledger_type.encode()

@@ -21,7 +21,7 @@ EXTENT_FORMAT: Final = 1
 EXTENT_KEY: Final = ".extent"
 """Key of the custom metadata that says what a ledger of a bookie's store is a part of."""
 
-_LAYOUT: Final = struct.Struct("<B3xIqqI4x")
+_LAYOUT: Final = struct.Struct("<B2x?IqqI4x")
 
 
 class Extent(NamedTuple):
@@ -32,16 +32,18 @@ class Extent(NamedTuple):
         first: Its entry that is entry 0 here.
         stride: Distance of its entries that are adjacent here.
         write_flags: How the replicated ledger is written; the bookie's own ledgers have no flags.
+        replaces: Whether it takes the place of entries that were found damaged in the extents before it.
     """
 
     ledger_id: int
     first: int
     stride: int
     write_flags: int
+    replaces: bool = False
 
     def encode(self) -> bytes:
         """Return the value of ``EXTENT_KEY``."""
-        return _LAYOUT.pack(EXTENT_FORMAT, self.stride, self.ledger_id, self.first, self.write_flags)
+        return _LAYOUT.pack(EXTENT_FORMAT, self.replaces, self.stride, self.ledger_id, self.first, self.write_flags)
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self | None:
@@ -65,8 +67,8 @@ class Extent(NamedTuple):
                 "with the pybk that wrote it, or newer"
             )
         if len(data) == _LAYOUT.size:
-            _, stride, ledger_id, first, write_flags = _LAYOUT.unpack(data)
-            extent = cls(ledger_id, first, stride, write_flags)
+            _, replaces, stride, ledger_id, first, write_flags = _LAYOUT.unpack(data)
+            extent = cls(ledger_id, first, stride, write_flags, replaces)
             if extent.encode() == data and ledger_id >= 0 and first >= 0 and stride >= 1:
                 return extent
         raise CorruptError(f"{where}: {data[:64]!r} names no extent; restore the bookie's directory from a copy")
