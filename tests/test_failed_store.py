@@ -174,3 +174,24 @@ def test_errors_of_a_failed_store_do_not_pile_up_tracebacks(
         with pytest.raises(StorageFailedError) as raised:
             writer.append(b"z")
     assert depths[-1] == depths[1]
+
+
+def test_whatever_ends_the_maintenance_thread_ends_the_store(manager: LedgerManager) -> None:
+    writer = manager.create_ledger()
+    writer.append(b"entry 0")
+    maintenance = store_of(manager).maintenance
+
+    def fail() -> None:
+        raise ValueError("what nobody thought of")
+
+    maintenance.tick = fail  # type: ignore[method-assign]  # it is looked up at each turn
+    maintenance.wake()
+    thread = maintenance._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert manager.health().state == "failed"
+    for call in (lambda: writer.append(b"entry 1"), manager.create_ledger, maintenance.wait_for_room):
+        with pytest.raises(StorageFailedError, match="what nobody thought of"):
+            call()
+    assert contents(manager, 0) == numbered(1)

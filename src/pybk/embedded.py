@@ -164,7 +164,8 @@ class EmbeddedHome:
         self._live().wait_for_room()
 
     def checkpoint(self) -> None:
-        """Checkpoint and collect."""
+        """Checkpoint and collect, and take appends again if there is room now."""
         maintenance = self._live().maintenance
         maintenance.checkpoint()
         maintenance.collect()
+        maintenance.look_for_room()

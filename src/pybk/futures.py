@@ -170,8 +170,8 @@ class AdvancedFuture(AppendFuture[T]):
         return self._staged.is_set() and self._commit.done
 
     def _settle(self) -> None:
-        """Fail if the entries before it cannot come any more, because the ledger or the store takes none."""
-        error = self._descriptor.error or self._log.error
+        """Fail if the entries before it cannot come any more, because the ledger or the store takes none for good."""
+        error = self._descriptor.final_error or self._log.error
         if error is not None:
             self.staged(None, error)
 

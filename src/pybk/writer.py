@@ -20,6 +20,7 @@ from pybk.errors import (
     LedgerFencedError,
     LedgerRecoveryError,
     PybkError,
+    StorageFullError,
     TooManyRequestsError,
     UsageError,
 )
@@ -326,10 +327,13 @@ class LedgerWriter:
             self._early_bytes += len(payload)
             try:
                 self._stage_early(None if wait else entry_id)
-            except TooManyRequestsError:
-                del self._early[entry_id]
-                self._early_bytes -= len(payload)
-                raise
+            except (TooManyRequestsError, StorageFullError) as error:
+                # The entry whose turn it was is given up, for nobody would come back for it; those behind it wait on.
+                refused, waiting = self._early.pop(descriptor.last_pushed + 1)
+                self._early_bytes -= len(refused)
+                waiting.staged(None, error)
+                if waiting is future:
+                    raise
             except BaseException:
                 descriptor.error = descriptor.error or LedgerRecoveryError(
                     f"appending to ledger {self.ledger_id} was interrupted; open the ledger to recover it",

@@ -61,7 +61,6 @@ class LogFileSupply:
         self._next_bytes = FIRST_FILE_BYTES
         self._zeroed = True
         self._left: dict[int, int] = {}
-        self._refused = False
 
     # ---- what the log asks ---------------------------------------------------------------------------------------
 
@@ -72,21 +71,17 @@ class LogFileSupply:
             StorageFullError: There is no room for a file; nothing was written.
             OSError: Making it failed otherwise.
         """
-        if self._doomed:  # a call that was interrupted left them
-            with self._making:
-                self._bury()
         with self._lock:
-            current = self._current(after)
-            ahead = self._ahead()
-            chosen = current or next((made for made in ahead if made.file.size >= bytes_min), None)
-            passed = ahead[: ahead.index(chosen)] if chosen in ahead else ahead
-            if chosen is not None and not passed:
+            chosen = self._current(after)
+            if chosen is None:
+                ahead = self._ahead()
+                chosen = next((made for made in ahead if made.file.size >= bytes_min), None)
+                if chosen is not None:
+                    # Those too small stay where they are, zeros and no part of the log, until maintenance buries them.
+                    self._doomed += ahead[: ahead.index(chosen)]
+            if chosen is not None:
                 self._current_id = chosen.row.file_id
                 self._next_bytes = min(max(2 * chosen.file.size, FIRST_FILE_BYTES), self._config.log_file_bytes)
-        if passed and current is None:
-            with self._making:
-                self._discard(passed)
-            return self.next_log_file(bytes_min, after)
         if chosen is None:
             self._make_now(bytes_min)
             return self.next_log_file(bytes_min, after)
@@ -109,11 +104,10 @@ class LogFileSupply:
         try:
             with self._making:
                 with self._lock:
-                    ready = self._ahead()
+                    ready = any(made.file.size >= bytes_min for made in self._ahead())
                 if not ready:
                     self._make_fitting(bytes_min)
         except StorageFullError:
-            self.note_refusal()
             self._on_use()
             raise
 
@@ -123,17 +117,6 @@ class LogFileSupply:
         except StorageFullError as error:
             logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
             self._make(bytes_min, 0.0)
-
-    def note_refusal(self) -> None:
-        """Remember that the log was refused a file, so that ledgers wait for appends to be taken again."""
-        with self._lock:
-            self._refused = True
-
-    def take_refusal(self) -> bool:
-        """Tell whether the log was refused a file for want of room since the last call."""
-        with self._lock:
-            refused, self._refused = self._refused, False
-        return refused
 
     def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
         """Take note that the log will write no more to a file of which it used this much for this many commits."""
@@ -153,6 +136,7 @@ class LogFileSupply:
         """
         while True:
             with self._making:
+                self._bury()
                 with self._lock:
                     count = len(self._ahead())
                     size = self._next_bytes
@@ -229,17 +213,26 @@ class LogFileSupply:
         self._bury()
 
     def _bury(self) -> None:
-        """Unlink what the log will not take any more; may be repeated. The caller holds ``_making``."""
+        """Unlink what the log will not take any more; may be repeated. The caller holds ``_making``.
+
+        One that cannot be unlinked is tried again later, and removed by the next open at the latest: it is zeros.
+        """
         volumes = self._volumes
-        for made in list(self._doomed):
+        with self._lock:
+            doomed = list(self._doomed)
+        for made in doomed:
             made.file.close()
             path = volumes.path_of(made.row)
-            if volumes.fs.exists(path):
-                volumes.fs.unlink(path)
-            volumes.fs.sync_directory(volumes.directory_of(made.row))
+            try:
+                if volumes.fs.exists(path):
+                    volumes.fs.unlink(path)
+                volumes.fs.sync_directory(volumes.directory_of(made.row))
+            except OSError as error:
+                logger.warning("%s, made ahead and not needed, cannot be removed: %s", path, error)
+                continue
             with self._lock:
                 self._open = [other for other in self._open if other is not made]
-            self._doomed.remove(made)
+                self._doomed = [other for other in self._doomed if other is not made]
 
     def used_bytes(self, file_id: int) -> int | None:
         """Return how much of a file the log used before it went on, None while it may write to it."""
@@ -255,7 +248,9 @@ class LogFileSupply:
             self._open.append(LogFile(row, file))
 
     def tidy(self) -> None:
-        """Close files the log has left, and give the blocks back that it did not use; those stay zeros."""
+        """Remove files that the log passed over; close those it left, and give the blocks back that it did not use."""
+        with self._making:
+            self._bury()
         while (left := self._take_left()) is not None:
             file, used = left
             try:

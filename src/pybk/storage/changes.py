@@ -212,6 +212,9 @@ class ChangingView(StoreView):
 
     def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
         """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
+        if fence and isinstance(descriptor.error, StorageFullError):  # which may pass: then the writer would go on
+            self.log.flush()  # nothing more can be staged, so what is durable then is all
+            descriptor.restart()
         failed = descriptor.error
         if fence and failed is None:
             descriptor.error = failed = LedgerFencedError(

@@ -86,11 +86,12 @@ class Commit:
     """What becomes durable together.
 
     ``done`` is set once everything in it is durable and published, or ``error`` is set. ``wakers`` belongs to who
-    waits in event loops: one waker per loop.
+    waits in event loops: one waker per loop. ``behind`` is what was forming when this one failed, and failed with it.
     """
 
     __slots__ = (
         "base",
+        "behind",
         "buffers",
         "callbacks",
         "controls",
@@ -134,6 +135,7 @@ class Commit:
         self.wanted = False
         self.done = False
         self.error: PybkError | None = None
+        self.behind: Commit | None = None
         self.lsn = 0
         self.buffers: list[bytes | memoryview] = []
 
@@ -158,3 +160,19 @@ class Commit:
         for waiter in self.waiters:
             if waiter.locked():
                 waiter.release()
+
+    def fail(self, error: PybkError) -> None:
+        """Have it fail, and its ledgers take no more; may be repeated."""
+        self.error = error
+        for descriptor in self.ledgers():
+            descriptor.error = error
+
+    def ledgers(self) -> list[LedgerDescriptor]:
+        """Return the ledgers that it creates or holds entries of, some maybe twice."""
+        return [*(run.descriptor for run in self.runs), *(created for created, _, _ in self.creations)]
+
+    def let_go(self) -> None:
+        """Drop what was to be written: a ledger remembers its last run, which need not keep all its bytes."""
+        self.buffers = []
+        for run in self.runs:
+            run.parts = []

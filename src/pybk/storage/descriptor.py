@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pybk.errors import PybkError
+from pybk.errors import NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import WriteFlag
 from pybk.ledger import LedgerMetadata
 from pybk.storage.record import RUN_DTYPE, Runs
@@ -112,6 +112,40 @@ class LedgerDescriptor:
         self.last_pushed = self.last_durable
         self.length_pushed = self.length_durable
 
+    def readmit(self) -> bool:
+        """Go on behind what is durable, after entries were refused for want of room; tell whether that is done with.
+
+        Not waited for: who holds the lock may be waiting for maintenance, and what is staged for a driver. Deferred
+        entries were acknowledged before they were refused, so there the gap stays, and the ledger ends before it.
+        """
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            if self.error is None or self.final_error is not None:
+                return True
+            if not isinstance(self.error, StorageFullError) or not (self.staging is None or self.staging.commit.done):
+                return False
+            self.restart()
+        finally:
+            self.lock.release()
+        return True
+
+    def restart(self) -> None:
+        """Take what is durable as all that was pushed, and take entries again; the caller holds ``lock``."""
+        self.staging = None
+        self.settle()
+        self.error = None
+
+    @property
+    def final_error(self) -> PybkError | None:
+        """Why the ledger takes nothing more for good; None also while there is no room, or a delete is under way."""
+        error = self.error
+        if isinstance(error, StorageFullError) and self.created and not self.deferred:
+            return None
+        if isinstance(error, NoSuchLedgerError) and not self.deleted:
+            return None
+        return error
+
     def account_staged(self) -> None:
         """Bring what was pushed up to what was staged, after an exception between the two; the caller holds ``lock``.
 
@@ -152,6 +186,12 @@ class LedgerDescriptor:
         """Have ``callback`` called once, from some thread, at the next change of LAC or state; it must not block."""
         with self.place_lock:
             self.advanced_callbacks.append(callback)
+
+    def forget_callback(self, callback: Callable[[], None]) -> None:
+        """Call it no more; does nothing if it was called."""
+        with self.place_lock:
+            if callback in self.advanced_callbacks:
+                self.advanced_callbacks.remove(callback)
 
     def tail_snapshot(self) -> Runs:
         """Return a copy of the tail as runs."""

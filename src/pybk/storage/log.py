@@ -58,6 +58,7 @@ class Log:
         self._inflight: Commit | None = None
         self._driver: threading.Lock | None = None
         self._error: PybkError | None = None
+        self._refused: set[LedgerDescriptor] = set()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._kick = threading.Lock()
         self._kick.acquire()
@@ -385,32 +386,35 @@ class Log:
         self._finish(commit)
 
     def _fail(self, commit: Commit, error: PybkError) -> None:
-        """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap."""
+        """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap. May be repeated."""
         with self._mutex:
-            for failed in (commit, self._forming):
-                for descriptor in (
-                    *(run.descriptor for run in failed.runs),
-                    *(made for made, _, _ in failed.creations),
-                ):
-                    descriptor.error = error
-                if failed is commit or not failed.is_empty():
-                    failed.error = error
-            commit.done = True
+            commit.fail(error)  # once it has an error it is not written any more, whatever comes between
+            behind = commit.behind = commit.behind or self._forming
+            behind.fail(error)
+            if isinstance(error, StorageFullError):
+                self._refused.update(commit.ledgers(), behind.ledgers())
+            if self._forming is behind:  # only now, when none of its ledgers takes more
+                self._forming = Commit()
+            behind.done = commit.done = True
 
     def _finish(self, commit: Commit) -> None:
-        """Wake who waits for a done commit; may be repeated."""
+        """Wake who waits for a done commit, and for what failed with it; may be repeated."""
         with self._mutex:
+            for done in filter(None, (commit, commit.behind)):
+                if done.callbacks:
+                    self._callbacks.extend(done.callbacks)
+                    done.callbacks = []
+                    self._kick_committer()
+                done.let_go()
+                done.wake()
             if self._inflight is commit:
                 self._inflight = None
-            if commit.callbacks:
-                self._callbacks.extend(commit.callbacks)
-                commit.callbacks = []
-                self._kick_committer()
-            commit.buffers = []
-            for run in commit.runs:  # the ledger remembers its last run, and need not keep all its bytes
-                run.parts = []
-            if commit.waiters:
-                commit.wake()
+
+    def readmit(self) -> None:
+        """Have ledgers that were refused for want of room take entries again; those that are busy at the next call."""
+        if self._refused:
+            with self._mutex:
+                self._refused = {descriptor for descriptor in self._refused if not descriptor.readmit()}
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class Maintenance:
         while not self._stopping:
             try:
                 self.tick()
-            except (PybkError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  # without this thread nobody would make room, and appends wait
                 self._fail(error)
                 return
             self._wakeup.acquire(timeout=_TICK_SECONDS)
@@ -95,7 +95,7 @@ class Maintenance:
         """Take no more jobs and no more appends."""
         root = self._store.volumes.root
         if self.error is None:
-            logger.error("maintenance of %s failed, the store takes no more appends: %s", root, error)
+            logger.error("maintenance of %s failed, the store takes no more appends: %s", root, error, exc_info=error)
             self.error = (
                 error
                 if isinstance(error, PybkError)
@@ -251,6 +251,10 @@ class Maintenance:
     def collect(self) -> None:
         """Free the space of deleted and moved entries; raises as ``checkpoint`` does."""
         self._run_job(self._jobs.collect)
+
+    def look_for_room(self) -> None:
+        """Turn the store read-only, or back, as it is now; raises as ``checkpoint`` does."""
+        self._run_job(self.check_space)
 
     def apply_policy(self) -> None:
         """Move the closed ledgers that the policy says are due; those that find no room stay until the next time."""

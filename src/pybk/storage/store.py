@@ -8,10 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from pybk.config import StoreConfig
-from pybk.errors import (
-    ClosedError,
-    StorageFullError,
-)
+from pybk.errors import ClosedError
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.ahead import LogFileSupply
@@ -224,21 +221,8 @@ class Store(ChangingView):
         """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
         with self._lock:
             self._hold_or_release()
-            if self.maintenance.full is not None or not self.supply.take_refusal():
-                return
-            descriptors = list(self._descriptors.values())
-        for descriptor in descriptors:
-            # Deferred entries were acknowledged before they were refused, so there the gap stays.
-            if not isinstance(descriptor.error, StorageFullError) or descriptor.deferred or not descriptor.created:
-                continue
-            # Not waited for: who holds it may be waiting for maintenance.
-            if descriptor.lock.acquire(blocking=False):
-                descriptor.staging = None
-                descriptor.settle()
-                descriptor.error = None
-                descriptor.lock.release()
-            else:
-                self.supply.note_refusal()
+        if self.maintenance.full is None:
+            self.log.readmit()
 
     def wait_for_room(self) -> None:
         """Return when an append that found too much outstanding, or the tail too long, may try again.
