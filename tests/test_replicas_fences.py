@@ -116,6 +116,20 @@ def test_entries_that_were_acknowledged_before_they_were_durable_are_never_denie
     assert replicas.stage(8, make_run(4, 2, ledger_id=8), True) is Status.OK
 
 
+def test_an_extent_whose_entries_were_all_lost_hides_no_others(fs: SimFileSystem) -> None:
+    replicas = open_replicas(fs)
+    replicas.create(LEDGER, describe(flags=DEFERRED))
+    add(replicas, make_run(0, 10))
+    for first in (20, 30):
+        replicas.stage(LEDGER, make_run(first, 2), False)
+    fs, replicas = after_crash(fs, replicas)
+    assert add(replicas, make_run(10, 28), recovery=True) is Status.OK
+    for _ in range(2):
+        assert_reads(replicas, 0, 37)
+        assert_reads(replicas, 31, 33)
+        fs, replicas = after_crash(fs, replicas)
+
+
 def test_a_clean_end_leaves_no_limbo(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
     replicas.create(LEDGER, describe(flags=DEFERRED))

@@ -298,7 +298,6 @@ class Replica:
             for held in self._unborn:
                 if held.created is not None and held.created.error is not None:
                     self.extents.remove(held)
-                    self._store.forget(held.descriptor)
                 elif held.descriptor.created:
                     held.created = None
             self._unborn = [held for held in self._unborn if held.created is not None and held.created.error is None]

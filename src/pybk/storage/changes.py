@@ -75,14 +75,16 @@ class ChangingView(StoreView):
         try:
             self._change(descriptor, metadata)
         except BaseException:
-            self.forget(descriptor)
+            with self._lock:
+                descriptor.deleted = True
+                self._descriptors.pop(metadata.ledger_id, None)
             raise
         return descriptor
 
     def stage_create(self, metadata: LedgerMetadata) -> tuple[LedgerDescriptor, Commit]:
         """Stage the creation of a ledger in the commit that is forming, which may hold entries of it, too.
 
-        Who stages looks at the commit's error when it is done, and has the ledger forgotten if there is one.
+        If that commit fails, the ledger never was: nothing can be staged of it, and nothing may be asked of it.
 
         Raises:
             LedgerExistsError: The id is taken.
@@ -91,19 +93,9 @@ class ChangingView(StoreView):
         self.check_space()
         descriptor = self._register(metadata)
         descriptor.created = False
-        try:
-            commit = self._stage_change(descriptor, metadata, creates=descriptor)
-            assert commit is not None, "nothing was said that might have changed"
-        except BaseException:
-            self.forget(descriptor)
-            raise
+        commit = self._stage_change(descriptor, metadata, creates=descriptor)
+        assert commit is not None, "nothing was said that might have changed"
         return descriptor, commit
-
-    def forget(self, descriptor: LedgerDescriptor) -> None:
-        """Forget a ledger whose creation failed."""
-        with self._lock:
-            descriptor.deleted = True
-            self._descriptors.pop(descriptor.ledger_id, None)
 
     def _register(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make the descriptor of a ledger to be created, and take its id."""
