@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 BOOKIES_KEY: Final = "bookies"
 COOKIES_KEY: Final = "cookies"
 BOOKIE_ID_BYTES_MAX: Final = 128
+OWNER_BYTES: Final = 16
 REGISTRATION_BYTES_MAX: Final = 64 << 10
 
 
@@ -111,8 +113,8 @@ class RegisteredBookie:
         self._on_lost = on_lost
         self._lock = threading.RLock()
         self._closed = False
-        self._session, self._version = bookies._take_over(self.key, registration)
-        self._told = self._session
+        self._owner = secrets.token_hex(OWNER_BYTES)
+        self._session, self._version = bookies._take_over(self.key, registration, self._owner, old=True)
         # A registration that somebody removed is made again, too.
         self._watches = (
             bookies._tree.on_session_end(self._look_after),
@@ -140,7 +142,7 @@ class RegisteredBookie:
             self._registration = registration
             if not self.registered:
                 return  # told when the bookie is registered again
-            payload = _registration_json(registration)
+            payload = _registration_json(registration, self._owner)
             try:
                 self._version = self._bookies._put(Kind.BOOKIE, self.key, payload, self._version)
             except MetadataVersionError as error:
@@ -175,11 +177,16 @@ class RegisteredBookie:
             alive = self._bookies._tree.alive(self._session)
             if alive and self._bookies._tree.get(self.key, latest=True) is not None:
                 return
-            if self._told == self._session and self._on_lost is not None:
+            told, self._session = self._session == 0, 0
+            if not told and self._on_lost is not None:
                 self._on_lost()
-            self._told = 0
-            self._session, self._version = self._bookies._take_over(self.key, self._registration)
-            self._told = self._session
+            try:
+                self._session, self._version = self._bookies._take_over(
+                    self.key, self._registration, self._owner, old=False
+                )
+            except CookieError as error:
+                # Registering over it would have two processes with one instance's directories take turns.
+                logger.warning("%s is registered by another process now: %s", self._registration.bookie, error)
 
 
 class Bookies(Records):
@@ -294,7 +301,7 @@ class Bookies(Records):
 
         Args:
             registration: What others need to know.
-            on_lost: Called, in a thread of the store, after a session ended and before the bookie is registered again.
+            on_lost: Called, in a thread of the store, after the registration was lost and before it is made again.
 
         Raises:
             CookieError: The cookie is missing or another instance's, or another instance is there.
@@ -315,7 +322,7 @@ class Bookies(Records):
             if node is None:
                 continue
             try:
-                found.append(self._registration(key, node))
+                found.append(self._registration(key, node)[0])
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 logger.warning("a bookie is taken for absent: %s", error)
         return found
@@ -328,7 +335,7 @@ class Bookies(Records):
         """
         key = f"{BOOKIES_KEY}/{name_in_tree(bookie_id)}"
         node = self._tree.get(key, latest=True)
-        return None if node is None else self._registration(key, node)
+        return None if node is None else self._registration(key, node)[0]
 
     def watch_bookies(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after bookies came or went, as ``MetadataTree.watch`` does.
@@ -337,9 +344,16 @@ class Bookies(Records):
         """
         return self._tree.watch(BOOKIES_KEY, callback)
 
-    def _take_over(self, key: str, registration: BookieRegistration) -> tuple[int, int]:
-        """Register, in the place of what the same instance may have left; returns session and version."""
-        payload = _registration_json(registration)
+    def _take_over(self, key: str, registration: BookieRegistration, owner: str, *, old: bool) -> tuple[int, int]:
+        """Register, and return session and version.
+
+        Args:
+            key: Where.
+            registration: What to tell.
+            owner: Names the ``RegisteredBookie``, so that it knows what it wrote itself.
+            old: Take the place of what the same instance has there.
+        """
+        payload = _registration_json(registration, owner)
         while True:
             session = self._tree.session()
             try:
@@ -351,15 +365,13 @@ class Bookies(Records):
                 node = self._tree.get(key, latest=True)
             if node is None:
                 continue
-            found = self._registration(key, node)
-            if found.bookie != registration.bookie:
+            found, by = self._registration(key, node)
+            if by != owner and (found.bookie != registration.bookie or not old):
                 raise CookieError(
                     f"{found.bookie} is registered, so {registration.bookie} cannot be: end that one first"
                 )
-            try:
+            with suppress(MetadataVersionError):
                 self._delete(key, node.version)
-            except MetadataVersionError:
-                continue
 
     def _cookie(self, key: str, node: Node) -> BookieCookie | None:
         """Return a cookie, None for one that was removed: its key stays, so that its versions go on."""
@@ -380,14 +392,15 @@ class Bookies(Records):
             )
         return cookie
 
-    def _registration(self, key: str, node: Node) -> BookieRegistration:
+    def _registration(self, key: str, node: Node) -> tuple[BookieRegistration, str]:
+        """Return a registration and its owner."""
         where = f"metadata key {key!r}"
         if len(node.value) > REGISTRATION_BYTES_MAX:
             raise CorruptError(f"{where}: {len(node.value)} bytes; a registration has at most {REGISTRATION_BYTES_MAX}")
-        found = decode_json(self._unseal(Kind.BOOKIE, key, node.value), _registration_from, where=where)
+        found, owner = decode_json(self._unseal(Kind.BOOKIE, key, node.value), _registration_from, where=where)
         if found.bookie.bookie_id != unquote(key.rpartition("/")[2]):
             raise CorruptError(f"{where} holds the registration of {found.bookie}")
-        return found
+        return found, owner
 
 
 def _cookie_json(cookie: BookieCookie) -> bytes:
@@ -401,7 +414,7 @@ def _cookie_json(cookie: BookieCookie) -> bytes:
     )
 
 
-def _registration_json(registration: BookieRegistration) -> bytes:
+def _registration_json(registration: BookieRegistration, owner: str) -> bytes:
     return encode_json(
         {
             "bookie_id": registration.bookie.bookie_id,
@@ -412,14 +425,15 @@ def _registration_json(registration: BookieRegistration) -> bytes:
             "load": float(registration.load),
             "rack": registration.rack,
             "read_only": registration.read_only,
+            "owner": owner,
         }
     )
 
 
-def _registration_from(values: dict[str, Any]) -> BookieRegistration:
+def _registration_from(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
     if not isinstance(values["rack"], str) or type(values["read_only"]) is not bool:
         raise ValueError("rack is no string, or read_only no truth value")
-    return BookieRegistration(
+    registration = BookieRegistration(
         bookie=Bookie(values["bookie_id"], from_base64(values["instance"])),
         addresses=tuple(values["addresses"]),
         public_key=from_base64(values["public_key"]),
@@ -428,3 +442,4 @@ def _registration_from(values: dict[str, Any]) -> BookieRegistration:
         rack=values["rack"],
         read_only=values["read_only"],
     )
+    return registration, str(values["owner"])

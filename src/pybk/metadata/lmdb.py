@@ -179,7 +179,7 @@ class LmdbTree:
     def alive(self, session: int) -> bool:
         """See ``MetadataTree.alive``."""
         fresh = time.monotonic() - self._beat_at < self._session_timeout_s
-        return session == self._session and fresh and not self._closed and not self._file.forked
+        return 0 != session == self._session and fresh and not self._closed and not self._file.forked
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
         """See ``MetadataTree.watch``."""

@@ -16,6 +16,8 @@ from pybk.metadata.values import Kind, Records, decode_json, encode_json, from_b
 
 LOCKS_KEY: Final = "locks"
 UNDER_REPLICATED_KEY: Final = "underreplicated"
+NEWS_KEY: Final = "underreplicated-news"
+"""Changed after each new record, as watches see one level only."""
 
 
 class UnderReplicatedLedger(NamedTuple):
@@ -184,7 +186,7 @@ class Locks(Records):
                     self._create(Kind.UNDER_REPLICATED, key, _record_json(record))
                 elif self._record(key, node).first_entry_id > first_entry_id:
                     self._put(Kind.UNDER_REPLICATED, key, _record_json(record), node.version)
-                return
+                return self._tell_news()
             except (MetadataExistsError, MetadataVersionError):
                 continue
 
@@ -216,8 +218,16 @@ class Locks(Records):
         return True
 
     def watch_under_replicated(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after the first record came or the last one went; others need not be noticed."""
-        return self._tree.watch(UNDER_REPLICATED_KEY, callback)
+        """Call ``callback`` after records came, as ``MetadataTree.watch`` does; those that go are not told."""
+        return self._tree.watch(NEWS_KEY, callback)
+
+    def _tell_news(self) -> None:
+        node = self._tree.get(NEWS_KEY)
+        with suppress(MetadataExistsError, MetadataVersionError):  # somebody else has told just now
+            if node is None:
+                self._create(Kind.NEWS, NEWS_KEY, b"")
+            else:
+                self._put(Kind.NEWS, NEWS_KEY, b"", node.version)
 
     def _record(self, key: str, node: Node) -> UnderReplicatedLedger:
         def make(values: dict[str, Any]) -> UnderReplicatedLedger:

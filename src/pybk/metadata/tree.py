@@ -118,7 +118,7 @@ class MetadataTree(Protocol):
         ...
 
     def session(self) -> int:
-        """Return a number that names the tree's session, beginning one if there is none."""
+        """Return a number above 0 that names the tree's session, beginning one if there is none."""
         ...
 
     def alive(self, session: int) -> bool:
@@ -141,8 +141,8 @@ def checked_key(key: str) -> str:
     """Return a key, or raise UsageError saying why it is none."""
     if type(key) is not str or len(key.encode()) > KEY_BYTES_MAX or "\0" in key:
         raise UsageError(f"metadata key {key!r:.100}: a string of at most {KEY_BYTES_MAX} bytes without NUL is needed")
-    if any(name in ("", ".", "..", "zookeeper") for name in key.split("/")):
-        raise UsageError(f"metadata key {key!r}: no name may be empty, '.', '..' or 'zookeeper'")
+    if any(name in ("", ".", "..") for name in key.split("/")):
+        raise UsageError(f"metadata key {key!r}: no name may be empty, '.' or '..'")
     return key
 
 

@@ -43,6 +43,7 @@ class Kind(IntEnum):
     BOOKIE = 6
     LOCK = 7
     UNDER_REPLICATED = 8
+    NEWS = 9
 
 
 def new_token() -> bytes:

@@ -200,7 +200,7 @@ class ZooKeeperTree:
         """
         lost_at = self._lost_at
         sure = lost_at is None or time.monotonic() - lost_at < self._session_timeout_s / 3
-        return session == self._session and sure and not self._closed and os.getpid() == self._pid
+        return 0 != session == self._session and sure and not self._closed and os.getpid() == self._pid
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
         """See ``MetadataTree.watch``."""

@@ -1,0 +1,8 @@
+"""Fixtures of the metadata tests."""
+
+from __future__ import annotations
+
+from tests.metadata.worlds import world
+from tests.zookeeper_server import zookeeper_server
+
+__all__ = ["world", "zookeeper_server"]

@@ -1,0 +1,229 @@
+"""Ledgers in the metadata store: created once, changed by compare-and-swap, deleted for ever."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybk.errors import (
+    CorruptError,
+    LedgerDeletedError,
+    LedgerExistsError,
+    MetadataForgedError,
+    MetadataVersionError,
+    NoSuchLedgerError,
+    UsageError,
+)
+from pybk.ledger import Fragment, LedgerState
+from pybk.metadata import ledgers
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.ledgers import ID_BLOCK, LEDGER_ID_MAX, ledger_path
+from pybk.metadata.lmdb import LmdbTree
+from pybk.metadata.lmdb_records import Record, node_name, put_record
+from pybk.metadata.values import Kind, seal
+from pybk.storage.environment import WriteTransaction
+from tests.metadata.records import KEY, bookie, cluster_on, ledger
+from tests.metadata.worlds import World
+from tests.simtree import SimStore
+
+
+def test_a_ledger_lives_and_is_deleted_for_ever(world: World) -> None:
+    one, two = cluster_on(world.open()), cluster_on(world.open())
+    made = ledger(7)
+    version = one.create_ledger(made)
+    assert two.read_ledger(7) == (made, version)
+    closed = replace(made, state=LedgerState.CLOSED, last_entry_id=41, length=99, version=1)
+    newer = two.write_ledger(closed, version)
+    assert one.read_ledger(7) == (closed, newer)
+    with pytest.raises(MetadataVersionError) as refused:
+        one.write_ledger(made, version)
+    assert not refused.value.outcome_unknown
+    with pytest.raises(MetadataVersionError):
+        one.delete_ledger(7, version)
+    assert not one.is_deleted(7)
+    one.delete_ledger(7, newer)
+    for cluster in (one, two):
+        assert cluster.is_deleted(7)
+        with pytest.raises(LedgerDeletedError, match="7"):
+            cluster.read_ledger(7)
+        with pytest.raises(LedgerExistsError, match="given once"):
+            cluster.create_ledger(made)
+        with pytest.raises(MetadataVersionError):
+            cluster.write_ledger(closed, newer)
+        with pytest.raises(MetadataVersionError):
+            cluster.delete_ledger(7, newer)
+
+
+def test_what_was_never_created_is_not_deleted(world: World) -> None:
+    cluster = cluster_on(world.open())
+    assert not cluster.is_deleted(3)
+    with pytest.raises(NoSuchLedgerError) as missing:
+        cluster.read_ledger(3)
+    assert not isinstance(missing.value, LedgerDeletedError)
+    with pytest.raises(MetadataVersionError):
+        cluster.write_ledger(ledger(3), 1)
+    with pytest.raises(MetadataVersionError):
+        cluster.delete_ledger(3, 1)
+
+
+def test_an_id_is_taken_once(world: World) -> None:
+    one, two = cluster_on(world.open()), cluster_on(world.open())
+    one.create_ledger(ledger(5))
+    with pytest.raises(LedgerExistsError, match="5"):
+        two.create_ledger(ledger(5, key_salt=b"x" * 16))
+
+
+def test_ledgers_are_listed_by_pages_without_the_deleted(world: World) -> None:
+    cluster = cluster_on(world.open())
+    ids = [0, 1, 2, 9_999, 10_000, 10_001, 123_456_789, LEDGER_ID_MAX - 1, LEDGER_ID_MAX]
+    for ledger_id in reversed(ids):
+        version = cluster.create_ledger(ledger(ledger_id))
+        if ledger_id in (1, 10_000):
+            cluster.delete_ledger(ledger_id, version)
+    live = [ledger_id for ledger_id in ids if ledger_id not in (1, 10_000)]
+    assert cluster.list_ledgers() == live
+    for count in (1, 2, 3, 7, 8):
+        pages: list[int] = []
+        while page := cluster.list_ledgers(after=pages[-1] if pages else -1, count=count):
+            assert len(page) <= count
+            pages += page
+        assert pages == live
+    assert cluster.list_ledgers(after=LEDGER_ID_MAX) == []
+    found = cluster.read_ledgers([0, 1, 4, 9_999])
+    assert [stored and stored.metadata.ledger_id for stored in found] == [0, None, None, 9_999]
+    with pytest.raises(UsageError):
+        cluster.list_ledgers(count=0)
+
+
+def test_many_ledgers_are_listed_without_reading_what_is_not_wanted() -> None:
+    store = SimStore()
+    cluster = cluster_on(store.tree())
+    for ledger_id in range(0, 60_000, 100):
+        cluster.create_ledger(ledger(ledger_id))
+    calls: list[str] = []
+    tree = store.tree(lambda operation, key: calls.append(f"{operation} {key}"))
+    page = cluster_on(tree).list_ledgers(after=30_049, count=10)
+    assert page == list(range(30_100, 31_100, 100))
+    assert sum(call.startswith("get ledgers/") for call in calls) == 10
+    assert sum(call.startswith("children") for call in calls) < 10
+
+
+def test_a_key_that_is_no_ledgers_is_told() -> None:
+    store = SimStore()
+    cluster = cluster_on(store.tree())
+    store.tree().create("ledgers/000/0000/0000/0000/12", b"x")
+    with pytest.raises(CorruptError, match="ledgers/000/0000/0000/0000/12"):
+        cluster.list_ledgers()
+
+
+@pytest.mark.parametrize("ledger_id", [-1, LEDGER_ID_MAX + 1, True, 1.0, "1"])
+def test_what_is_no_ledger_id_is_refused(ledger_id: int) -> None:
+    with pytest.raises(UsageError):
+        ledger_path(ledger_id)
+
+
+def test_paths_are_bookkeepers_long_ones() -> None:
+    assert ledger_path(1234567890123456789) == "123/4567/8901/2345/6789"
+    assert ledger_path(1) == "000/0000/0000/0000/0001"
+
+
+def test_ids_come_in_blocks_and_never_twice(world: World) -> None:
+    one, two = cluster_on(world.open()), cluster_on(world.open())
+    taken: list[int] = []
+
+    def take(cluster: ClusterMetadata) -> None:
+        taken.extend([cluster.new_ledger_id() for _ in range(ID_BLOCK + 10)])
+
+    threads = [threading.Thread(target=take, args=(cluster,)) for cluster in (one, two, one)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(taken)) == len(taken) == 3 * (ID_BLOCK + 10)
+    assert max(taken) < 6 * ID_BLOCK
+
+
+def test_ids_cost_one_change_per_block() -> None:
+    calls: list[str] = []
+    store = SimStore()
+    cluster_on(store.tree())
+    cluster = cluster_on(store.tree(lambda operation, key: calls.append(operation)))
+    for _ in range(2 * ID_BLOCK):
+        cluster.new_ledger_id()
+    assert calls.count("create") + calls.count("put") == 2
+
+
+def test_ids_end() -> None:
+    store = SimStore()
+    cluster = cluster_on(store.tree())
+    cluster._create(Kind.IDS, ledgers.IDS_KEY, b'{"next":%d}' % (LEDGER_ID_MAX - ID_BLOCK + 2))
+    with pytest.raises(UsageError, match="another cluster"):
+        cluster.new_ledger_id()
+
+
+def test_metadata_that_was_changed_by_others_than_members_is_refused(world: World) -> None:
+    tree = world.open()
+    cluster = cluster_on(tree)
+    cluster.create_ledger(ledger(1))
+    cluster.create_ledger(ledger(2))
+    key, other = (f"ledgers/{ledger_path(number)}" for number in (1, 2))
+    node, foreign = tree.get(key), tree.get(other)
+    assert node is not None
+    assert foreign is not None
+    places = (0, 1, 2, 5, 20, 60, len(node.value) - 1)
+    version = node.version
+    for at in places:
+        bad = bytearray(node.value)
+        bad[at] ^= 1
+        version = tree.put(key, bytes(bad), version)
+        with pytest.raises((MetadataForgedError, CorruptError)) if at else pytest.raises(Exception, match="format"):
+            cluster.read_ledger(1)
+    version = tree.put(key, foreign.value, version)
+    with pytest.raises(MetadataForgedError, match="secret"):
+        cluster.read_ledger(1)
+    tree.put(key, node.value, version)
+    assert cluster.read_ledger(1).metadata == ledger(1)
+
+
+def test_a_watch_of_a_ledger_sees_its_changes(world: World) -> None:
+    cluster, other = cluster_on(world.open()), cluster_on(world.open())
+    version = cluster.create_ledger(ledger(1))
+    states: list[LedgerState] = []
+    cluster.watch_ledger(1, lambda: states.append(cluster.read_ledger(1).metadata.state))
+    other.write_ledger(ledger(1, state=LedgerState.IN_RECOVERY), version)
+    assert world.wait_for(lambda: LedgerState.IN_RECOVERY in states)
+
+
+def test_large_metadata_fits(world: World) -> None:
+    cluster = cluster_on(world.open())
+    ensemble = (bookie(1), bookie(2), bookie(3))
+    large = ledger(
+        1,
+        custom_metadata={"key": b"x" * 65_533},
+        fragments=tuple(Fragment(number * 10, ensemble) for number in range(1000)),
+    )
+    cluster.create_ledger(large)
+    assert cluster.read_ledger(1).metadata == large
+
+
+def test_a_hundred_thousand_ledgers_are_listed_in_lmdb(tmp_path: Path) -> None:
+    tree = LmdbTree(str(tmp_path / "metadata"))
+    cluster = cluster_on(tree)
+    encoded = ledger(0).encode()
+
+    def fill(transaction: WriteTransaction, number: int) -> None:
+        # One transaction for all, as a hundred thousand syncs would take a minute.
+        for ledger_id in range(100_000):
+            key = f"ledgers/{ledger_path(ledger_id)}"
+            payload = encoded.replace(b'"ledger_id":0', b'"ledger_id":%d' % ledger_id)
+            value = seal(Kind.LEDGER, key, bytes(16), payload, KEY)
+            put_record(transaction, node_name(key), Record(number, number, 0, value))
+
+    tree._change(fill)
+    assert cluster.list_ledgers(after=98_998, count=1000) == list(range(98_999, 99_999))
+    assert cluster.list_ledgers(after=99_990) == list(range(99_991, 100_000))
+    assert cluster.list_ledgers(count=1500) == list(range(1500))
+    cluster.close()
