@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 import pytest
 
+from pybk.bookie.identity import IDENTITY_KEY, Identity
 from pybk.bookie.replicas import Replicas
-from pybk.errors import CookieError, StorageFailedError
+from pybk.errors import CookieError, CorruptError, StorageFailedError, UnsupportedFormatError
 from pybk.flags import StorageHint
 from pybk.replication.messages import Run
+from pybk.storage.extent import EXTENT_KEY, Extent
 from pybk.storage.store import Store
 from tests.replicaworld import (  # noqa: F401  # fixtures among them
     LEDGER,
@@ -78,6 +83,42 @@ def test_an_embedded_store_is_no_bookies(fs: SimFileSystem) -> None:
     with pytest.raises(CookieError, match="embedded store"):
         Replicas.open("/store", config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path))
     Store.open("/store", config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path)).close()
+
+
+def test_an_extent_has_these_bytes() -> None:
+    extent = Extent(7, 12, 5, 1, replaces=True)
+    data = bytes.fromhex("01000001 05000000 0700000000000000 0c00000000000000 01000000 00000000")
+    assert extent.encode() == data
+    assert Extent.decode({EXTENT_KEY: data}, where="here") == extent
+    assert Extent.decode({}, where="here") is None
+
+
+@pytest.mark.parametrize("at", range(32))
+def test_other_bytes_are_another_extent_or_none(at: int) -> None:
+    data = bytearray(Extent(7, 12, 5, 1).encode())
+    data[at] ^= 0x80
+    with suppress(CorruptError, UnsupportedFormatError):
+        found = Extent.decode({EXTENT_KEY: bytes(data)}, where="here")
+        assert found is not None
+        assert found.encode() == bytes(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01", Extent(7, 12, 5, 1).encode()[:-1], Extent(7, 12, 0, 1).encode()])
+def test_what_is_no_extent_is_told(data: bytes) -> None:
+    with pytest.raises(CorruptError, match="names no extent"):
+        Extent.decode({EXTENT_KEY: data}, where="here")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1}', Identity(b"c", "a", b"i", 1).encode() + b" "])
+def test_what_names_no_bookie_is_told(fs: SimFileSystem, data: bytes) -> None:
+    replicas = open_replicas(fs)
+    replicas.begin(CLUSTER, "a", INSTANCE)
+    (metadata,) = replicas.store.ledgers()
+    with pytest.raises(CorruptError, match="names no bookie"):
+        Identity.of(replace(metadata, custom_metadata={IDENTITY_KEY: data}))
+    newer = Identity.of(metadata).encode().replace(b'"format": 1', b'"format": 2')
+    with pytest.raises(UnsupportedFormatError, match="format 2"):
+        Identity.of(replace(metadata, custom_metadata={IDENTITY_KEY: newer}))
 
 
 def test_health_tells_room_by_tier(replicas: Replicas) -> None:

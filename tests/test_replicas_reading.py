@@ -7,7 +7,8 @@ import pytest
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CorruptError, StorageFailedError
 from pybk.flags import StorageHint
-from pybk.replication.messages import Status
+from pybk.replication.bookie import BookieMachine, Respond
+from pybk.replication.messages import Add, LacReply, Read, ReadLac, ReadReply, Reply, Status
 from pybk.storage.volumes import ENTRIES
 from tests.replicaworld import (  # noqa: F401  # fixtures among them
     LEDGER,
@@ -202,3 +203,21 @@ def test_a_ledger_of_which_only_a_part_was_deleted_denies_nothing(fs: SimFileSys
         replicas.delete(LEDGER)
     assert replicas.read(LEDGER, 0, 0, 1, 1)[0] in (Status.UNKNOWN, Status.OK)
     assert replicas.read(LEDGER, 50, 50, 1, 1)[0] is Status.UNKNOWN
+
+
+def test_a_machine_answers_from_replicas(fs: SimFileSystem, replicas: Replicas) -> None:
+    machine = BookieMachine(replicas)
+    assert machine.receive("a", Add(LEDGER, (make_run(0, 3),), 1), None, 0) == []
+    assert machine.commit() == [Respond("a", Reply(Status.OK))]
+    (answer,) = machine.receive("a", Read(LEDGER, 1, 5, 1, 1 << 20), None, 0)
+    assert isinstance(answer, Respond)
+    assert isinstance(answer.reply, ReadReply)
+    assert (answer.reply.status, content(answer.reply.run)) == (Status.NO_SUCH_ENTRY, [entry(1), entry(2)])
+    (answer,) = machine.receive("a", ReadLac(LEDGER, fence=True), describe(), 0)
+    assert isinstance(answer, Respond)
+    assert answer.reply == LacReply(Status.OK, 1, entry_id=2, entry=entry(2))
+    fs, replicas = after_crash(fs, replicas)
+    machine = BookieMachine(replicas)
+    assert machine.receive("a", Add(LEDGER, (make_run(3, 1),), 2), None, 0) == [Respond("a", Reply(Status.FENCED))]
+    assert machine.receive("a", Add(LEDGER, (make_run(3, 1),), 2, recovery=True), None, 0) == []
+    assert machine.commit() == [Respond("a", Reply(Status.OK))]
