@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
-from pybk.replication.messages import Add, LacReply, ReadReply, Reply, Request, Status
+from pybk.replication.messages import LacReply, ReadReply, Reply, Request, Status
 from tests.simulator.disk import LEDGER, ModelReplicas
 from tests.simulator.plan import MS
 
@@ -36,6 +36,7 @@ class SimBookie:
         self.instances = 0
         self.life = 0
         self.up = True
+        self.full = False
         self.committing = False
         self.begin()
 
@@ -118,8 +119,13 @@ class SimBookie:
             return
         self.up = True
         self.machine = BookieMachine(self.replicas)
+        self.machine.read_only = self.full
         self.world.judge.restarted(self.bookie, self.replicas.fenced)
         self.world.bookies_changed()
+
+    def fill(self) -> None:
+        """Be full from now on."""
+        self.full = self.machine.read_only = True
 
     def forget(self) -> None:
         """Come back without the entries and the fence, in limbo."""

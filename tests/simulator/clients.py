@@ -176,7 +176,23 @@ class Client:
     def unexpected(self, effect: object) -> None:
         raise AssertionError(f"{self.name} was told {effect}")
 
-    confirmed = done = failed = got = lac_is = read_ended = unexpected
+    def confirmed(self, effect: Confirmed) -> None:
+        self.unexpected(effect)
+
+    def done(self, effect: Done) -> None:
+        self.unexpected(effect)
+
+    def failed(self, effect: Failed) -> None:
+        self.unexpected(effect)
+
+    def got(self, effect: Got) -> None:
+        self.unexpected(effect)
+
+    def lac_is(self, effect: LacIs) -> None:
+        self.unexpected(effect)
+
+    def read_ended(self, effect: ReadEnded) -> None:
+        self.unexpected(effect)
 
 
 class Writer(Client):
@@ -194,7 +210,6 @@ class Writer(Client):
         self.in_flight: list[int] = []
         self.next = 0
         self.length = 0
-        self.closing = False
         self.ended = False
         self.end: Done | Failed | None = None
         world.clock.after(0, self.act)
@@ -210,20 +225,19 @@ class Writer(Client):
                 self.submit(self.left.pop(0))
             elif plan.deferred and self.in_flight and self.random.random() < 0.5:
                 self.perform(self.writer.force(now))
-            elif not self.left and not self.in_flight and self.may_close():
-                self.closing = True
-                self.perform(self.writer.close(now))
-                return
-            elif plan.closes and not self.world.quiet and self.random.random() < 0.01:
-                self.closing = True
+            elif self.closes_now():
                 self.perform(self.writer.close(now))
                 return
             else:
                 self.perform(self.writer.tell_lac())
         self.world.clock.after(1 + int(self.random.random() * (plan.think_ns + MS)), self.act)
 
-    def may_close(self) -> bool:
-        return self.world.plan.closes or self.world.quiet
+    def closes_now(self) -> bool:
+        """Close when all is confirmed, if ever; sometimes before (AW7)."""
+        closes, quiet = self.world.plan.closes, self.world.quiet
+        if not self.left and not self.in_flight:
+            return closes or quiet
+        return closes and not quiet and self.random.random() < 0.01
 
     def submit(self, count: int) -> None:
         """Make entries, and submit them."""
@@ -327,6 +341,7 @@ class Reader(Client):
             return
         self.metadata = event.metadata
         poll = self.random.random() < 0.5
+        self.promise = -1 if poll else self.world.judge.promised_lac()
         machine = LacMachine(
             event.metadata, beyond=self.lac if poll else None, wait_ns=self.world.plan.timeout_ns // 2 if poll else 0
         )
@@ -334,7 +349,7 @@ class Reader(Client):
         self.perform(machine.start(self.world.clock.now))
 
     def lac_is(self, effect: LacIs) -> None:
-        self.world.judge.reader_sees_lac(effect.last_add_confirmed)
+        self.world.judge.reader_sees_lac(effect.last_add_confirmed, self.promise)
         self.lac = max(self.lac, effect.last_add_confirmed)
         if self.next > self.lac:
             self.failed(Failed(Reason.UNDECIDED, "nothing new"))

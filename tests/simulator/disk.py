@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 from random import Random
+from struct import Struct
 from typing import NamedTuple
 
 from pybk.replication.messages import Run, Status
 from pybk.replication.runs import entries_of
 
 LEDGER = 1
+LAC_OFFSET = 16
+_unpack_lac = Struct(">q").unpack_from
 
 
 class State(NamedTuple):
@@ -77,7 +80,7 @@ class ModelReplicas:
             if len(entries) >= fit:
                 break
             if entry is None or entry_id in self.corrupt:
-                unknown = entry_id in self.corrupt or entry_id in self.staged or self.limbo
+                unknown = entry_id in self.corrupt or entry_id in self.staged
                 status = Status.UNKNOWN if unknown else Status.NO_SUCH_ENTRY
                 break
             entries.append(entry)
@@ -114,7 +117,8 @@ class ModelReplicas:
                 self.known_durable = True
         self.staged.clear()
         self.known = self.known_durable
-        self.lac = -1
+        # Of the last add confirmed, what the entries carry is left.
+        self.lac = max((_unpack_lac(entry, LAC_OFFSET)[0] for entry in self.durable.values()), default=-1)
         self.packet = None
         self.limbo = self.limbo or self.deferred
 
@@ -123,6 +127,7 @@ class ModelReplicas:
         self.lost.update(self.durable)
         self.durable.clear()
         self.fenced = self.known = self.known_durable = False
+        self.lac = -1
         self.limbo = True
 
     def damage(self, entry_id: int) -> None:

@@ -33,6 +33,7 @@ class Faults:
             (bool(plan.loses_data) or plan.deferred, self.lose),
             (plan.swaps, self.replicate),
             (plan.deletes, self.delete),
+            (plan.fills, self.fill),
         ]
         self.kinds = [kind for enabled, kind in kinds if enabled]
         if self.kinds:
@@ -127,6 +128,10 @@ class Faults:
             copier = Copier(world, len(world.copiers), fragment.first_entry_id, lost)
             world.copiers.append(copier)
             copier.begin()
+
+    def fill(self) -> None:
+        """Let a bookie run out of space: it takes recoveries' adds only."""
+        self.world.bookies[self.random.choice(list(self.world.bookies))].fill()
 
     def delete(self) -> None:
         """Delete the ledger; bookies collect it one after the other."""

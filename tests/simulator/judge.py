@@ -5,19 +5,23 @@ The ids are those of ``docs/replication.md``.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.messages import NEGATIVE, Add, LacReply, Read, ReadReply, Reply, Request, Run, Status, WriteLac
 from pybk.replication.reading import fragment_of
 from pybk.replication.runs import entries_of
+from tests.simulator.disk import LAC_OFFSET
 
 if TYPE_CHECKING:
     from tests.simulator.disk import ModelReplicas
     from tests.simulator.world import World
 
+_unpack_lac = Struct(">q").unpack_from
 
-class Violation(AssertionError):
+
+class ViolationError(AssertionError):
     """An invariant does not hold."""
 
 
@@ -38,7 +42,7 @@ class Judge:
 
     def check(self, holds: bool, what: str) -> None:
         if not holds:
-            raise Violation(what)
+            raise ViolationError(what)
 
     # ---- writer and readers ----------------------------------------------------------------------------------------
 
@@ -59,8 +63,16 @@ class Judge:
             self.check(lac <= last, f"I1: {lac} confirmed by the writer, but the ledger is closed at {last}")
         self.check_copies(metadata, before + 1, lac)
 
-    def reader_sees_lac(self, lac: int) -> None:
+    def promised_lac(self) -> int:
+        """Return the last add confirmed that a covering read cannot miss: the one that a confirmed entry carries."""
+        if self.confirmed < 0 or self.world.plan.loses_data or self.world.plan.deferred:
+            return -1
+        lac: int = _unpack_lac(self.entries[self.confirmed], LAC_OFFSET)[0]
+        return lac
+
+    def reader_sees_lac(self, lac: int, promised: int) -> None:
         """I6, I16: a reader may now read up to there."""
+        self.check(lac >= promised, f"a reader was told {lac}, though enough bookies to cover it know {promised}")
         self.read_lac = max(self.read_lac, lac)
         self.check(lac <= self.firm_end(), f"I6: a reader was told {lac}, confirmed is {self.firm_end()}")
 
@@ -100,7 +112,10 @@ class Judge:
     def added(self, bookie: Bookie, disk: ModelReplicas, request: Add) -> None:
         """An add was acknowledged."""
         self.check(request.recovery or bookie not in self.fenced, f"AB2: {bookie} acknowledged an add though fenced")
-        self.check(bookie not in self.gone, f"C11: {bookie} acknowledged an add to a deleted ledger")
+        # A recovery's fence may make the ledger known again; what it adds counts only if it can be closed.
+        self.check(
+            request.recovery or bookie not in self.gone, f"C11: {bookie} acknowledged an add to a deleted ledger"
+        )
         acked = self.acked.setdefault(bookie, {})
         for run in request.runs:
             for entry_id in range(run.first, run.last + 1, run.stride):
@@ -147,8 +162,11 @@ class Judge:
 
     # ---- metadata --------------------------------------------------------------------------------------------------
 
-    def metadata_changes(self, old: LedgerMetadata, new: LedgerMetadata) -> None:
+    def metadata_changes(self, author: str, old: LedgerMetadata, new: LedgerMetadata) -> None:
         """I1, I3, I5, I11: what is written to the metadata store."""
+        if not author.startswith("copier"):
+            kept = new.fragments[: len(old.fragments) - 1] == old.fragments[:-1]
+            self.check(kept, f"I11: {author} changed fragments that have an end: {old.fragments} to {new.fragments}")
         if old.state is LedgerState.CLOSED:
             same = (old.state, old.last_entry_id, old.length) == (new.state, new.last_entry_id, new.length)
             self.check(same, f"I11: closed at {old.last_entry_id}, changed to {new.state} at {new.last_entry_id}")

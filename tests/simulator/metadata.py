@@ -69,7 +69,7 @@ class SimMetadata:
     def _write(self, client: Client, effect: WriteMetadata, told: bool) -> None:
         event: Event
         if self.current is not None and effect.version == self.version:
-            self.apply(effect.metadata)
+            self.apply(client.name, effect.metadata)
             event = MetadataWritten(self.version)
             if self.random.random() < self.loss:
                 # Its driver sends it again: it was applied, and is refused the second time.
@@ -79,13 +79,13 @@ class SimMetadata:
         if told:
             self._tell(client, event)
 
-    def apply(self, metadata: LedgerMetadata) -> None:
+    def apply(self, author: str, metadata: LedgerMetadata) -> None:
         """Put the ledger's next metadata."""
         assert self.current is not None
         old, self.current = self.current, metadata
         self.version += 1
         self.history.append((metadata, self.version))
-        self.world.judge.metadata_changes(old, metadata)
+        self.world.judge.metadata_changes(author, old, metadata)
 
     def delete(self) -> None:
         """Delete the ledger."""

@@ -54,6 +54,7 @@ class Plan:
     metadata_loss: float
     metadata_stale: float
     swaps: bool
+    fills: bool
     deletes: bool
     faults_ns: int
     fault_every_ns: int
@@ -69,6 +70,8 @@ def draw(seed: int) -> Plan:
     quorum = random.choice(SHAPES)
     deferred = sometimes(0.1)
     loses = random.choice(("forgets", "wiped", "corrupt")) if quorum.ack_quorum > 1 and sometimes(0.2) else ""
+    if loses == "corrupt" and quorum.ack_quorum == quorum.write_quorum:
+        loses = ""  # nobody could take the damaged one's place in every acknowledgement
     return Plan(
         quorum=quorum,
         spares=random.choice((0, 1, 1, 2, 3)),
@@ -94,6 +97,7 @@ def draw(seed: int) -> Plan:
         metadata_loss=random.uniform(0, 0.3) if sometimes(0.4) else 0.0,
         metadata_stale=random.uniform(0, 0.5) if sometimes(0.3) else 0.0,
         swaps=sometimes(0.3),
+        fills=sometimes(0.1),
         deletes=sometimes(0.03),
         faults_ns=random.choice((100, 200, 400)) * MS,
         fault_every_ns=random.choice((3, 10, 30)) * MS,

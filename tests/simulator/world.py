@@ -9,6 +9,7 @@ from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.replication.messages import ChooseBookies, Done, Failed, Reason
 from pybk.replication.placement import Candidate, choose
+from pybk.replication.reading import fragment_of
 from tests.simulator.bookies import SimBookie
 from tests.simulator.clients import Copier, Reader, Recoverer, Writer
 from tests.simulator.disk import LEDGER, ModelReplicas
@@ -71,7 +72,7 @@ class World:
     def choose(self, effect: ChooseBookies) -> dict[int, Bookie]:
         """Choose from the bookies that are registered; one that has just crashed may still be."""
         registered = [
-            Candidate(bookie.bookie, {StorageHint.NVME: 1})
+            Candidate(bookie.bookie, {StorageHint.NVME: 1}, read_only=bookie.full)
             for bookie in self.bookies.values()
             if bookie.up or self.random.random() < 0.2
         ]
@@ -126,6 +127,8 @@ class World:
             self.judge.check(self.clock.run(until, lambda: writer.ended), "I10: the writer neither ends nor fails")
         if not writer.stopped and not self.recoverers and self.metadata.current is not None:
             self._judge_writer()
+            self.clock.run(self.clock.now + 2 * self.plan.timeout_ns)
+            self._check_recorded()
         last = Recoverer(self, len(self.recoverers))
         last.begin()
         clients = [*(each for each in self.recoverers if each.tries), last]
@@ -142,6 +145,19 @@ class World:
         if isinstance(end, Failed):
             allowed = [Reason.METADATA_UNREACHABLE] if self.plan.metadata_loss else []
             self.judge.check(end.reason in (Reason.NOT_ENOUGH_BOOKIES, *allowed), f"I10: the writer failed: {end}")
+
+    def _check_recorded(self) -> None:
+        """C13: what is missing on a bookie after its writer has closed is recorded as under-replicated."""
+        metadata = self.metadata.current
+        if metadata is None or metadata.state is not LedgerState.CLOSED or self.plan.loses_data or self.copiers:
+            return
+        for entry_id in range(metadata.last_entry_id + 1):
+            ensemble = fragment_of(metadata.fragments, entry_id).ensemble
+            for place in self.plan.quorum.write_set(entry_id):
+                bookie = ensemble[place]
+                if not self.disks[bookie].has(entry_id):
+                    recorded = any(who == bookie and first <= entry_id for who, first in self.under_replicated)
+                    self.judge.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
 
     def read_all(self) -> None:
         """Whatever the closed ledger has can be read."""
@@ -173,14 +189,14 @@ class World:
         self._check_replicated()
 
     def _copy(self, first: int, lost: frozenset[Bookie], stay: frozenset[Bookie]) -> None:
+        copiers = self.copiers
         end: Done | Failed | None = None
         for _ in range(REPLICATION_TRIES):
-            copier = Copier(self, len(self.copiers), first, lost, stay)
-            self.copiers.append(copier)
-            copier.begin()
-            ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: copier.end is not None)
+            copiers.append(Copier(self, len(copiers), first, lost, stay))
+            copiers[-1].begin()
+            ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: copiers[-1].end is not None)
             self.judge.check(ended, "I10: a replication comes to no end")
-            end = copier.end
+            end = copiers[-1].end
             if not isinstance(end, Failed) or end.reason is not Reason.UNDECIDED:
                 break
         lacking = isinstance(end, Failed) and end.reason is Reason.NOT_ENOUGH_BOOKIES

@@ -279,13 +279,18 @@ class Adds:
             effects += self._send(batch, batch.takers & bits)
         return effects
 
-    def give_up(self, place: int) -> list[Effect]:
-        """Go on without the bookie of a place, as there is no other."""
+    def give_up(self, place: int, *, closing: bool = False) -> list[Effect]:
+        """Go on without the bookie of a place, as there is no other, and tell from where on it misses entries.
+
+        Args:
+            place: The place.
+            closing: Nothing that is not confirmed will be of the ledger.
+        """
         bit = 1 << place
         self.failed &= ~bit
         if self.dead & bit:
             return []
-        effects = self.misses(place, beyond_confirmed=True)
+        effects = self.misses(place, beyond_confirmed=not closing)
         self.dead |= bit
         self._owed[place] = 0
         return effects

@@ -159,6 +159,7 @@ class BookieMachine:
         self._acks: list[tuple[Sender, int]] = []
         self._dirty: set[int] = set()
         self._doubtful: set[int] = set()
+        self._collected: set[int] = set()
         self._parked: dict[int, list[tuple[Sender, Add, Description]]] = {}
 
     def receive(self, sender: Sender, request: Request, description: Description, now_ns: int) -> list[BookieEffect]:
@@ -205,6 +206,9 @@ class BookieMachine:
             now_ns: The time.
         """
         parked = self._parked.pop(ledger_id, [])
+        if ledger_id in self._collected:
+            self._collected.discard(ledger_id)
+            exists = False  # what was found out is older than the deletion
         if not exists:
             reply = Reply(Status.UNKNOWN if exists is None else Status.DELETED)
             return [Respond(sender, reply) for sender, _, _ in parked]
@@ -221,10 +225,15 @@ class BookieMachine:
         Args:
             ledger_id: The ledger.
         """
-        effects = self.commit()
+        waiting = [sender for sender, of in self._acks if of == ledger_id]
+        self._acks = [ack for ack in self._acks if ack[1] != ledger_id]
+        self._dirty.discard(ledger_id)
         self._replicas.delete(ledger_id)
+        if ledger_id in self._parked:
+            self._collected.add(ledger_id)
         polls = self._polls.pop(ledger_id, [])
         self._poll_count -= len(polls)
+        effects: list[BookieEffect] = [Respond(sender, Reply(Status.DELETED)) for sender in waiting]
         return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
 
     def woken(self, now_ns: int) -> list[BookieEffect]:

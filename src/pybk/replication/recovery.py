@@ -384,7 +384,7 @@ class RecoveryMachine:
         adds.confirm()
         if self._end_at == adds.lac and self._length_known:
             for place in places(adds.failed):
-                effects += adds.give_up(place)
+                effects += adds.give_up(place, closing=True)
             return effects + self._close(replace(self._metadata), self._version)
         if adds.failed and not self._choosing:
             self._choosing = tuple(places(adds.failed | adds.dead))

@@ -65,7 +65,8 @@ class WriterMachine:
 
     Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
     is not confirmed; without a replacement it is given up while every write set keeps an ack quorum. After ``Done``
-    or ``Failed`` the machine does nothing more.
+    or ``Failed`` the machine does nothing more, except that after ``Done`` it still takes answers to adds, and tells
+    who failed as under-replicated.
 
     Args:
         metadata: The ledger's, open, with at least one fragment.
@@ -153,7 +154,7 @@ class WriterMachine:
             now_ns: The time.
         """
         if self._phase is _Phase.ENDED:
-            return []
+            return self._late(event)
         return self._go_on(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
 
     def close(self, now_ns: int) -> list[Effect]:
@@ -198,6 +199,16 @@ class WriterMachine:
             return []
         self._adds.avoided.clear()
         return self._choose()
+
+    def _late(self, event: Event) -> list[Effect]:
+        """Take an answer to an add that came after the ledger was closed (C13)."""
+        adds = self._adds
+        if self.metadata.state is LedgerState.CLOSED:
+            if isinstance(event, Unanswered):
+                adds.unanswered(event.token)
+            elif isinstance(event, Answered) and isinstance(event.reply, Reply):
+                adds.answered(event.token, event.reply)
+        return [effect for place in places(adds.failed) for effect in adds.give_up(place, closing=True)]
 
     # ---- what happened ---------------------------------------------------------------------------------------------
 
@@ -284,8 +295,7 @@ class WriterMachine:
             return []
         self.metadata, self._version, self._tries = self._wanted, event.version, 0
         if self._phase is _Phase.CLOSING:
-            self._phase = _Phase.ENDED
-            return [Done(self.metadata, event.version)]
+            return self._done(self.metadata, event.version)
         self._phase = _Phase.STEADY
         return self._adds.exchange(self._replacements)
 
@@ -313,8 +323,7 @@ class WriterMachine:
             return self._write(self._changed(found))
         end = (found.state, found.last_entry_id, found.length)
         if self._phase is _Phase.CLOSING and end == (LedgerState.CLOSED, self._adds.lac, self._adds.length):
-            self._phase = _Phase.ENDED
-            return [Done(found, version)]
+            return self._done(found, version)
         return self._end(Reason.FENCED, f"somebody else recovers or closed the ledger; it is {found.state.value}")
 
     def _metadata_unreachable(self, event: MetadataUnreachable, now_ns: int) -> list[Effect]:
@@ -374,6 +383,17 @@ class WriterMachine:
         self._phase = _Phase.CHOOSING
         self._places = tuple(places(adds.failed | adds.dead))
         return [ChooseBookies(self._places, tuple(adds.ensemble), frozenset(adds.avoided))]
+
+    def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        """End with the ledger closed; what is pending is not of it."""
+        self._phase = _Phase.ENDED
+        self.metadata = metadata
+        adds = self._adds
+        adds.pending.clear()
+        return [
+            Done(metadata, version),
+            *(effect for place in places(adds.failed) for effect in adds.give_up(place, closing=True)),
+        ]
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success, for ever."""
