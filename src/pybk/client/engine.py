@@ -188,10 +188,10 @@ class Engine:
     def turn(self) -> None:
         """Send what there is, wait for what comes, and act on it."""
         now_ns = time.monotonic_ns()
-        self._do_posted()
+        did_posted = self._do_posted()
         self._submit(now_ns)
-        timeout_ms = 0 if self._posted else self._timeout_ms(now_ns)
-        self._receive(timeout_ms)
+        # What was posted may have been all that somebody waits for.
+        self._receive(0 if did_posted or self._posted else self._timeout_ms(now_ns))
 
     def idle(self) -> bool:
         """Take what late bookies say, and do what waits for quiet; tell whether there was or may be more."""
@@ -202,9 +202,11 @@ class Engine:
             writer.tell_lac()
         return told or bool(self._asked)
 
-    def _do_posted(self) -> None:
+    def _do_posted(self) -> bool:
+        did = bool(self._posted)
         while self._posted:
             self._posted.popleft()()
+        return did
 
     def _submit(self, now_ns: int) -> None:
         while self._formed:
