@@ -65,8 +65,7 @@ class ZooKeeperServer:
 
     def start(self) -> None:
         """Start the server, on what it kept if it ran before, and wait until it answers."""
-        log = open(os.path.join(self._directory, "log"), "ab")
-        with log:
+        with open(os.path.join(self._directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
                 [
                     *("java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),

@@ -7,8 +7,9 @@ from typing import Any
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
-from pybk.metadata.bookies import BookieRegistration
+from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
+from pybk.metadata.locks import Lease
 from pybk.metadata.tree import MetadataTree
 
 KEY = b"k" * 32
@@ -62,3 +63,8 @@ def registration(who: Bookie, **values: Any) -> BookieRegistration:
         **values,
     }
     return BookieRegistration(bookie=who, **values)
+
+
+def is_held(lease: Lease | RegisteredBookie) -> bool:
+    """Tell whether something leased is there still."""
+    return lease.held if isinstance(lease, Lease) else lease.registered

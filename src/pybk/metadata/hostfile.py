@@ -2,6 +2,10 @@
 
 The kernel drops the locks of a process that dies. A process that was stopped keeps its lock, but its time stands still.
 
+The first slot is the turn to change the store. Whoever was stopped while it was its turn is let run until it has
+finished, and stops itself again: SIGKILL would end it, and waiting for it would stop everybody else. Whoever waits
+writes down which turn is waited for, so that a process that was resumed meanwhile does not stop in a later one.
+
 Locks are those of the open file (``F_OFD_SETLK``), so that two trees of one process keep each other out. A forked child
 shares them; so it closes what it inherited.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import struct
 import threading
 import time
@@ -21,6 +26,11 @@ from pybk.errors import ClosedError, ForkedProcessError
 
 WRITER_SLOT: Final = 0
 """Locked by whoever changes the store."""
+
+SESSION_SLOTS: Final = 2
+"""The first slot of a session; the one before says whose turn somebody waits for."""
+
+_WAITED_SLOT: Final = 1
 
 _SLOT: Final = struct.Struct("<QQ")
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -53,27 +63,59 @@ class HostFile:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             _open.add(self)
 
-    def try_lock(self, slot: int) -> bool:
-        """Lock a slot, and write this process and the time into it, unless somebody else has it."""
+    def usable(self) -> int:
+        """Return the descriptor.
+
+        Raises:
+            ForkedProcessError: This is a forked child.
+            ClosedError: The file is closed.
+        """
+        if self.forked:
+            raise ForkedProcessError(f"{self.path}: opened before the fork that made this process; open it again here")
+        if self._fd < 0:
+            raise ClosedError(f"{self.path}: this metadata store is closed")
+        return self._fd
+
+    def try_lock(self, slot: int) -> int:
+        """Lock a slot, and write this process and the time into it, unless somebody else has it.
+
+        Returns:
+            What was written, 0 if somebody else has it.
+        """
         try:
-            fcntl.fcntl(self._usable(), fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, slot))
+            fcntl.fcntl(self.usable(), fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, slot))
         except (BlockingIOError, PermissionError):
-            return False
-        self.beat(slot)
-        return True
+            return 0
+        return self.beat(slot)
 
     def unlock(self, slot: int) -> None:
         """Let go of a slot."""
-        fcntl.fcntl(self._usable(), fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, slot))
+        fcntl.fcntl(self.usable(), fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, slot))
+
+    def end_turn(self, turn: int) -> None:
+        """Let go of the turn that ``try_lock`` gave, and stop if it was finished only as somebody waited for it."""
+        self.unlock(WRITER_SLOT)
+        if self._read(_WAITED_SLOT)[0] == turn:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def let_finish(self) -> None:
+        """Let whoever has the turn finish it, if it was stopped; where this may not be done, nothing happens."""
+        turn, pid = self._read(WRITER_SLOT)
+        if is_stopped(pid) and self._is_user(pid):
+            os.pwrite(self.usable(), _SLOT.pack(turn, os.getpid()), _WAITED_SLOT * _SLOT.size)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
 
     def locked(self, slot: int) -> bool:
         """Tell whether somebody else has a slot locked."""
-        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._usable(), fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, slot)))
+        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self.usable(), fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, slot)))
         return bool(kind != fcntl.F_UNLCK)
 
-    def beat(self, slot: int) -> None:
-        """Write the time into a slot of one's own."""
-        os.pwrite(self._usable(), _SLOT.pack(time.monotonic_ns(), os.getpid()), slot * _SLOT.size)
+    def beat(self, slot: int) -> int:
+        """Write the time into a slot of one's own, and return it, in nanoseconds."""
+        now = time.monotonic_ns()
+        os.pwrite(self.usable(), _SLOT.pack(now, os.getpid()), slot * _SLOT.size)
+        return now
 
     def age_ns(self, slot: int) -> int:
         """Return how long ago the owner of a slot wrote the time, nanoseconds; the clock is one for all of a host."""
@@ -94,16 +136,18 @@ class HostFile:
                 os.close(fd)
 
     def _read(self, slot: int) -> tuple[int, int]:
-        data = os.pread(self._usable(), _SLOT.size, slot * _SLOT.size)
+        data = os.pread(self.usable(), _SLOT.size, slot * _SLOT.size)
         written, pid = _SLOT.unpack(data.ljust(_SLOT.size, b"\0"))
         return written, pid
 
-    def _usable(self) -> int:
-        if self.forked:
-            raise ForkedProcessError(f"{self.path}: opened before the fork that made this process; open it again here")
-        if self._fd < 0:
-            raise ClosedError(f"{self.path}: this metadata store is closed")
-        return self._fd
+    def _is_user(self, pid: int) -> bool:
+        """Tell whether a process has this file open; a number may mean another process in another container."""
+        mine = os.fstat(self.usable())
+        try:
+            files = [os.stat(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            return False
+        return any(os.path.samestat(mine, file) for file in files)
 
     def _drop(self) -> None:
         self.forked = True

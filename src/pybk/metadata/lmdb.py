@@ -20,7 +20,7 @@ from pybk.errors import (
 )
 from pybk.metadata import lmdb_records as records
 from pybk.metadata.callbacks import Callback, Callbacks
-from pybk.metadata.hostfile import WRITER_SLOT, HostFile, is_stopped
+from pybk.metadata.hostfile import SESSION_SLOTS, WRITER_SLOT, HostFile, is_stopped
 from pybk.metadata.lmdb_records import FORMAT_NAME, Record, Session, node_name
 from pybk.metadata.tree import Node, checked_key, checked_value
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction, WriteTransaction
@@ -37,7 +37,9 @@ BEAT_S: Final = 0.25
 
 _MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
-_PAUSE_MAX_S: Final = 0.002
+_PAUSE_MAX_S: Final = 0.0005
+_PATIENCE_S: Final = 0.05
+"""How long another one's turn may take before it is looked at."""
 
 
 class LmdbTree:
@@ -53,8 +55,11 @@ class LmdbTree:
     transactions.
 
     **Who writes.** LMDB has one writer at a time, and nobody could get past one that was stopped in the middle. So
-    transactions are prepared before, and take no longer than the sync; the writer's turn is a lock that others wait for
-    no longer than their deadline, and then say which process has it. Readers and heartbeats never wait.
+    transactions are prepared before and take no longer than the sync, and the writer's turn is a lock of its own. Where
+    a process was stopped (SIGSTOP, Ctrl-Z) during its turn, the first who waits for it resumes it; it ends its turn and
+    stops itself again, within a millisecond or so. That takes the rights to send it a signal; where they are missing,
+    or a debugger or the freezer of a container stopped it, who waits raises MetadataUnreachableError at its deadline,
+    naming the process. A process that is killed loses its turn at once. Readers and heartbeats never wait.
 
     **Watches** look at one number every 10 ms while there are watches, and at nothing otherwise.
 
@@ -167,9 +172,8 @@ class LmdbTree:
 
     def session(self) -> int:
         """See ``MetadataTree.session``."""
+        self._file.usable()
         with self._lock:
-            if self._closed:
-                raise ClosedError(f"{self._path}: this metadata store is closed")
             if not self._session:
                 self._slot, self._session = self._change(self._begin)
                 self._beat_at = time.monotonic()
@@ -230,6 +234,7 @@ class LmdbTree:
     @contextmanager
     def _turn(self, timeout_s: float) -> Iterator[None]:
         """Wait for this writer's turn, no longer than the deadline."""
+        self._file.usable()
         deadline = time.monotonic() + timeout_s
         if not self._turn_lock.acquire(timeout=timeout_s):
             raise MetadataUnreachableError(
@@ -237,15 +242,20 @@ class LmdbTree:
             )
         try:
             pause = _PAUSE_MIN_S
-            while not self._file.try_lock(WRITER_SLOT):
-                if time.monotonic() >= deadline:
+            patient = time.monotonic() + _PATIENCE_S
+            while not (turn := self._file.try_lock(WRITER_SLOT)):
+                now = time.monotonic()
+                if now >= deadline:
                     raise self._turn_denied(timeout_s)
+                if now >= patient:
+                    self._file.let_finish()
+                    patient = now + _PATIENCE_S
                 time.sleep(pause)
                 pause = min(pause * 1.5, _PAUSE_MAX_S)
             try:
                 yield
             finally:
-                self._file.unlock(WRITER_SLOT)
+                self._file.end_turn(turn)
         finally:
             self._turn_lock.release()
 
@@ -264,8 +274,9 @@ class LmdbTree:
         try:
             yield
         except CorruptError as error:
+            found = error.__cause__ or (error if error.path is None else "its file was cut")
             raise CorruptError(
-                f"{self._path}: the metadata store is damaged ({error.__cause__ or error}); stop those who "
+                f"{self._path}: the metadata store is damaged ({found}); stop those who "
                 "use it and restore it from a copy",
                 path=self._path,
             ) from error
@@ -301,7 +312,7 @@ class LmdbTree:
     def _begin(self, transaction: WriteTransaction, number: int) -> int:
         """Begin a session, named by the change's number; returns its slot."""
         taken = {session.slot for session in records.sessions(transaction)}
-        slot = WRITER_SLOT + 1
+        slot = SESSION_SLOTS
         while slot in taken or not self._file.try_lock(slot):
             slot += 1
         timeout_ms = round(self._session_timeout_s * 1000)

@@ -1,0 +1,49 @@
+"""A process of the LMDB tests, ``python -m tests.metadata.lmdb_child PATH TASK``; it tells what it does by lines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+
+from pybk.errors import MetadataExistsError, MetadataVersionError
+from pybk.metadata.lmdb import LmdbTree
+
+SESSION_TIMEOUT_S = 0.6
+
+
+def tell(line: str) -> None:
+    """Write a line for the test to read."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def lease(tree: LmdbTree) -> None:
+    """Hold a leased key, and take it again after losing it, until the input ends."""
+    lost = threading.Event()
+    tree.on_session_end(lost.set)
+    tree.create("lease", b"child", leased=True)
+    tell("leased")
+    lost.wait()
+    tell("lost")
+    sys.stdin.read()
+
+
+def count(tree: LmdbTree) -> None:
+    """Count a key up until killed, telling each number that took effect."""
+    with suppress(MetadataExistsError):
+        tree.create("counter", b"0")
+    while True:
+        node = tree.get("counter")
+        assert node is not None
+        try:
+            tree.put("counter", str(int(node.value) + 1).encode(), node.version)
+        except MetadataVersionError:
+            continue
+        tell(str(int(node.value) + 1))
+
+
+if __name__ == "__main__":
+    {"lease": lease, "count": count}[sys.argv[2]](
+        LmdbTree(sys.argv[1], timeout_s=5, session_timeout_s=SESSION_TIMEOUT_S)
+    )
