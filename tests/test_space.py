@@ -144,7 +144,7 @@ def test_a_delete_that_finds_no_room_did_not_happen() -> None:
     writer.append(payload_of(0))
     manager.checkpoint()
     fs.fail_at(0, "ENOSPC", only="create", forever=True)
-    with pytest.raises(StorageFullError):
+    with pytest.raises(StorageFullError, match=r"a delete is a record in the log.*free_bytes_low"):
         manager.delete_ledger(writer.ledger_id)
     fs.heal()
     assert writer.append(payload_of(1)) == 1

@@ -63,7 +63,10 @@ class StoreConfig:
         default_tier: Where ledgers without hints live.
         tier_policy: Moves closed ledgers by age and size; None moves nothing.
         cold_compression: ``"zstd"`` compresses cold segments of the HDD tier; None stores them as they are.
-        free_bytes_low: The store turns read-only when a device has less free. Default 256 MiB.
+        free_bytes_low: The store turns read-only when a device has less free; ledgers can still be deleted then.
+            Default 256 MiB. As much as ``unchecked_tail_bytes`` has a checkpoint always find room to pack what lives;
+            with less, a full store frees dead files first and packs the others one by one. With next to nothing, a
+            delete may find no room for its own record.
         free_bytes_ok: It takes appends again when every device has this much. Default 320 MiB.
 
     Performance:

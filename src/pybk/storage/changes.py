@@ -262,11 +262,16 @@ class ChangingView(StoreView):
                 raise
         try:
             self._finish_change(descriptor, commit)
-        except StorageError:
+        except StorageError as error:
             with descriptor.lock:
                 # Not if it is another: then entries of the ledger failed with it, and more would leave a gap.
                 if descriptor.error is gone and not descriptor.deleted:
                     descriptor.error = before
+            if isinstance(error, StorageFullError):
+                raise StorageFullError(
+                    f"ledger {descriptor.ledger_id} was not deleted, for a delete is a record in the log: {error}; free "
+                    "some space by other means first, and keep some with StoreConfig(free_bytes_low=...)"
+                ) from error
             raise
         self.maintenance.wake()
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, StorageFullError
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegment
-from pybk.storage.failures import undoing
+from pybk.storage.failures import is_full, undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark, entries_key
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.mover import Mover
-from pybk.storage.record import RECORD_HEADER_BYTES, Runs
+from pybk.storage.record import RECORD_HEADER_BYTES, RUN_DTYPE, Runs
 from pybk.storage.registry import Registry
 from pybk.storage.volumes import COLD, ENTRIES, LOG
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from pybk.storage.store import Store
 
 logger = logging.getLogger(__name__)
+
+_SPARE_SHARE: Final = 4
+"""This part of what is free is left when records are packed: the index and the log need room, too."""
+_INDEX_SPARE_BYTES: Final = 512 << 10
+_INDEX_ROW_BYTES: Final = 1 << 10
 
 
 class Window(NamedTuple):
@@ -53,17 +59,18 @@ class Placed(NamedTuple):
 class Jobs:
     """The jobs of one store; whoever calls sees to it that there is one at a time.
 
-    Every job raises StorageFullError, or OSError for want of room, when nothing was changed; any other OSError, and
-    StorageFailedError, when the store must be closed.
+    Every job raises StorageFullError, or OSError for want of room, when it could not do all, and what it did is whole;
+    any other OSError, and StorageFailedError, when the store must be closed.
 
     Attributes:
-        freed: Whether something died in files that live on since the last ``collect``.
+        freed: Whether there may be something to collect: something died in files that live on, or there was no room.
     """
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self._store = store
         self._registry = registry
         self._whole: dict[int, int] = {}
+        self._mixed: set[int] = set()  # log files with entries of other tiers, for which there was no room there
         self._unpurged: dict[int, set[bytes]] = defaultdict(set)
         self.freed = False
 
@@ -85,6 +92,7 @@ class Jobs:
 
     def _take_over(self, taken: Window) -> None:
         store = self._store
+        self._check_index_room(sum(map(len, taken.tails)) * RUN_DTYPE.itemsize + len(taken.rows) * _INDEX_ROW_BYTES)
         dropped = [gone.ledger_id for gone in taken.dropped if store.index.ledger(gone.ledger_id) is not None]
         purge = self._keys_of_ledgers(dropped)
         placed = self._place(taken)
@@ -162,15 +170,34 @@ class Jobs:
         )
 
     def _place(self, taken: Window) -> Placed:
-        """Bring the entries of a window to their tiers."""
+        """Bring the entries of a window to their tiers; where there is no room for it, leave them in the log files.
+
+        Then the files in which nothing lives are dropped all the same, and ``collect`` goes on file by file.
+        """
         sizes = [len(runs) for runs in taken.tails]
         if not sum(sizes):
             return Placed(taken.tails, [])
         runs = np.concatenate(taken.tails)
         tiers = list(StorageHint)
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        tier_of = np.array([tiers.index(row.metadata.tier) for row in taken.rows])[owner]
-        stays = self._staying(runs, tier_of == tiers.index(StorageHint.NVME), taken.log_files)
+        tier_of = np.repeat([tiers.index(row.metadata.tier) for row in taken.rows], sizes)
+        at_home = tier_of == tiers.index(StorageHint.NVME)
+        stays = self._staying(runs, at_home, taken.log_files)
+        leaving = ~(at_home & np.isin(runs["file"], list(stays)))
+        try:
+            for number in np.unique(tier_of[leaving]).tolist():
+                self._check_room(tiers[number], _record_bytes(runs[leaving]))
+            return self._bring_home(taken, stays)
+        except (StorageFullError, OSError) as error:
+            if not is_full(error):
+                raise
+            logger.warning("entries stay in the log files until there is room to pack them: %s", error)
+        live = set(np.unique(runs["file"]).tolist())
+        self._mixed |= set(np.unique(runs["file"][~at_home]).tolist())
+        self.freed = True
+        return Placed(taken.tails, [row for row in taken.log_files if row.file_id in live])
+
+    def _bring_home(self, taken: Window, stays: set[int]) -> Placed:
+        """Write the entries of a window to their tiers, but for those of NVMe in the log files that stay."""
         placed: dict[int, list[Runs]] = defaultdict(list)
         movers: dict[StorageHint, Mover] = {}
         try:
@@ -190,10 +217,38 @@ class Jobs:
                 with undoing(error):
                     mover.abort()
             raise
-        result = [np.concatenate(placed[number]) if number in placed else runs[:0] for number in range(len(sizes))]
+        result = [np.concatenate(placed[n]) if n in placed else tail[:0] for n, tail in enumerate(taken.tails)]
         # A file with a damaged record stays, too: reading it must go on failing instead of finding nothing.
         held = {int(file_id) for part in result for file_id in np.unique(part["file"])} | stays
         return Placed(result, [*(row for row in taken.log_files if row.file_id in held), *made])
+
+    def _check_room(self, tier: StorageHint, nbytes: int) -> None:
+        """Raise StorageFullError rather than fill a device with records that will not fit.
+
+        Only trying tells where records are compressed, or where LMDB has pages to use again.
+        """
+        store = self._store
+        if tier is StorageHint.SSD or (tier is StorageHint.HDD and store.config.cold_compression is not None):
+            return
+        path, free = max(
+            ((path, store.fs.free_bytes(path)) for path in store.volumes.tier_paths(tier)), key=itemgetter(1)
+        )
+        if nbytes > free - free // _SPARE_SHARE:
+            raise StorageFullError(
+                f"{path} has {free} bytes free, too few to pack {nbytes} bytes of entries there; free space on the "
+                "device or delete ledgers"
+            )
+
+    def _check_index_room(self, nbytes: int) -> None:
+        """Raise StorageFullError if the index might find no room: LMDB may call that a failure, which is final."""
+        path = self._store.volumes.tier_paths(StorageHint.SSD)[0]
+        free = self._store.fs.free_bytes(path)
+        needed = 2 * nbytes + _INDEX_SPARE_BYTES  # pages are not full, and are copied before they are changed
+        if free < needed:
+            raise StorageFullError(
+                f"{path} has {free} bytes free, and changing the index may take {needed}; free space on the device or "
+                "delete ledgers"
+            )
 
     def _staying(
         self, runs: Runs, nvme: np.ndarray[tuple[int], np.dtype[np.bool_]], log_files: list[FileRow]
@@ -259,12 +314,31 @@ class Jobs:
         self._drop_dead()
 
     def collect(self) -> None:
-        """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead."""
+        """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead.
+
+        Files with little to keep come first: what they free makes room for the others. Where there is no room to pack
+        one, it stays for another time.
+
+        Raises:
+            StorageFullError: Entries of another tier are in a log file, and their tier has no room.
+        """
         self._drop_dead()
-        for file_id, row in sorted(self._store.index.files().items()):
-            if row.kind != ENTRIES and self._is_sparse(row):
-                self._compact(file_id, StorageHint(row.tier))
         self.freed = False
+        refused: StorageFullError | OSError | None = None
+        live = self._registry.live
+        for row in sorted(self._store.index.files().values(), key=lambda row: (live[row.file_id], row.file_id)):
+            if row.kind == ENTRIES or not (row.file_id in self._mixed or self._is_sparse(row)):
+                continue
+            try:
+                self._compact(row)
+            except (StorageFullError, OSError) as error:
+                if not is_full(error):
+                    raise
+                self.freed = True
+                if row.file_id in self._mixed:
+                    refused = error
+        if refused is not None:
+            raise refused
 
     def _is_sparse(self, row: FileRow) -> bool:
         """Tell whether packing a file anew would make it much smaller."""
@@ -286,13 +360,25 @@ class Jobs:
             whole = self._whole[row.file_id] = sum(_bytes_by_file(segment.rows).values())
         return live < limit * whole
 
-    def _compact(self, file_id: int, tier: StorageHint) -> None:
+    def _compact(self, row: FileRow) -> None:
+        """Pack what lives in a file anew, each ledger's entries in their own tier if it is a log file."""
         store = self._store
-        work = []
-        for ledger_id, _ in list(store.index.file_ledgers(file_id)):
-            parts = [page[page["file"] == file_id] for page in store.index.pages(ledger_id)]
-            work.append((ledger_id, parts))
-        self._relocate(work, tier)
+        work: dict[StorageHint, list[tuple[int, list[Runs]]]] = defaultdict(list)
+        index_bytes = 0
+        for ledger_id, _ in list(store.index.file_ledgers(row.file_id)):
+            parts = []
+            for page in store.index.pages(ledger_id):
+                mine = page["file"] == row.file_id
+                if mine.any():
+                    parts.append(page[mine])
+                    index_bytes += page.nbytes
+            ledger = store.index.ledger(ledger_id) if row.kind == LOG else None
+            work[StorageHint(row.tier) if ledger is None else ledger.metadata.tier].append((ledger_id, parts))
+        self._check_index_room(index_bytes)
+        for tier, ledgers in work.items():
+            self._check_room(tier, sum(_record_bytes(part) for _, parts in ledgers for part in parts))
+            self._relocate(ledgers, tier)
+        self._mixed.discard(row.file_id)
         store.metrics.add("compactions", 1)
 
     def _drop_dead(self) -> None:
@@ -306,6 +392,7 @@ class Jobs:
         for file_id in dead:
             live.pop(file_id, None)
             self._whole.pop(file_id, None)
+            self._mixed.discard(file_id)
             store.supply.forget(file_id)
             store.volumes.drop(file_id)
 
@@ -342,6 +429,11 @@ def _by_file(runs: Runs) -> list[Runs]:
     if not len(runs):
         return []
     return np.split(runs, np.flatnonzero(np.diff(runs["file"].astype(np.int64))) + 1)
+
+
+def _record_bytes(runs: Runs) -> int:
+    """Return the bytes of the records that runs stand for."""
+    return int(runs["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(runs)
 
 
 def _bytes_by_file(runs: Runs) -> dict[int, int]:

@@ -138,7 +138,7 @@ class Maintenance:
     def check_space(self) -> None:
         """Turn the store read-only, or back, by the space on its devices and by whether the last jobs found room."""
         full = self._shortage()
-        if full is not None and self._store.supply.give_back():
+        if (full or self._stuck) and self._store.supply.give_back():
             full = self._shortage()
         full = full or self._stuck
         if full != self.full:
@@ -238,8 +238,10 @@ class Maintenance:
     def checkpoint(self) -> None:
         """Bring everything that is durable in the log so far into the index, and entries to their tiers.
 
+        Where a tier has no room, they stay in the log files, and ``collect`` brings them there when it has.
+
         Raises:
-            StorageFullError: A tier has no room; nothing was changed.
+            StorageFullError: The index has no room; nothing was changed.
             StorageFailedError: Something else failed; the store should be closed.
         """
         self._run_job(self._jobs.checkpoint)
@@ -249,7 +251,7 @@ class Maintenance:
         self._run_job(lambda: self._jobs.move(descriptor, tier))
 
     def collect(self) -> None:
-        """Free the space of deleted and moved entries; raises as ``checkpoint`` does."""
+        """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no room."""
         self._run_job(self._jobs.collect)
 
     def look_for_room(self) -> None:
