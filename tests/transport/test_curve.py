@@ -94,6 +94,19 @@ def test_a_socket_that_asks_no_door_keeper_is_found(monkeypatch: pytest.MonkeyPa
         Server([TCP], INSTANCE, KEYS, context=context)
 
 
+def test_without_a_door_keeper_nobody_comes_in(context: Any) -> None:
+    """Z1: the socket requires a handler, so that one that is gone does not open the door."""
+    pair = CurvePair.random()
+    with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
+        curve.secure_server(server, pair)
+        server.bind(TCP)
+        curve.secure_client(client, CurvePair.random(), pair.public)
+        client.linger = 0
+        client.connect(server.last_endpoint.decode())
+        client.send(b"knock")
+        assert not server.poll(200)
+
+
 def test_a_door_that_lets_nobody_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DoorKeeper, "_knows", lambda _self, _question: False)
     with pytest.raises(InsecureError, match="the cluster's own key met"):

@@ -150,6 +150,22 @@ def test_a_bookie_that_comes_again_is_a_new_session(keys: ClusterKeys | None) ->
             assert [number for _, number, _ in here.arrived] == [1]
 
 
+def test_nothing_of_a_session_reaches_the_next_bookie_there() -> None:
+    """Z5: a socket that connects again by itself would resend and lose as it likes."""
+    with Links() as links:
+        with Server([TCP], INSTANCE) as server:
+            here = World(server, links)
+            link = here.link()
+            here.until(lambda: link.is_up)
+        with Server([server.addresses[0]], INSTANCE) as other:
+            time.sleep(0.3)
+            assert link.send(1, add())
+            for _ in range(5):
+                assert other.receive(10) == []
+            assert other.counters.strangers == 0
+            assert outcomes(links) == [(link, 1, None)]
+
+
 def test_what_is_asked_of_a_bookie_that_is_down_is_unanswered_and_not_lost() -> None:
     with Links() as links:
         link = links.connect(BOOKIE, "tcp://127.0.0.1:1")

@@ -276,10 +276,10 @@ def test_rights_are_bounded_and_proved_again_when_forgotten(monkeypatch: pytest.
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SESSIONS_MAX", 2)
     with world() as here:
-        first, second, third = here.link(), here.link(), here.link()
-        for link in (first, second):
-            assert here.ask(link, add()) == OK
-        here.until(lambda: third.is_up)
+        first = here.link()
+        assert here.ask(first, add()) == OK
+        for _ in range(2):
+            assert here.ask(here.link(), add()) == OK
         assert len(here.server._peers) == 2
         # Whose session was forgotten learns it with its next request, and comes again.
         assert here.ask(first, add()) is None
@@ -317,6 +317,16 @@ def test_a_client_that_does_not_read_costs_a_bounded_amount_and_delays_nobody(mo
         here.until(lambda: len(here.arrived) == 2)
         assert here.server.reply(peer, 9, large)
         assert here.server.counters.unread == 97
+
+
+def test_a_client_that_reads_may_ask_for_any_amount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "UNREAD_BYTES_MAX", 1 << 20)
+    large = Answer(Status.OK, entries(0, (300_000,)))
+    with world() as here:
+        here.answer = lambda _peer, _number, _request: large
+        link = here.link()
+        for number in range(10):
+            assert flat(here.ask(link, Read(7, 0, 9, 1, 300_000), number)) == flat(large)
 
 
 def test_a_client_that_never_reads_loses_its_session(monkeypatch: pytest.MonkeyPatch) -> None:

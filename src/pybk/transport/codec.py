@@ -124,7 +124,8 @@ def _encode_read_lac(read: ReadLac) -> Outgoing:
 
 def _encode_read(read: Read) -> Outgoing:
     numbers = (read.first, read.last, read.stride, read.bytes_max)
-    return Outgoing(Kind.READ, _FIRST_FLAG * read.fence, read.ledger_id, numbers)
+    flags = _FIRST_FLAG * read.fence + _SECOND_FLAG * read.checked
+    return Outgoing(Kind.READ, flags, read.ledger_id, numbers)
 
 
 def _encode_force(force: Force) -> Outgoing:
@@ -225,7 +226,8 @@ def _decode_read(header: Header, head: bytes, _frames: Sequence[memoryview]) -> 
     first, last, stride, bytes_max = header.a, header.b, header.c, header.d
     if not 0 <= first <= last or stride < 1 or bytes_max < 0:
         raise FrameError(f"a read of at most {bytes_max} bytes from {first} to {last} with stride {stride}")
-    return Read(header.ledger_id, first, last, stride, bytes_max, bool(header.flags & _FIRST_FLAG))
+    fence, checked = bool(header.flags & _FIRST_FLAG), bool(header.flags & _SECOND_FLAG)
+    return Read(header.ledger_id, first, last, stride, bytes_max, fence, checked)
 
 
 def _decode_force(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Force:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hmac import compare_digest
-from struct import Struct
+from struct import Struct, unpack
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ _INLINE_BYTES_MAX: Final = 8 << 10
 
 _INT_MAX: Final = (1 << 63) - 1
 _SIZE_MAX: Final = (1 << 32) - 1
-_VECTOR_MIN: Final = 16
+_VECTOR_MIN: Final = 32
 
 _PREFIX: Final = Struct("<2sBBHHQQQ16s")
 _SHARED: Final = Struct("<qqqqqHHI16s")
@@ -273,7 +273,7 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Run
     table = list(_RUN.iter_unpack(memoryview(head)[_HEADER.size : _HEADER.size + header.runs * _RUN.size]))
     view = memoryview(head)
     place = header.head_bytes + MAC_BYTES
-    body_place = place + 4 * sum([row[2] for row in table])
+    body_place = place + 4 * sum([count for _, _, count, _ in table])
     if body_place > len(head):
         raise FrameError(f"sizes up to byte {body_place} in a frame of {len(head)}")
     found = []
@@ -297,13 +297,13 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Run
 
 def _unpack_sizes(packed: memoryview, count: int, body_bytes: int) -> array[int]:
     """Return the sizes of a run's entries, which add up to what its body has."""
-    sizes = array("q")
     if count < _VECTOR_MIN:
-        sizes.fromlist([int.from_bytes(packed[place : place + 4], "little") for place in range(0, 4 * count, 4)])
-        smallest, total = min(sizes), sum(sizes)
+        values = unpack(f"<{count}I", packed)
+        sizes = array("q", values)
+        smallest, total = min(values), sum(values)
     else:
         wide = np.frombuffer(packed, "<u4").astype(np.int64)
-        sizes.frombytes(wide.tobytes())
+        sizes = array("q", wide.tobytes())
         smallest, total = int(wide.min()), int(wide.sum())
     if smallest < ENTRY_HEADER_BYTES or total != body_bytes:
         raise FrameError(f"entries of {total} bytes, the smallest {smallest}, in a run of {body_bytes}")

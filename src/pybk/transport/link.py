@@ -111,6 +111,7 @@ class Link:
         self._resent: dict[int, int] = {}
         self._first_deadline_ns = _NEVER_NS
         self._version = 0
+        self._message_bytes_max = links._message_bytes_max
         self._pinged_ns = _NEVER_NS
         self._heard_ns = 0
         self._opened_ns = 0
@@ -147,10 +148,10 @@ class Link:
         """
         outgoing = self._links._encode(message)
         size = outgoing.size
-        if size > self._links._message_bytes_max or request_id in self._outstanding:
+        if size > self._message_bytes_max or request_id in self._outstanding:
             raise UsageError(
                 f"request {request_id} of {size} bytes to {self.bookie}: the limit is "
-                f"{self._links._message_bytes_max}, and each id is sent once: send smaller batches"
+                f"{self._message_bytes_max}, and each id is sent once: send smaller batches"
             )
         if type(message) is Read:
             size += message.bytes_max
@@ -162,7 +163,13 @@ class Link:
             return True
         ledger_id = getattr(message, "ledger_id", -1)
         if self._mac is not None and not self._transmit(request_id, outgoing, ledger_id):
-            return False
+            self._hear()
+            if self._socket is not None and self._outstanding:
+                return False
+            # There was nothing to be full of: the connection is gone.
+            self._lose("the connection broke")
+            self._links._outcomes.append((self, request_id, None))
+            return True
         self._note(request_id, now_ns + timeout_ns, size, outgoing, ledger_id)
         return True
 
@@ -394,6 +401,7 @@ class Link:
         self._session_id = session_id
         self._instance = header.instance
         self._version = header.a
+        self._message_bytes_max = min(self._links._message_bytes_max, header.b)
         self._counter = 0
         self._taken_bytes = 0
         self._mac = mac
