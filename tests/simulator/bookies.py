@@ -84,8 +84,9 @@ class SimBookie:
     def ledger_deleted(self) -> None:
         """Collect the deleted ledger."""
         if self.up:
-            self.perform(self.machine.ledger_deleted(LEDGER))
+            effects = self.machine.ledger_deleted(LEDGER)
             self.world.judge.collected(self.bookie)
+            self.perform(effects)
 
     def perform(self, effects: list[BookieEffect]) -> None:
         """Do what the machine asks for."""

@@ -149,7 +149,8 @@ class Client:
         self.world.metadata.write(self, effect)
 
     def read_metadata(self, effect: ReadMetadata) -> None:
-        self.world.metadata.read(self)
+        # What a read is denied for good must not rest on old metadata.
+        self.world.metadata.read(self, fresh=isinstance(self.machine, ReadMachine))
 
     def choose(self, effect: ChooseBookies) -> None:
         self.world.clock.after(int(self.random.random() * MS), self.chosen, self.machines, effect)
@@ -341,7 +342,7 @@ class Reader(Client):
             return
         self.metadata = event.metadata
         poll = self.random.random() < 0.5
-        self.promise = -1 if poll else self.world.judge.promised_lac()
+        self.promise = -1 if poll else self.world.judge.promised_lac(event.metadata)
         machine = LacMachine(
             event.metadata, beyond=self.lac if poll else None, wait_ns=self.world.plan.timeout_ns // 2 if poll else 0
         )

@@ -71,7 +71,9 @@ class ModelReplicas:
     def fence(self, ledger_id: int, description: object) -> None:
         self.fenced = self.known = self.known_durable = True
 
-    def read(self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+    def read(
+        self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+    ) -> tuple[Status, Run | None]:
         entries: list[bytes] = []
         fit = self.random.randint(1, 4) if self.random.random() < 0.2 else last + 1
         status = Status.OK

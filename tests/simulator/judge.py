@@ -38,7 +38,7 @@ class Judge:
         self.lacs: dict[Bookie, int] = {}
         self.gone: dict[Bookie, None] = {}
         self.read_lac = -1
-        self.closings = 0
+        self.closed_at: int | None = None
 
     def check(self, holds: bool, what: str) -> None:
         if not holds:
@@ -63,8 +63,11 @@ class Judge:
             self.check(lac <= last, f"I1: {lac} confirmed by the writer, but the ledger is closed at {last}")
         self.check_copies(metadata, before + 1, lac)
 
-    def promised_lac(self) -> int:
+    def promised_lac(self, metadata: LedgerMetadata) -> int:
         """Return the last add confirmed that a covering read cannot miss: the one that a confirmed entry carries."""
+        current = self.world.metadata.current
+        if current is None or metadata.fragments[-1] != current.fragments[-1]:
+            return -1
         if self.confirmed < 0 or self.world.plan.loses_data or self.world.plan.deferred:
             return -1
         lac: int = _unpack_lac(self.entries[self.confirmed], LAC_OFFSET)[0]
@@ -79,19 +82,19 @@ class Judge:
     def reader_got(self, run: Run) -> None:
         """I16: what a reader sees."""
         for entry_id, entry in zip(range(run.first, run.last + 1, run.stride), entries_of(run), strict=True):
-            self.check(entry == self.entries.get(entry_id), f"I16: a reader got other bytes for entry {entry_id}")
+            self.check(
+                bytes(entry) == self.entries.get(entry_id), f"I16: a reader got other bytes for entry {entry_id}"
+            )
 
     def reader_misses(self, entry_id: int, status: Status) -> None:
         """I17: nobody says no of what was confirmed."""
-        lied = status in NEGATIVE and entry_id <= self.confirmed and not self.world.plan.loses_data
+        honest = not self.world.plan.loses_data and self.world.metadata.current is not None
+        lied = honest and status in NEGATIVE and entry_id <= self.confirmed
         self.check(not lied, f"I17: a reader was told that there is no entry {entry_id}")
 
     def firm_end(self) -> int:
         """Return the last entry that is known to be in the ledger for ever."""
-        metadata = self.world.metadata.current
-        if metadata is not None and metadata.state is LedgerState.CLOSED:
-            return metadata.last_entry_id
-        return self.confirmed
+        return self.confirmed if self.closed_at is None else self.closed_at
 
     # ---- bookies ---------------------------------------------------------------------------------------------------
 
@@ -177,8 +180,7 @@ class Judge:
         if new.state is LedgerState.CLOSED:
             last = new.last_entry_id
             if old.state is not LedgerState.CLOSED:
-                self.closings += 1
-                self.check(self.closings == 1, "I1: closed twice")
+                self.closed_at = last
                 self.check(last >= self.confirmed, f"I1: {self.confirmed} was confirmed, and it is closed at {last}")
                 self.check(last >= self.read_lac, f"I16: {self.read_lac} was read, and it is closed at {last}")
                 self.check(new.length == self.lengths.get(last), f"length {new.length} at {last}")

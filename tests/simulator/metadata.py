@@ -42,16 +42,16 @@ class SimMetadata:
         """Lose nothing and show nothing old any more."""
         self.loss = self.stale = 0.0
 
-    def read(self, client: Client) -> None:
+    def read(self, client: Client, *, fresh: bool) -> None:
         """Read for a client."""
         if self.random.random() < self.loss:
             self._tell(client, MetadataUnreachable(), slow=True)
             return
-        self.world.clock.after(self._delay(), self._read, client)
+        self.world.clock.after(self._delay(), self._read, client, fresh)
 
-    def _read(self, client: Client) -> None:
+    def _read(self, client: Client, fresh: bool) -> None:
         at = -1
-        if self.random.random() < self.stale:
+        if not fresh and self.random.random() < self.stale:
             at = -min(self.random.randint(1, 3), len(self.history))
         self._tell(client, MetadataIs(*self.history[at]))
 

@@ -97,7 +97,7 @@ def draw(seed: int) -> Plan:
         metadata_loss=random.uniform(0, 0.3) if sometimes(0.4) else 0.0,
         metadata_stale=random.uniform(0, 0.5) if sometimes(0.3) else 0.0,
         swaps=sometimes(0.3),
-        fills=sometimes(0.1),
+        fills=sometimes(0.15) and not loses,
         deletes=sometimes(0.03),
         faults_ns=random.choice((100, 200, 400)) * MS,
         fault_every_ns=random.choice((3, 10, 30)) * MS,

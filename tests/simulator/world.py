@@ -155,7 +155,7 @@ class World:
             ensemble = fragment_of(metadata.fragments, entry_id).ensemble
             for place in self.plan.quorum.write_set(entry_id):
                 bookie = ensemble[place]
-                if not self.disks[bookie].has(entry_id):
+                if not self.disks[bookie].has(entry_id) and entry_id not in self.disks[bookie].staged:
                     recorded = any(who == bookie and first <= entry_id for who, first in self.under_replicated)
                     self.judge.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
 

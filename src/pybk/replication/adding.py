@@ -181,7 +181,7 @@ class Adds:
             return []
         if reply.status is Status.REFUSED and not again and not pending.confirmed and self.live & bit:
             return self._send(pending, bit, deferred=deferred, again=True)
-        self._fail(place, pending)
+        self.fail(place, pending.first)
         return []
 
     def unanswered(self, token: int) -> bool:
@@ -190,19 +190,20 @@ class Adds:
         if sent is None:
             return False
         if self.ensemble[sent.place] == sent.bookie:
-            self._fail(sent.place, sent.pending)
+            self.fail(sent.place, sent.pending.first)
         return True
 
-    def fail(self, place: int) -> None:
-        """Count a place's bookie as failed."""
+    def fail(self, place: int, first: int) -> None:
+        """Count a place's bookie as failed, also if the quorum acknowledged long ago what it misses (C13).
+
+        Args:
+            place: The place.
+            first: The first entry that it may miss.
+        """
+        self._missing[place] = min(first, self._missing.get(place, first))
         if not self.dead >> place & 1:
             self.failed |= 1 << place
             self.avoided.add(self.ensemble[place])
-
-    def _fail(self, place: int, pending: Pending) -> None:
-        """Note that a bookie misses a batch, also one that its quorum acknowledged long ago (C13)."""
-        self._missing[place] = min(pending.first, self._missing.get(place, pending.first))
-        self.fail(place)
 
     def confirm(self) -> bool:
         """Move the last add confirmed over the batches that are durable at their quorums, in order (AW3).
@@ -228,7 +229,7 @@ class Adds:
             for place in places(missing):
                 self._owed[place] += self._bytes_for(batch, place)
                 if self._owed[place] > self._straggler_bytes:
-                    self._fail(place, batch)
+                    self.fail(place, batch.first)
         batch.runs = ()
 
     @staticmethod

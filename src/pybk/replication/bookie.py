@@ -79,7 +79,9 @@ class Replicas(Protocol):
             StorageError: It may not be durable.
         """
 
-    def read(self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+    def read(
+        self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+    ) -> tuple[Status, Run | None]:
         """Read entries ``first``, ``first + stride``, … without a gap, as ``ReadReply`` says it.
 
         What is staged and not durable is unknown.
@@ -328,7 +330,12 @@ class BookieMachine:
         """Read from the storage; what cannot be read is unknown, and not absent (I17)."""
         try:
             return self._replicas.read(
-                request.ledger_id, request.first, request.last, request.stride, request.bytes_max
+                request.ledger_id,
+                request.first,
+                request.last,
+                request.stride,
+                request.bytes_max,
+                checked=request.checked,
             )
         except StorageError:
             return Status.UNKNOWN, None

@@ -196,6 +196,7 @@ class CopyMachine:
             speculative_ns=_SPECULATIVE_NS,
             rank=dict.fromkeys(self._lost, 1),
             residues=residues,
+            checked=True,
         )
         return self._reads(self._reader.start(now_ns), now_ns)
 

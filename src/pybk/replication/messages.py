@@ -112,6 +112,7 @@ class Read:
         stride: Distance of the ids.
         bytes_max: Encoded bytes wanted at most; one entry is returned even if longer.
         fence: Fence first, as ``ReadLac`` does.
+        checked: Read nothing whose checksum at the bookie is wrong: who asks cannot check digests.
     """
 
     ledger_id: int
@@ -120,6 +121,7 @@ class Read:
     stride: int
     bytes_max: int
     fence: bool = False
+    checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetadata:
-    """Read the ledger's metadata."""
+    """Read the ledger's metadata as they are now: no older than the effect."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class ReadMachine:
         speculative_ns: Time without an answer after which the next replica is asked, too.
         rank: Which bookies to ask first: the lowest; 0 for those not named.
         residues: Read only entries whose id modulo the ensemble's size is one of these; None reads all.
+        checked: Have bookies check what they read, because who reads cannot.
 
     Threads: one at a time.
     """
@@ -82,9 +83,11 @@ class ReadMachine:
         speculative_ns: int,
         rank: Mapping[Bookie, int] = NO_RANK,
         residues: frozenset[int] | None = None,
+        checked: bool = False,
     ) -> None:
         self.metadata = metadata
         self._residues = residues
+        self._checked = checked
         self._first = first
         self._last = last
         self._bytes_max = bytes_max
@@ -153,7 +156,14 @@ class ReadMachine:
         strand.asked_ns = now_ns
         token = next(self._tokens)
         self._asked[token] = (strand, place, strand.next)
-        request = Read(self.metadata.ledger_id, strand.next, strand.last, self._stride, self._bytes_max)
+        request = Read(
+            self.metadata.ledger_id,
+            strand.next,
+            strand.last,
+            self._stride,
+            self._bytes_max,
+            checked=self._checked,
+        )
         return [Send(token, strand.ensemble[place], request)]
 
     def _heard(self, strand: _Strand, place: int, first: int, reply: object, now_ns: int) -> list[Effect]:

@@ -106,7 +106,7 @@ class WriterMachine:
         self._watched = False
         self._lac_told = -1
         self._force_target = -1
-        self._forces: dict[int, tuple[int, Bookie]] = {}
+        self._forces: dict[int, tuple[int, Bookie, int]] = {}
         self._steps = {
             Answered: self._answered,
             Unanswered: self._unanswered,
@@ -201,13 +201,13 @@ class WriterMachine:
         return self._choose()
 
     def _late(self, event: Event) -> list[Effect]:
-        """Take an answer to an add that came after the ledger was closed (C13)."""
-        adds = self._adds
+        """Take an answer that came after the ledger was closed (C13)."""
         if self.metadata.state is LedgerState.CLOSED:
-            if isinstance(event, Unanswered):
-                adds.unanswered(event.token)
-            elif isinstance(event, Answered) and isinstance(event.reply, Reply):
-                adds.answered(event.token, event.reply)
+            if isinstance(event, Answered) and isinstance(event.reply, Reply):
+                self._counted(event.token, event.reply)
+            elif isinstance(event, Unanswered):
+                self._unanswered(event, 0)
+        adds = self._adds
         return [effect for place in places(adds.failed) for effect in adds.give_up(place, closing=True)]
 
     # ---- what happened ---------------------------------------------------------------------------------------------
@@ -221,12 +221,14 @@ class WriterMachine:
         if reason is not None:
             return self._end(reason, f"a bookie answered {reply.status.name}")  # AW4
         self._watched |= reply.watched
-        effects = self._adds.answered(event.token, reply)
-        if effects is None:
-            effects = []
-            if event.token in self._forces:
-                self._forced(event.token, done=reply.status is Status.OK)
-        return effects
+        return self._counted(event.token, reply)
+
+    def _counted(self, token: int, reply: Reply) -> list[Effect]:
+        """Count an answer to an add or a force."""
+        effects = self._adds.answered(token, reply)
+        if effects is None and token in self._forces:
+            self._forced(token, done=reply.status is Status.OK)
+        return effects or []
 
     def _unanswered(self, event: Unanswered, now_ns: int) -> list[Effect]:
         """No answer came; for an add or a force that is a failure of the bookie."""
@@ -236,11 +238,11 @@ class WriterMachine:
 
     def _forced(self, token: int, *, done: bool) -> None:
         """A bookie made durable what it had acknowledged when it was asked, or may not have."""
-        place, bookie = self._forces.pop(token)
+        place, bookie, first = self._forces.pop(token)
         if self._adds.ensemble[place] != bookie:
             return
         if not done:
-            self._adds.fail(place)
+            self._adds.fail(place, first)
             return
         bit = 1 << place
         for batch in self._adds.pending:
@@ -373,7 +375,7 @@ class WriterMachine:
                 batch.seen = batch.acked
             for place in places(adds.live):
                 token = next(self._tokens)
-                self._forces[token] = (place, adds.ensemble[place])
+                self._forces[token] = (place, adds.ensemble[place], adds.lac + 1)
                 effects.append(Send(token, adds.ensemble[place], request))
         return effects
 
