@@ -27,9 +27,10 @@ class ModelReplicas:
     It keeps no rule for the machine: a fence, for instance, refuses nothing here.
     """
 
-    def __init__(self, random: Random, *, deferred: bool) -> None:
+    def __init__(self, random: Random, *, deferred: bool, short: float) -> None:
         self.random = random
         self.deferred = deferred
+        self.short = short
         self.durable: dict[int, bytes] = {}
         self.staged: dict[int, bytes] = {}
         self.lost: dict[int, bytes] = {}
@@ -75,7 +76,7 @@ class ModelReplicas:
         self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
     ) -> tuple[Status, Run | None]:
         entries: list[bytes] = []
-        fit = self.random.randint(1, 4) if self.random.random() < 0.2 else last + 1
+        fit = self.random.randint(1, 3) if self.random.random() < self.short else last + 1
         status = Status.OK
         for entry_id in range(first, last + 1, stride):
             entry = self.durable.get(entry_id)

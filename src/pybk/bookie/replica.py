@@ -308,7 +308,7 @@ class Replica:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+    def read(self, first: int, last: int, stride: int, bytes_max: int, *, checked: bool) -> tuple[Status, Run | None]:
         """See ``Replicas.read``."""
         sizes = array("q")
         body: list[View] = []
@@ -321,13 +321,14 @@ class Replica:
                 break
             held, upto = found
             try:
-                if first == last:
+                if first == last and not checked:
                     entry = self._one(held, entry_id)
                     if entry is not None:
                         sizes.append(len(entry))
                         body.append(entry)
                         break
-                batch = self._batch(held, entry_id, min(last, upto), stride, left)
+                read = self._checked_batch if checked else self._batch
+                batch = read(held, entry_id, min(last, upto), stride, left)
             except PybkError as error:
                 status = self._unreadable(entry_id, error)
                 break
@@ -356,7 +357,16 @@ class Replica:
         logger.error("ledger %d entry %d is here and cannot be read: %s", self.ledger_id, entry_id, error)
         return Status.UNKNOWN
 
-    def _batch(self, held: Held, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
+    def _checked_batch(self, held: Held, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
+        """Read as ``_batch`` does, from records whose checksums are right; of damaged ones nothing."""
+        try:
+            return self._batch(held, first, last, stride, bytes_max, checked=True)
+        except CorruptError:
+            return self._batch(held, first, first, stride, 1, checked=True)
+
+    def _batch(
+        self, held: Held, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+    ) -> EntryBatch:
         """Read durable entries ``first``, ``first + stride``, … from one extent, at least one."""
         descriptor = held.descriptor
         low = (first - held.first) // held.stride
@@ -364,7 +374,7 @@ class Replica:
         last = min(last, held.last_durable)
         high = low if rest else low + (last - first) // stride * step
         size_max = max(bytes_max, 1) * max(step, 1)
-        digest_bytes = _DIGEST_BYTES[descriptor.metadata.digest_type]
+        digest_bytes = 0 if checked else _DIGEST_BYTES[descriptor.metadata.digest_type]
         try:
             batch = self._store.read_batch(descriptor, low, high, size_max, digest_bytes=digest_bytes, direct=False)
         except OSError as error:

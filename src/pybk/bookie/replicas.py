@@ -358,7 +358,9 @@ class Replicas:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int) -> tuple[Status, Run | None]:
+    def read(
+        self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+    ) -> tuple[Status, Run | None]:
         """Read entries ``first``, ``first + stride``, …, as far as they are here without a gap and fit.
 
         Args:
@@ -367,6 +369,7 @@ class Replicas:
             last: The last entry wanted, inclusive.
             stride: Distance of the ids.
             bytes_max: About how many bytes are wanted at most; one entry is returned even if longer.
+            checked: Return only what has its checksum; without it the reader finds out by the digests.
 
         Returns:
             ``OK`` and the entries: all, or as many as fit. Else why the entry after those returned is missing:
@@ -378,7 +381,7 @@ class Replicas:
         replica = self._replica(ledger_id)
         if replica is None:
             return Status.NO_SUCH_LEDGER, None
-        return replica.read(first, last, stride, bytes_max)
+        return replica.read(first, last, stride, bytes_max, checked=checked)
 
     def lac_proof(self, ledger_id: int) -> tuple[int, View] | None:
         """Return the durable entry with the highest id, whose header carries the highest last add confirmed.
