@@ -44,7 +44,7 @@ class SimBookie:
         """Be a new instance, with an empty disk."""
         self.instances += 1
         self.bookie = Bookie(self.name, bytes([self.number, self.instances]).ljust(INSTANCE_BYTES, b"-"))
-        self.replicas = ModelReplicas(self.random, deferred=self.world.plan.deferred)
+        self.replicas = ModelReplicas(self.random, deferred=self.world.plan.deferred, short=self.world.plan.short)
         self.world.disks[self.bookie] = self.replicas
         self.machine = BookieMachine(self.replicas)
 

@@ -29,6 +29,7 @@ class Faults:
             (plan.clogs, self.clog),
             (plan.cuts, self.cut),
             (plan.pauses, self.pause),
+            (plan.kills, self.kill),
             (plan.crashes, self.crash),
             (bool(plan.loses_data) or plan.deferred, self.lose),
             (plan.swaps, self.replicate),
@@ -91,6 +92,12 @@ class Faults:
         if not client.paused:
             client.paused = True
             world.clock.after(int(self.random.choice((10, 100, 400)) * MS * self.random.random()), client.resume)
+
+    def kill(self) -> None:
+        """Let a client die in the middle of what it does; the recovery at the end always comes."""
+        world = self.world
+        if self.random.random() < 0.2:
+            self.random.choice([world.writer, *world.recoverers]).stopped = True
 
     def crash(self) -> None:
         """Stop a bookie; it comes back."""

@@ -44,11 +44,13 @@ class Plan:
     duplication: float
     spurious: float
     slow: float
+    short: float
     slow_ns: int
     timeout_ns: int
     clogs: bool
     cuts: bool
     pauses: bool
+    kills: bool
     crashes: bool
     loses_data: str
     metadata_loss: float
@@ -87,11 +89,13 @@ def draw(seed: int) -> Plan:
         duplication=random.uniform(0, 0.1) if sometimes(0.3) else 0.0,
         spurious=random.uniform(0, 0.2) if sometimes(0.5) else 0.0,
         slow=random.uniform(0, 0.5),
+        short=random.choice((0.0, 0.2, 0.9)),
         slow_ns=random.choice((5, 20, 100)) * MS,
         timeout_ns=random.choice((10, 30, 80)) * MS,
         clogs=sometimes(0.75),
         cuts=sometimes(0.3),
         pauses=sometimes(0.3),
+        kills=sometimes(0.1),
         crashes=sometimes(0.5) and not deferred,
         loses_data=loses,
         metadata_loss=random.uniform(0, 0.3) if sometimes(0.4) else 0.0,

@@ -131,7 +131,7 @@ class World:
             self._check_recorded()
         last = Recoverer(self, len(self.recoverers))
         last.begin()
-        clients = [*(each for each in self.recoverers if each.tries), last]
+        clients = [*(each for each in self.recoverers if each.tries and not each.stopped), last]
         self.judge.check(
             self.clock.run(until, lambda: all(each.end is not None for each in clients)),
             "I10: a recovery comes to no end",

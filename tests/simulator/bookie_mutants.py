@@ -1,0 +1,210 @@
+"""Broken rules of bookies, quorums, copying and reading; ids are those of ``docs/replication.md``."""
+
+from __future__ import annotations
+
+from tests.simulator.client_mutants import READS_UNFENCED
+from tests.simulator.mutating import Mutant, Piece
+
+BOOKIE = "bookie:BookieMachine."
+
+BOOKIE_MUTANTS = (
+    Mutant(
+        "M5",
+        "a fence reaches ledgers never seen (AB3)",
+        (
+            Piece(
+                BOOKIE + "_fence",
+                "if state is not None and state.fenced and ledger_id not in self._doubtful:",
+                "if state is None or (state.fenced and ledger_id not in self._doubtful):",
+            ),
+            READS_UNFENCED,
+        ),
+    ),
+    Mutant(
+        "M7",
+        "fencing covers every write set (section 2)",
+        (
+            Piece(
+                "quorum:Quorum.covered",
+                "return all((mask & ~known).bit_count() < self.ack_quorum for mask in self.masks())",
+                "return known.bit_count() >= self.ack_quorum",
+            ),
+            READS_UNFENCED,
+        ),
+    ),
+    Mutant(
+        "M11",
+        "a bookie that may have lost entries is in limbo (D6)",
+        (Piece("tests.simulator.disk:ModelReplicas.forget", "self.limbo = True", "self.limbo = False"),),
+    ),
+    Mutant(
+        "M14",
+        "a fence outlives a restart (I12)",
+        (
+            Piece(
+                "tests.simulator.disk:ModelReplicas.crash",
+                "self.packet = None",
+                "self.packet = None; self.fenced = False",
+            ),
+        ),
+    ),
+    Mutant(
+        "M15",
+        "recovery closes by compare-and-swap (AR9)",
+        (
+            Piece(
+                "tests.simulator.metadata:SimMetadata._write",
+                "effect.version == self.version",
+                "(effect.version == self.version or effect.metadata.state == 'closed')",
+            ),
+        ),
+    ),
+    Mutant(
+        "M17",
+        "what cannot be read is unknown (K5)",
+        (
+            Piece(
+                "tests.simulator.disk:ModelReplicas.read",
+                "unknown = entry_id in self.corrupt or entry_id in self.staged",
+                "unknown = entry_id in self.staged",
+            ),
+        ),
+    ),
+    Mutant(
+        "C7",
+        "copies are added as recovery does (BK #4163)",
+        (Piece("copying:CopyMachine._write", "recovery=True", "recovery=False"),),
+    ),
+    Mutant(
+        "C11",
+        "an add never makes a ledger that was deleted (BK #4462)",
+        (
+            Piece(
+                BOOKIE + "_add",
+                "if state is None:\n",
+                "if state is None:\n"
+                "        self._replicas.create(ledger_id, description)\n"
+                "        state = self._replicas.state(ledger_id)\n"
+                "    if state is None:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "C12",
+        "requests name the instance (BK #4812, K12)",
+        (Piece("tests.simulator.bookies:SimBookie.deliver", "if to != self.bookie:", "if False:"),),
+    ),
+    Mutant(
+        "C15",
+        "fragments are copied to their ends (BK #3917)",
+        (
+            Piece(
+                "copying:fragment_end",
+                "metadata.fragments[index + 1].first_entry_id - 1",
+                "metadata.fragments[index + 1].first_entry_id - 2",
+            ),
+        ),
+    ),
+    Mutant(
+        "K8",
+        "read-only bookies are fenced (BK #208)",
+        (Piece(BOOKIE + "_fence", "state = ", "if self.read_only:\n        return False, []\n    state = "),),
+    ),
+    Mutant(
+        "K9",
+        "a fenced ledger takes no adds of its writer (AB2, BK #4701)",
+        (Piece(BOOKIE + "_refused", "if state is not None and state.fenced:", "if False:"),),
+    ),
+    Mutant(
+        "K11",
+        "an acknowledgement follows the sync",
+        (Piece(BOOKIE + "_add", "if request.deferred:", "if True:"),),
+    ),
+    Mutant(
+        "K12",
+        "in limbo nothing is denied (D6)",
+        (Piece(BOOKIE + "_read", "if before.limbo and status in NEGATIVE:", "if False:"),),
+    ),
+    Mutant(
+        "L1",
+        "in limbo nothing can be forced (D6)",
+        (Piece(BOOKIE + "_force", "if state is not None and state.limbo:", "if False:"),),
+    ),
+    Mutant(
+        "L2",
+        "what is acknowledged, and what is forced, is synced",
+        (Piece(BOOKIE + "_sync", "self._replicas.commit()", "None"),),
+    ),
+    Mutant(
+        "B1",
+        "a bookie's LAC never goes down (I13)",
+        (Piece(BOOKIE + "_note_lac", "if lac <= before:", "if lac == before:"),),
+    ),
+    Mutant(
+        "B2",
+        "what was taken and is not synced is synced before it is denied (I17)",
+        (
+            Piece(BOOKIE + "_read", "if status is not Status.OK and ledger_id in self._dirty:", "if False:"),
+            Piece(
+                "tests.simulator.disk:ModelReplicas.read",
+                "unknown = entry_id in self.corrupt or entry_id in self.staged",
+                "unknown = entry_id in self.corrupt",
+            ),
+            Piece(BOOKIE + "_fence", "self._sync() if ledger_id in self._dirty else []", "[]"),
+        ),
+    ),
+    Mutant(
+        "P1",
+        "copies are swapped in when they are durable (I3)",
+        (
+            Piece(
+                "copying:CopyMachine._go_on",
+                "if self._reader is not None or self._adding or self._writing or self._ended:",
+                "if self._reader is not None or self._writing or self._ended:",
+            ),
+        ),
+    ),
+    Mutant(
+        "P2",
+        "an open last fragment is not copied",
+        (Piece("copying:fragment_end", "LedgerState.CLOSED else None", "LedgerState.CLOSED else 0"),),
+    ),
+    Mutant(
+        "P3",
+        "a swap is a compare-and-swap of the fragment as it is now",
+        (
+            Piece(
+                "copying:CopyMachine._metadata_is",
+                "self._metadata, self._version, self._last = found, version, last",
+                "self._metadata, self._version, self._last = self._metadata if self._writing else found, version, last",
+            ),
+        ),
+    ),
+    Mutant(
+        "S1",
+        "a LAC is read from enough bookies to cover it",
+        (
+            Piece(
+                "reading:LacMachine.step",
+                "if self._beyond is None and self._quorum.covered(self._known):",
+                "if self._beyond is None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "S2",
+        "a reader gets each entry once",
+        (Piece("reading:ReadMachine._heard", "rest = since(run, strand.next)", "rest = run"),),
+    ),
+    Mutant(
+        "S3",
+        "a replica without an entry is not the end of a read",
+        (
+            Piece(
+                "reading:ReadMachine._heard",
+                "self._ask(strand, now_ns) or self._exhausted(strand)",
+                "self._exhausted(strand)",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,309 @@
+"""Broken rules of the writer and of recovery; ids are those of ``docs/replication.md``."""
+
+from __future__ import annotations
+
+from tests.simulator.mutating import Mutant, Piece
+
+RECOVERY = "recovery:RecoveryMachine."
+WRITER = "writing:WriterMachine."
+READS_UNFENCED = Piece(
+    RECOVERY + "_ask",
+    "Read(self._metadata.ledger_id, entry, last, stride, READ_BYTES_MAX, fence=True)",
+    "Read(self._metadata.ledger_id, entry, last, stride, READ_BYTES_MAX, fence=False)",
+)
+NOT_FROZEN = Piece(RECOVERY + "_begin_reading", "lac_sent=self._lac,", "lac_sent=None,")
+COUNTED_BEFORE_CAS = Piece(
+    WRITER + "_go_on", "(_Phase.STEADY, _Phase.CHOOSING)", "(_Phase.STEADY, _Phase.CHOOSING, _Phase.CHANGING)"
+)
+SAME_REPLY = "if found == self._wanted:"
+
+CLIENT_MUTANTS = (
+    Mutant("M1", "recovery reads fence (D1)", (READS_UNFENCED,)),
+    Mutant(
+        "M2",
+        "recovery's LAC is at least the first entry of the last fragment, less one (D2)",
+        (Piece(RECOVERY + "_metadata_written", "self._lac = fragment.first_entry_id - 1", "self._lac = -1"),),
+    ),
+    Mutant(
+        "M3",
+        "recovery's ensembles are written when it closes, not before (D3)",
+        (
+            Piece(
+                RECOVERY + "_bookies_chosen",
+                "return effects + self._go_on(now_ns)",
+                "early = [WriteMetadata(replace(self._metadata, fragments=self._fragments), self._version)]\n"
+                "    effects += self._go_on(now_ns)\n"
+                "    return effects + (early if replacements and self._phase is _Phase.READING else [])",
+            ),
+        ),
+    ),
+    Mutant(
+        "M4",
+        "recovery reads from the ensemble that it fenced (AR3, D3)",
+        (
+            Piece(
+                RECOVERY + "_bookies_chosen",
+                "effects += adds.exchange(replacements)",
+                "effects += adds.exchange(replacements); self._ensemble = tuple(adds.ensemble)",
+            ),
+        ),
+    ),
+    Mutant(
+        "M6",
+        "silence and UNKNOWN are no denial (rule 4)",
+        (Piece(RECOVERY + "_heard", "if status in NEGATIVE:", "if status is not Status.OK:"),),
+    ),
+    Mutant(
+        "M8",
+        "acknowledgements of replaced bookies are undone (AW5)",
+        (Piece("adding:Adds.exchange", "batch.acked &= ~bits\n        batch.durable &= ~bits", "batch.seen &= ~bits"),),
+    ),
+    Mutant(
+        "M9",
+        "nothing is sent to new bookies before the metadata names them (AW5, C1)",
+        (
+            Piece(
+                WRITER + "_bookies_chosen",
+                "effects += self._write(self._changed(self.metadata))",
+                "effects += self._write(self._changed(self.metadata)) + adds.exchange(self._replacements)",
+            ),
+            Piece(WRITER + "_metadata_written", "return self._adds.exchange(self._replacements)", "return []"),
+            COUNTED_BEFORE_CAS,
+        ),
+    ),
+    Mutant(
+        "M10",
+        "entries are confirmed in order (AW3, I15)",
+        (
+            Piece(
+                "adding:Adds.confirm",
+                "while pending and acked(pending[0].durable, pending[0].masks):\n"
+                "        self._confirmed(pending.popleft())",
+                "for batch in [each for each in pending if acked(each.durable, each.masks)]:\n"
+                "        pending.remove(batch)\n"
+                "        self._confirmed(batch)",
+            ),
+        ),
+    ),
+    Mutant("M12", "recovery's adds carry a frozen LAC (D4)", (NOT_FROZEN,)),
+    Mutant(
+        "M16",
+        "an ambiguous change is settled, not taken for failed (C9)",
+        (
+            Piece(
+                WRITER + "_metadata_unreachable",
+                "self._tries += 1\n",
+                "if self._phase is _Phase.CHANGING:\n"
+                "        self._phase = _Phase.STEADY\n"
+                "        return []\n"
+                "    self._tries += 1\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "M19",
+        "acknowledgements of replaced bookies do not count (AW3)",
+        (Piece("adding:Adds.answered", "if self.ensemble[place] != bookie:", "if False:"),),
+    ),
+    Mutant(
+        "M20",
+        "what recovery finds is written back (AR5)",
+        (
+            Piece(
+                RECOVERY + "_write_back",
+                "return self._adds.submit(",
+                "self._adds.lac, self._adds.length = self._next - 1, length_at(entries[-1])\n    return [] and (",
+            ),
+        ),
+    ),
+    Mutant(
+        "M21",
+        "a writer does not close over a recovery whose LAC moves (D4)",
+        (
+            Piece(
+                WRITER + "_settle",
+                "if found.state is LedgerState.OPEN:",
+                "if found.state is LedgerState.OPEN or self._phase is _Phase.CLOSING and found.state != 'closed':",
+            ),
+            NOT_FROZEN,
+        ),
+    ),
+    Mutant(
+        "C1",
+        "bookies that no metadata name are not written to (BK #1591)",
+        (
+            Piece(
+                WRITER + "_bookies_chosen",
+                "self._phase = _Phase.CHANGING\n        effects += self._write(self._changed(self.metadata))",
+                "effects += adds.exchange(self._replacements)",
+            ),
+        ),
+    ),
+    Mutant(
+        "C2",
+        "all acknowledgements are undone before any batch is looked at (BK #3005)",
+        (
+            Piece(
+                "adding:Adds.exchange",
+                "for batch in self.pending:\n        batch.acked &= ~bits",
+                "for batch in list(self.pending):\n        self.confirm()\n        batch.acked &= ~bits",
+            ),
+        ),
+    ),
+    Mutant(
+        "C3",
+        "nothing is confirmed while the change is being written (BK #4097)",
+        (COUNTED_BEFORE_CAS,),
+    ),
+    Mutant(
+        "C4",
+        "what is pending is sent to whoever takes a place, even if he had it before (BK #4459)",
+        (
+            Piece(
+                "adding:Adds.exchange",
+                "bits |= 1 << place\n",
+                "if self.ensemble[place] == replacements[place]:\n"
+                "            self.dead &= ~(1 << place)\n"
+                "            self.failed &= ~(1 << place)\n"
+                "            continue\n"
+                "        bits |= 1 << place\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "C9",
+        "a refusal that shows one's own change is a success (Pravega #4721)",
+        (Piece(WRITER + "_settle", "if found.state is LedgerState.OPEN:", "if False:"),),
+    ),
+    Mutant(
+        "C10",
+        "a close whose reply was lost is a close (BK #2179)",
+        (
+            Piece(
+                WRITER + "_settle",
+                SAME_REPLY,
+                "if found is not None and found.state == 'closed':\n"
+                "        return self._end(Reason.FENCED, '')\n"
+                "    if found == self._wanted:",
+            ),
+        ),
+    ),
+    Mutant(
+        "C13",
+        "failures after the quorum count, too (BK #1390)",
+        (
+            Piece(
+                "adding:Adds.fail",
+                "self._missing[place] =",
+                "if first <= self.lac:\n        return\n    self._missing[place] =",
+            ),
+        ),
+    ),
+    Mutant(
+        "C14",
+        "after a change all pending batches are looked at again",
+        (
+            Piece(
+                WRITER + "step",
+                "return self._go_on(",
+                "if isinstance(event, MetadataWritten):\n"
+                "        return self._metadata_written(event, now_ns)\n"
+                "    return self._go_on(",
+            ),
+        ),
+    ),
+    Mutant(
+        "C16",
+        "recovery with too few bookies fails, and does not close short (BOOKKEEPER-150)",
+        (
+            Piece(
+                RECOVERY + "_bookies_chosen",
+                "return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)",
+                "return effects + self._close(self._metadata, self._version)",
+            ),
+        ),
+    ),
+    Mutant(
+        "L3",
+        "a force covers what was acknowledged when it was sent",
+        (Piece(WRITER + "_forced", "if batch.seen & bit:", "if True:"),),
+    ),
+    Mutant(
+        "L4",
+        "deferred entries are confirmed by force alone",
+        (Piece("adding:Adds.answered", "if not deferred:", "if True:"),),
+    ),
+    Mutant(
+        "W1",
+        "a refused change ends a writer whose ledger is in recovery (AW8)",
+        (
+            Piece(
+                WRITER + "_settle",
+                "if found.state is LedgerState.OPEN:",
+                "if found.state is LedgerState.IN_RECOVERY and self._phase is _Phase.CHANGING:\n"
+                "        self._phase = _Phase.STEADY\n"
+                "        return self._adds.exchange(self._replacements)\n"
+                "    if found.state is LedgerState.OPEN:",
+            ),
+        ),
+    ),
+    Mutant(
+        "W2",
+        "a refused change keeps what a replication changed (I11)",
+        (
+            Piece(
+                WRITER + "_settle",
+                "self.metadata, self._version = found, version",
+                "found, self._version = self.metadata, version",
+            ),
+        ),
+    ),
+    Mutant(
+        "W3",
+        "a new fragment begins behind the last confirmed entry (AW5)",
+        (
+            Piece(
+                WRITER + "_changed", "self._adds.lac + 1, tuple(ensemble)", "self.last_submitted + 1, tuple(ensemble)"
+            ),
+        ),
+    ),
+    Mutant(
+        "W4",
+        "a writer closes at the last confirmed entry (AW7)",
+        (Piece(WRITER + "_changed", "last_entry_id=self._adds.lac", "last_entry_id=self.last_submitted"),),
+    ),
+    Mutant(
+        "R1",
+        "recovery's close keeps what a replication changed (I11)",
+        (Piece(RECOVERY + "_close", "found.fragments[:-1] + own", "self._metadata.fragments[:-1] + own"),),
+    ),
+    Mutant(
+        "R2",
+        "one denial is no end of the ledger (section 2)",
+        (Piece("quorum:Quorum.negatives_needed", "self.write_quorum - self.ack_quorum + 1", "1"),),
+    ),
+    Mutant(
+        "R3",
+        "recovery marks the ledger before it fences (AR1)",
+        (
+            Piece(
+                RECOVERY + "_mark",
+                "return [WriteMetadata(self._wanted, version)]",
+                "self._wanted = found; return self._metadata_written(version, 0)",
+            ),
+        ),
+    ),
+    Mutant(
+        "R4",
+        "the length is that of the last entry",
+        (Piece(RECOVERY + "_begin_reading", "self._length_known = self._lac < 0", "self._length_known = True"),),
+    ),
+    Mutant(
+        "R5",
+        "all bookies of the last fragment are asked, and all windows are covered before anything is read",
+        (
+            Piece(RECOVERY + "_fenced", "if self._quorum.covered(self._known):", "if True:"),
+            READS_UNFENCED,
+        ),
+    ),
+)

@@ -1,0 +1,71 @@
+"""How a rule of the protocol is broken on purpose: the real source of a function with one piece replaced."""
+
+from __future__ import annotations
+import __future__
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tests.simulator.world import World
+
+
+class Piece(NamedTuple):
+    """What is replaced in a function: ``module:Class.function``, the module of ``pybk.replication`` or a whole name."""
+
+    function: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """A rule, and how it is broken."""
+
+    name: str
+    rule: str
+    pieces: tuple[Piece, ...]
+
+
+@contextmanager
+def mutated(mutant: Mutant) -> Iterator[None]:
+    """Put changed copies of functions in the place of the real ones."""
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for piece in mutant.pieces:
+            owner, name, real, changed = _changed(piece)
+            undo.append((owner, name, real))
+            setattr(owner, name, changed)
+        yield
+    finally:
+        for owner, name, real in reversed(undo):
+            setattr(owner, name, real)
+
+
+def _changed(piece: Piece) -> tuple[Any, str, Any, Any]:
+    module_name, path = piece.function.split(":")
+    owner: Any = importlib.import_module(module_name if "." in module_name else f"pybk.replication.{module_name}")
+    *classes, name = path.split(".")
+    for each in classes:
+        owner = getattr(owner, each)
+    real = inspect.getattr_static(owner, name)
+    function: Any = real.fget if isinstance(real, property) else real
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(piece.old) == 1, f"{piece.function} has changed: choose another piece than {piece.old!r}"
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(piece.old, piece.new), f"<mutant of {piece.function}>", "exec", flags)
+    namespace: dict[str, Any] = {}
+    exec(code, function.__globals__, namespace)
+    return owner, name, real, namespace[name]
+
+
+def kills(mutant: Mutant, seed: int) -> str:
+    """Run a seed with a mutant, and return how it was noticed, or nothing."""
+    with mutated(mutant):
+        try:
+            World(seed).run()
+        except Exception as error:  # noqa: BLE001  # a machine that breaks down is noticed as well as a judge that speaks
+            return f"{type(error).__name__}: {error}"
+    return ""
