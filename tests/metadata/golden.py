@@ -1,0 +1,83 @@
+"""The bytes of every kind of value in the metadata store; ``python -m tests.metadata.golden`` writes them down.
+
+That is for a new format only: what was written once must be read for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pybk.metadata import lmdb_records
+from pybk.metadata.bookies import BookieCookie, _cookie_json, _registration_json
+from pybk.metadata.cluster import ClusterIdentity, _proof
+from pybk.metadata.description import LedgerDescription
+from pybk.metadata.ledgers import ledger_path
+from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
+from pybk.metadata.values import Kind, encode_json, seal, to_base64
+from tests.map_environment import MapEnvironment
+from tests.metadata.records import KEY, bookie, ledger, registration
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "metadata.json"
+TOKEN = bytes(range(16))
+CLUSTER = ClusterIdentity(bytes(range(16)), bytes(range(32)), 1 << 14)
+
+
+def identity_json() -> bytes:
+    """Return what a cluster with a secret says of itself."""
+    return encode_json(
+        {
+            "cluster_id": to_base64(CLUSTER.cluster_id),
+            "salt": to_base64(CLUSTER.salt),
+            "cost": CLUSTER.cost,
+            "proof": to_base64(_proof(CLUSTER, KEY)),
+        }
+    )
+
+
+def values() -> dict[str, tuple[str, bytes]]:
+    """Return a key and a value of every kind."""
+    payloads: dict[Kind, tuple[str, bytes]] = {
+        Kind.CLUSTER: ("cluster", identity_json()),
+        Kind.IDS: ("ids", encode_json({"next": 2000})),
+        Kind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
+        Kind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8})),
+        Kind.COOKIE: ("cookies/bookie-1%3A3181", _cookie_json(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
+        Kind.BOOKIE: ("bookies/bookie-1%3A3181", _registration_json(registration(bookie(1)), "ab" * 16)),
+        Kind.LOCK: ("locks/auditor", encode_json({"owner": "bookie-1:3181"})),
+        Kind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
+        Kind.NEWS: ("underreplicated-news", b""),
+    }
+    assert set(payloads) == set(Kind)
+    made = {}
+    for kind, (key, payload) in payloads.items():
+        made[kind.name] = (key, seal(kind, key, TOKEN, payload, None if kind is Kind.CLUSTER else KEY))
+    key, payload = payloads[Kind.LEDGER]
+    made["LEDGER without a secret"] = (key, seal(Kind.LEDGER, key, TOKEN, payload, None))
+    made["description"] = ("", LedgerDescription.of(ledger(7)).encode(KEY))
+    made["description without a secret"] = ("", LedgerDescription.of(ledger(7)).encode(None))
+    return made
+
+
+def lmdb_rows() -> dict[str, str]:
+    """Return the records of a small tree in LMDB."""
+    environment = MapEnvironment()
+    with environment.write() as transaction:
+        lmdb_records.put(transaction, lmdb_records.FORMAT_NAME, b"\x01")
+        lmdb_records.put_last_number(transaction, 258)
+        lmdb_records.put_session(transaction, lmdb_records.Session(257, 2, 5000))
+        name = lmdb_records.node_name("a/b")
+        lmdb_records.put_record(transaction, name, lmdb_records.Record(256, 258, 257, b"value"))
+    return {name.hex(): value.hex() for name, value in environment.rows.items()}
+
+
+def golden() -> dict[str, dict[str, object]]:
+    """Return everything, as it is written down."""
+    return {
+        "values": {name: [key, value.hex()] for name, (key, value) in values().items()},
+        "lmdb": dict(lmdb_rows()),
+    }
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(golden(), indent=1) + "\n")

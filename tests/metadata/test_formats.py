@@ -1,0 +1,181 @@
+"""The bytes in the metadata store: golden values of every kind, and what is done about others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybk.errors import (
+    CorruptError,
+    MetadataForgedError,
+    PybkError,
+    UnsupportedFormatError,
+    UsageError,
+)
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.metadata import lmdb_records
+from pybk.metadata.bookies import _registration_from
+from pybk.metadata.cluster import _from_values
+from pybk.metadata.description import DESCRIPTION_BYTES_MAX, LedgerDescription
+from pybk.metadata.ledgers import ledger_path
+from pybk.metadata.values import Kind, decode_json, encode_json, token_of, unseal
+from tests.map_environment import MapEnvironment
+from tests.metadata.golden import CLUSTER, GOLDEN, TOKEN, golden, values
+from tests.metadata.records import KEY, bookie, ledger, registration
+
+
+def test_bytes_are_as_they_ever_were() -> None:
+    assert golden() == json.loads(GOLDEN.read_text())
+
+
+def test_golden_bytes_are_read() -> None:
+    kept = {name: (key, bytes.fromhex(text)) for name, (key, text) in json.loads(GOLDEN.read_text())["values"].items()}
+    read: dict[str, Callable[[bytes], Any]] = {
+        "LEDGER": lambda payload: LedgerMetadata.decode(payload, where="golden"),
+        "CLUSTER": lambda payload: decode_json(payload, _from_values, where="golden")[0],
+        "BOOKIE": lambda payload: decode_json(payload, _registration_from, where="golden")[0],
+        "IDS": lambda payload: json.loads(payload)["next"],
+    }
+    expected = {"LEDGER": ledger(7), "CLUSTER": CLUSTER, "BOOKIE": registration(bookie(1)), "IDS": 2000}
+    for name, decode in read.items():
+        key, value = kept[name]
+        kind, payload = unseal(key, value, None if name == "CLUSTER" else KEY)
+        assert kind.name == name
+        assert token_of(value) == TOKEN
+        assert decode(payload) == expected[name]
+    for name, key in (("description", KEY), ("description without a secret", None)):
+        assert LedgerDescription.decode(kept[name][1], key, where="golden") == LedgerDescription.of(ledger(7))
+
+
+def test_every_bit_of_a_value_counts() -> None:
+    for name, (key, value) in values().items():
+        if name.startswith(("CLUSTER", "description", "LEDGER without")):
+            continue
+        for at in range(len(value) * 8):
+            bad = bytearray(value)
+            bad[at // 8] ^= 1 << at % 8
+            with pytest.raises((MetadataForgedError, CorruptError, UnsupportedFormatError)):
+                unseal(key, bytes(bad), KEY)
+
+
+def test_a_value_belongs_to_its_key_and_its_cluster() -> None:
+    key, value = values()["LEDGER"]
+    assert unseal(key, value, KEY)[0] is Kind.LEDGER
+    with pytest.raises(MetadataForgedError, match="secret"):
+        unseal(f"ledgers/{ledger_path(9)}", value, KEY)
+    with pytest.raises(MetadataForgedError, match="secret"):
+        unseal(key, value, b"x" * 32)
+    with pytest.raises(MetadataForgedError, match="give it"):
+        unseal(key, value, None)
+    with pytest.raises(MetadataForgedError, match="give none"):
+        unseal(key, values()["LEDGER without a secret"][1], KEY)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_with_an_error_of_ours(data: bytes) -> None:
+    for call in (
+        lambda: unseal("key", data, KEY),
+        lambda: LedgerDescription.decode(data, KEY, where="here"),
+        lambda: LedgerDescription.decode(data, None, where="here"),
+        lambda: decode_json(data, _registration_from, where="here"),
+        lambda: decode_json(data, _from_values, where="here"),
+    ):
+        with pytest.raises(PybkError):
+            call()
+
+
+def test_a_description_says_what_never_changes_and_nothing_else() -> None:
+    made = LedgerDescription.of(ledger(7))
+    changed = replace(
+        ledger(7),
+        state=LedgerState.CLOSED,
+        last_entry_id=5,
+        length=10,
+        tier=StorageHint.HDD,
+        version=3,
+        fragments=(),
+    )
+    assert LedgerDescription.of(changed).encode(KEY) == made.encode(KEY)
+    others: dict[str, Any] = {
+        "ledger_id": 8,
+        "ledger_type": LedgerType("other"),
+        "storage_hints": frozenset(),
+        "write_flags": WriteFlag.DEFERRED_FORCE,
+        "digest_type": 3,
+        "ensemble_size": 4,
+        "write_quorum": 2,
+        "ack_quorum": 1,
+        "creation_time_ns": 5,
+        "creation_sequence": 5,
+        "custom_metadata": {"name": b"\0other"},
+        "advanced": True,
+        "key_salt": b"x" * 16,
+        "key_epoch": 1,
+        "verifier": b"x" * 32,
+    }
+    assert {"custom_digest" if name == "custom_metadata" else name for name in others} == {
+        field.name for field in fields(LedgerDescription)
+    }
+    base = replace(ledger(7), fragments=())
+    seen = {made.encode(KEY)}
+    for name, value in others.items():
+        description = LedgerDescription.of(replace(base, **{name: value}))
+        encoded = description.encode(KEY)
+        assert LedgerDescription.decode(encoded, KEY, where="here") == description
+        seen.add(encoded)
+    assert len(seen) == len(others) + 1
+
+
+def test_every_bit_of_a_description_counts() -> None:
+    data = LedgerDescription.of(ledger(7)).encode(KEY)
+    for at in range(len(data) * 8):
+        bad = bytearray(data)
+        bad[at // 8] ^= 1 << at % 8
+        with pytest.raises((MetadataForgedError, UnsupportedFormatError)):
+            LedgerDescription.decode(bytes(bad), KEY, where="here")
+    without = LedgerDescription.of(ledger(7)).encode(None)
+    for made, key in ((data, None), (without, KEY), (data, b"x" * 32)):
+        with pytest.raises(MetadataForgedError):
+            LedgerDescription.decode(made, key, where="here")
+
+
+def test_a_description_is_small_and_bounded() -> None:
+    largest = ledger(7, ledger_type="é" * 127, custom_metadata={"key": b"x" * 65_000})
+    assert len(LedgerDescription.of(largest).encode(KEY)) < 1500
+    with pytest.raises(UsageError, match=str(DESCRIPTION_BYTES_MAX)):
+        LedgerDescription.of(ledger(7, verifier=b"x" * 4000)).encode(KEY)
+    with pytest.raises(CorruptError):
+        LedgerDescription.decode(b"\x01\x00" + b" " * DESCRIPTION_BYTES_MAX, None, where="here")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ledger_id", "7"), ("ledger_id", None), ("advanced", 1), ("storage_hints", "ssd"), ("key_salt", 5), ("more", 1)],
+)
+def test_a_description_of_other_values_is_refused(name: str, value: object) -> None:
+    body = json.loads(LedgerDescription.of(ledger(7)).encode(None)[2:])
+    body[name] = value
+    with pytest.raises(CorruptError, match="here"):
+        LedgerDescription.decode(b"\x01\x00" + encode_json(body), None, where="here")
+
+
+def test_records_in_lmdb_are_read_as_they_ever_were() -> None:
+    rows = json.loads(GOLDEN.read_text())["lmdb"]
+    environment = MapEnvironment({bytes.fromhex(name): bytes.fromhex(value) for name, value in rows.items()})
+    with environment.read() as transaction:
+        assert lmdb_records.get(transaction, lmdb_records.FORMAT_NAME) == b"\x01"
+        assert lmdb_records.last_number(transaction) == 258
+        assert lmdb_records.sessions(transaction) == [(257, 2, 5000)]
+        record = lmdb_records.get_record(transaction, lmdb_records.node_name("a/b"))
+        assert record == lmdb_records.Record(256, 258, 257, b"value")
+        assert list(lmdb_records.children(transaction, lmdb_records.node_name("a"))) == [("b", 256)]
+    with environment.write() as writing:
+        lmdb_records.end_session(writing, 257)
+    assert len(environment.rows) == 2, "format and number"
