@@ -331,6 +331,8 @@ class LedgerManager:
         digest = self._unlock(descriptor, password)
         if recover:
             home.recover(descriptor)
+        else:
+            home.look(descriptor)
         return LedgerReader(home, descriptor, digest, flags)
 
     def open_ledger_async(
