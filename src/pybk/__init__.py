@@ -27,6 +27,7 @@ from pybk.errors import (
     MetadataVersionError,
     NoSuchEntryError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     PybkError,
     ReadRangeError,
     StorageError,
@@ -40,8 +41,8 @@ from pybk.errors import (
 )
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
-from pybk.home import Health
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.home import Health, Replicated
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AppendFuture",
     "AppendTimeoutError",
+    "Bookie",
     "ClosedError",
     "CookieError",
     "CorruptError",
@@ -62,6 +64,7 @@ __all__ = [
     "EntryError",
     "EntryUnknownError",
     "ForkedProcessError",
+    "Fragment",
     "Health",
     "IllegalOperationError",
     "LedgerClosedError",
@@ -83,9 +86,11 @@ __all__ = [
     "MetadataVersionError",
     "NoSuchEntryError",
     "NoSuchLedgerError",
+    "NotEnoughBookiesError",
     "PybkError",
     "ReadFlag",
     "ReadRangeError",
+    "Replicated",
     "StorageError",
     "StorageFailedError",
     "StorageFullError",

@@ -6,7 +6,7 @@ from pybk.digest import EntryDigest, LedgerKeys
 from pybk.entry import EntryBatch
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
-from pybk.home import Health, Identity, Quorums
+from pybk.home import Health, Identity, Quorums, Replicated
 from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log import Log
@@ -140,6 +140,12 @@ class EmbeddedHome:
     def look(self, descriptor: LedgerDescriptor) -> None:
         """See what was appended since; a live store always knows."""
         self.store.catch_up()
+
+    def replicate(self, what: int | str) -> Replicated:
+        """Refuse: there is one copy, here."""
+        raise IllegalOperationError(
+            f"{self.where} is a store of one process and keeps one copy; only a cluster's ledgers can be replicated"
+        )
 
     # ---- entries -------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,20 @@ class Identity(NamedTuple):
     scrypt_cost: int
 
 
+class Replicated(NamedTuple):
+    """What ``LedgerManager.replicate`` did.
+
+    Attributes:
+        ledgers: Ledgers looked at.
+        fragments: Fragments that are complete again.
+        left: What could not be done, one reason each: fragments that have no end yet, or too few bookies.
+    """
+
+    ledgers: int
+    fragments: int
+    left: tuple[str, ...]
+
+
 class Quorums(NamedTuple):
     """How a ledger is replicated."""
 
@@ -202,6 +216,9 @@ class LedgerHome(Protocol):
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
         """Move a ledger to another tier; done on return."""
+
+    def replicate(self, what: int | str) -> Replicated:
+        """Copy what lost bookies held of a ledger, or of all ledgers that a bookie is missing from."""
 
     def metadata(self, ledger_id: int) -> LedgerMetadata:
         """Return a ledger's metadata as of now."""

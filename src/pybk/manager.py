@@ -9,16 +9,28 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import Final, Self, TypedDict, TypeVar, Unpack
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Self, Unpack
 
+from pybk.arguments import (
+    ClusterOptions,
+    LedgerOptions,
+    Tiers,
+    checked_password,
+    digest_type_of,
+    existing_id,
+    hints_of,
+    id_for,
+    join_cluster,
+    member_of,
+    user_type,
+)
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
 from pybk.embedded import EmbeddedHome
-from pybk.errors import IllegalOperationError, NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.errors import UnauthorizedError, UsageError
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.home import Health, LedgerHome
+from pybk.home import Health, LedgerHome, Replicated
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import MetricsSnapshot
 from pybk.opening import Opening
@@ -28,49 +40,8 @@ from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 
-Tiers = Mapping[StorageHint, str | Sequence[str]]
-
-_LEDGER_ID_MAX: Final = (1 << 63) - 2
-
 # Without a handler of its own a library's warnings would be printed to stderr by logging's last resort.
 logging.getLogger("pybk").addHandler(logging.NullHandler())
-
-
-class LedgerOptions(TypedDict, total=False):
-    """Keyword arguments of ``LedgerManager.create_ledger``."""
-
-    password: bytes
-    ledger_type: str
-    storage_hints: Iterable[StorageHint]
-    write_flags: WriteFlag
-    digest_type: DigestType
-    custom_metadata: Mapping[str, bytes] | None
-    ledger_id: int | None
-    ensemble_size: int | None
-    write_quorum: int | None
-    ack_quorum: int | None
-    insecure: bool
-
-
-class ClusterOptions(TypedDict, total=False):
-    """Keyword arguments of ``LedgerManager.open`` that make the process a bookie.
-
-    Attributes:
-        metadata: Where the cluster's metadata is, as for ``connect``; needed.
-        listen: Address to serve on, or several: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``; needed.
-        cluster_secret: The cluster's; None for a cluster of this host alone.
-        bookie_id: The bookie's name; None keeps that of the directory, or makes one.
-        rack: Where it stands, such as ``/room/rack``.
-    """
-
-    metadata: str
-    listen: str | Sequence[str]
-    cluster_secret: bytes | None
-    bookie_id: str | None
-    rack: str
-
-
-E = TypeVar("E", bound=Enum)
 
 
 class LedgerManager:
@@ -124,7 +95,7 @@ class LedgerManager:
         except TypeError:
             raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
         if cluster:
-            return cls(_join(root, tiers, config, read_only=read_only, options=cluster))
+            return cls(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
         if read_only:
             return cls(EmbeddedHome(ReadOnlyStore.open(root, tiers=tiers, config=config)))
         return cls(EmbeddedHome(Store.open(root, tiers=tiers, config=config)))
@@ -260,14 +231,14 @@ class LedgerManager:
         Cost: One synced write; the first use of a password costs one scrypt, about 50 ms.
         """
         home = self._usable()
-        kind = _user_type(ledger_type)
-        hints = _hints(storage_hints)
-        flags = _member(WriteFlag, write_flags, "write_flags")
-        digest_type = _digest_type(digest_type, insecure=insecure)
-        password = _password(password)
+        kind = user_type(ledger_type)
+        hints = hints_of(storage_hints)
+        flags = member_of(WriteFlag, write_flags, "write_flags")
+        digest_type = digest_type_of(digest_type, insecure=insecure)
+        password = checked_password(password)
         salt = secrets.token_bytes(16)
         quorums = home.quorums((ensemble_size, write_quorum, ack_quorum))
-        new_id = _new_id(home, ledger_id)
+        new_id = id_for(home, ledger_id)
         keys = self._keys.ledger_keys(password, new_id, salt, 0)
         metadata = LedgerMetadata(
             ledger_id=new_id,
@@ -321,13 +292,13 @@ class LedgerManager:
         Cost: One synced write if there was something to recover; scrypt as for ``create_ledger``.
         """
         home = self._usable()
-        flags = _member(ReadFlag, read_flags, "read_flags")
+        flags = member_of(ReadFlag, read_flags, "read_flags")
         if recover is None:
             recover = not self.read_only
         if recover:
             home.check_writable()
         home.catch_up()
-        descriptor = home.descriptor(_ledger_id(ledger_id))
+        descriptor = home.descriptor(existing_id(ledger_id))
         digest = self._unlock(descriptor, password)
         if recover:
             home.recover(descriptor)
@@ -348,7 +319,9 @@ class LedgerManager:
 
     def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> EntryDigest:
         metadata = descriptor.metadata
-        keys = self._keys.ledger_keys(_password(password), metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
+        keys = self._keys.ledger_keys(
+            checked_password(password), metadata.ledger_id, metadata.key_salt, metadata.key_epoch
+        )
         if not hmac.compare_digest(self._home.verifier(keys), metadata.verifier):
             raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}; nothing was changed")
         return self._digest(descriptor, keys)
@@ -368,7 +341,7 @@ class LedgerManager:
         Durability: On return it is gone for good; its disk space comes back in the background while writes go on.
         """
         home = self._usable()
-        home.delete(home.descriptor(_ledger_id(ledger_id)))
+        home.delete(home.descriptor(existing_id(ledger_id)))
 
     async def delete_ledger_async(self, ledger_id: int) -> None:
         """Delete in a thread, so that the event loop goes on."""
@@ -393,7 +366,7 @@ class LedgerManager:
         """
         home = self._usable()
         home.catch_up()
-        return home.metadata(_ledger_id(ledger_id))
+        return home.metadata(existing_id(ledger_id))
 
     async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
         """Look up in a thread, so that the event loop goes on."""
@@ -407,12 +380,35 @@ class LedgerManager:
             StorageFullError: The target has no room; the ledger stays readable where it is.
         """
         home = self._usable()
-        tier = _member(StorageHint, target, "target")
-        home.move(home.descriptor(_ledger_id(ledger_id)), tier)
+        tier = member_of(StorageHint, target, "target")
+        home.move(home.descriptor(existing_id(ledger_id)), tier)
 
     async def move_ledger_async(self, ledger_id: int, target: StorageHint) -> None:
         """Move in a thread, so that the event loop goes on."""
         await asyncio.to_thread(self.move_ledger, ledger_id, target)
+
+    def replicate(self, what: int | str) -> Replicated:
+        """Copy what lost bookies held to others, byte for byte, and have those take their places.
+
+        Args:
+            what: A ledger's id: its fragments on bookies that are not there, or that miss entries, are completed. Or a
+                bookie's name: the same for all ledgers on it, and it counts as lost even if it is there.
+
+        Returns:
+            What was done, and what could not be done now. The last fragment of a ledger that is not closed has to wait
+            for its end: open the ledger with recovery if its writer is gone.
+
+        Raises:
+            NoSuchLedgerError: There is no such ledger.
+            IllegalOperationError: This is no cluster.
+
+        Durability: A fragment names a bookie only once that has all its entries on disk.
+        """
+        return self._usable().replicate(what if isinstance(what, str) else existing_id(what))
+
+    async def replicate_async(self, what: int | str) -> Replicated:
+        """Replicate in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.replicate, what)
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
@@ -442,87 +438,3 @@ class LedgerManager:
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.metrics)
-
-
-def _join(
-    root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
-) -> LedgerHome:
-    """Open a directory as that of a bookie."""
-    from pybk.cluster import join  # not before it is needed: an embedded store does without ZeroMQ
-
-    known = ClusterOptions.__annotations__
-    if options.keys() - known:
-        raise UsageError(f"{', '.join(sorted(options.keys() - known))}: no such argument; there are {', '.join(known)}")
-    if read_only:
-        raise UsageError("a bookie's directory cannot be opened read-only as one; leave out read_only or metadata")
-    listen, url = options.get("listen"), options.get("metadata")
-    if not listen or not url:
-        raise UsageError("a bookie needs both metadata='zk://...' and listen='tcp://127.0.0.1:3181'")
-    return join(
-        root,
-        [listen] if isinstance(listen, str) else list(listen),
-        url,
-        options.get("cluster_secret"),
-        config,
-        tiers=tiers,
-        bookie_id=options.get("bookie_id"),
-        rack=options.get("rack", ""),
-    )
-
-
-def _member(kind: type[E], value: object, name: str) -> E:
-    """Return the member of an enum that an argument names."""
-    try:
-        return kind(value)
-    except ValueError as error:
-        known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise UsageError(f"{name}: {error}; there are {known}") from error
-
-
-def _user_type(name: str) -> LedgerType:
-    """Return the type of a ledger that a user creates."""
-    ledger_type = LedgerType(name)
-    if ledger_type.is_system:
-        raise UsageError(f"ledger_type {name!r} is the system's own; choose a name that begins with no '.'")
-    return ledger_type
-
-
-def _digest_type(value: object, *, insecure: bool) -> DigestType:
-    digest_type = _member(DigestType, value, "digest_type")
-    if digest_type is DigestType.NONE and not insecure:
-        raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
-    return digest_type
-
-
-def _hints(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
-    if isinstance(hints, str):
-        raise UsageError(f"storage_hints is {hints!r}; it takes a set of hints: {{StorageHint.NVME}}")
-    return frozenset(_member(StorageHint, hint, "storage_hints") for hint in hints)
-
-
-def _new_id(home: LedgerHome, ledger_id: int | None) -> int:
-    """Return the id of a ledger to be created: the one asked for, or one that was never given."""
-    if ledger_id is None:
-        ledger_id = home.new_ledger_id()
-        if ledger_id > _LEDGER_ID_MAX:
-            raise IllegalOperationError(
-                f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
-            )
-    elif type(ledger_id) is not int or not 0 <= ledger_id <= _LEDGER_ID_MAX:
-        raise UsageError(f"ledger_id is {ledger_id!r}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
-    return ledger_id
-
-
-def _ledger_id(ledger_id: object) -> int:
-    """Return the id of a ledger that may exist."""
-    if not isinstance(ledger_id, int):
-        raise UsageError(f"a ledger id is a whole number, not {ledger_id!r}")
-    if not 0 <= ledger_id <= _LEDGER_ID_MAX:
-        raise NoSuchLedgerError(f"there is no ledger {ledger_id}: ids lie within 0 to {_LEDGER_ID_MAX}")
-    return ledger_id
-
-
-def _password(password: object) -> bytes:
-    if not isinstance(password, bytes):
-        raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
-    return password

@@ -20,6 +20,7 @@ from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.metadata.bookies import BookieRegistration
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.copying import fragment_end
 from pybk.replication.messages import (
     Add,
     Force,
@@ -35,7 +36,7 @@ from pybk.replication.messages import (
 )
 from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
 from pybk.transport.keys import ClusterKeys, proves_right
-from pybk.transport.server import Server
+from pybk.transport.server import Peer, Server
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
@@ -119,6 +120,7 @@ class BookieService:
         self._metadata = metadata
         self._rack = rack
         self._machine = BookieMachine(replicas)
+        self._final: dict[int, tuple[int, Description | None]] = {}
         self._describe = lru_cache(_DESCRIPTIONS)(self._description)
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
         self.addresses: Final = self._server.addresses
@@ -175,7 +177,7 @@ class BookieService:
         for peer, request_id, message in arrived:
             request = _request(message)
             if _needs_right(request) and request.ledger_id not in peer.rights:
-                self._server.reply(peer, request_id, _UNAUTHORIZED)
+                self._without_right(peer, request_id, request, now_ns)
                 continue
             encoded = peer.rights.get(request.ledger_id)
             description = None if encoded is None else self._describe(encoded)
@@ -185,6 +187,45 @@ class BookieService:
         if self._wake_ns is not None and now_ns >= self._wake_ns:
             self._wake_ns = None
             self._perform(machine.woken(now_ns))
+
+    def _without_right(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
+        """Refuse who does not know the ledger's password, but take copies of entries that are final.
+
+        Those add nothing to the ledger: the metadata store says that it, or the fragment, has ended behind them, and
+        readers check them by their digests.
+        """
+        if not isinstance(request, Add) or not request.recovery:
+            self._server.reply(peer, request_id, _UNAUTHORIZED)
+            return
+        final = self._final.get(request.ledger_id)
+        if final is not None and all(run.last <= final[0] for run in request.runs):
+            self._perform(self._machine.receive((peer, request_id), request, final[1], now_ns))
+            return
+        self._looking.submit(self._look_for_end, peer, request_id, request)
+
+    def _look_for_end(self, peer: Peer, request_id: int, request: Add) -> None:
+        """Find out how far a ledger is final, and go on with a copy of its entries."""
+        ledger_id = request.ledger_id
+        final: tuple[int, Description | None] = -1, None
+        try:
+            metadata = self._metadata.read_ledger(ledger_id).metadata
+            last = fragment_end(metadata, len(metadata.fragments) - 1)
+            if last is None:
+                last = metadata.fragments[-1].first_entry_id - 1
+            encoded = self._metadata.describe(metadata)
+            final = last, self._describe(encoded)
+        except PybkError as error:
+            logger.warning("a copy of ledger %d was refused: %s", ledger_id, error)
+
+        def go_on() -> list[BookieEffect]:
+            if final[1] is None or any(run.last > final[0] for run in request.runs):
+                return [Respond((peer, request_id), _UNAUTHORIZED)]
+            if len(self._final) >= _DESCRIPTIONS:
+                self._final.clear()
+            self._final[ledger_id] = final
+            return self._machine.receive((peer, request_id), request, final[1], time.monotonic_ns())
+
+        self._post(go_on)
 
     def _timeout_ms(self) -> int:
         if self._posted:

@@ -12,6 +12,7 @@ from weakref import WeakSet
 from pybk.client.engine import Engine
 from pybk.client.ledger import RemoteLedger
 from pybk.client.reading import LacReading, Reading, Recovering
+from pybk.client.replicating import Replicator
 from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
 from pybk.errors import (
@@ -24,7 +25,7 @@ from pybk.errors import (
     PybkError,
     UsageError,
 )
-from pybk.home import Health, Identity, Quorums
+from pybk.home import Health, Identity, Quorums, Replicated
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
 from pybk.storage.commit import Commit
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pybk.digest import EntryDigest, LedgerKeys
     from pybk.entry import EntryBatch
     from pybk.flags import StorageHint
+    from pybk.metadata.ledgers import StoredLedger
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.transport.links import Links
 
@@ -277,17 +279,32 @@ class ClusterHome:
             f"ledger {descriptor.ledger_id} lives on bookies, which place it by its storage hints; it cannot be moved"
         )
 
+    def replicate(self, what: int | str) -> Replicated:
+        """Complete a ledger, or all ledgers that a bookie is missing from."""
+        replicator = Replicator(self.engine, self.directory)
+        if isinstance(what, str):
+            return replicator.replicate(self._ledgers_on(what), what)
+        return replicator.replicate([self._metadata.read_ledger(what)], None)
+
+    def _ledgers_on(self, bookie_id: str) -> Iterator[tuple[LedgerMetadata, int]]:
+        """Yield the ledgers whose fragments name a bookie."""
+        for found in self._stored():
+            if any(bookie.bookie_id == bookie_id for each in found.metadata.fragments for bookie in each.ensemble):
+                yield found
+
     def metadata(self, ledger_id: int) -> LedgerMetadata:
         """Return what the metadata store has."""
         return self._metadata.read_ledger(ledger_id).metadata
 
     def ledgers(self) -> Iterator[LedgerMetadata]:
-        """Yield all ledgers, page by page."""
+        """Yield all ledgers."""
+        for found in self._stored():
+            yield found.metadata
+
+    def _stored(self) -> Iterator[StoredLedger]:
         after = -1
         while ids := self._metadata.list_ledgers(after=after, count=_PAGE):
-            for found in self._metadata.read_ledgers(ids):
-                if found is not None:
-                    yield found.metadata
+            yield from filter(None, self._metadata.read_ledgers(ids))
             after = ids[-1]
 
     # ---- entries -------------------------------------------------------------------------------------------------

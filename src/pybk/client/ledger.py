@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pybk.digest import EntryDigest, LedgerKeys
-from pybk.entry import EntryBatch
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UnauthorizedError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.messages import Run
@@ -73,6 +74,11 @@ class RemoteLedger(LedgerDescriptor):
         return self._keys
 
     @property
+    def unlocked(self) -> bool:
+        """Whether its keys are known here."""
+        return self._keys is not None
+
+    @property
     def digest(self) -> EntryDigest:
         """The digest of its entries."""
         if self._digest is None:
@@ -122,7 +128,9 @@ class RemoteLedger(LedgerDescriptor):
 
     def sound_part(self, run: Run, body: memoryview) -> Run:
         """Return the entries of a run before the first that is not what its writer made."""
-        digest = self.digest
+        digest = self._digest
+        if digest is None:
+            return run if self._names_right(run, body) else Run(run.first, run.stride, array("q"), ())
         try:
             digest.check_many(self.batch_of(run, body))
         except DigestMismatchError:
@@ -136,6 +144,15 @@ class RemoteLedger(LedgerDescriptor):
                 good += 1
             return Run(run.first, run.stride, run.sizes[:good], (body[:start],))
         return run
+
+    def _names_right(self, run: Run, body: memoryview) -> bool:
+        """Tell whether entries say that they are this ledger's of these ids; more is not seen without a key."""
+        sizes = np.array(run.sizes, np.int64)
+        if not len(sizes) or int(sizes.min()) < ENTRY_HEADER_BYTES or int(sizes.sum()) != len(body):
+            return False
+        ids = gather(body, np.cumsum(sizes) - sizes, 16).view(">i8").reshape(-1, 2)
+        wanted = run.first + np.arange(len(sizes), dtype=np.int64) * run.stride
+        return bool((ids[:, 0] == self.ledger_id).all() and (ids[:, 1] == wanted).all())
 
     def lac_in(self, entry: memoryview, entry_id: int) -> int | None:
         """Return the last add confirmed that an entry proves; None if the entry is not what its writer made."""

@@ -64,7 +64,7 @@ class BookieWire:
         link = self._by_bookie.get(bookie) or self._connect(bookie)
         if link is None:
             return False
-        if ledger.ledger_id not in self._granted:
+        if ledger.unlocked and ledger.ledger_id not in self._granted:
             self._grant(ledger)
         message: WireRequest = self._packed(ledger, request) if isinstance(request, WriteLac) else request
         timeout_ns = TIMEOUT_NS + (request.wait_ns if type(request) is ReadLac else 0)
@@ -141,7 +141,7 @@ def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> Reply 
 
 
 def _packet_lac(ledger: RemoteLedger, packet: bytes) -> int:
-    if not packet:
+    if not packet or not ledger.unlocked:
         return -1
     lac = open_lac(ledger.keys.lac_key, ledger.ledger_id, packet)
     return -1 if lac is None else lac

@@ -1,0 +1,140 @@
+"""What ``LedgerManager`` is given, and what is said of it when it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final, TypedDict, TypeVar
+
+from pybk.config import StoreConfig
+from pybk.digest import DigestType
+from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.home import LedgerHome
+
+Tiers = Mapping[StorageHint, str | Sequence[str]]
+
+_LEDGER_ID_MAX: Final = (1 << 63) - 2
+
+E = TypeVar("E", bound=Enum)
+
+
+class LedgerOptions(TypedDict, total=False):
+    """Keyword arguments of ``LedgerManager.create_ledger``."""
+
+    password: bytes
+    ledger_type: str
+    storage_hints: Iterable[StorageHint]
+    write_flags: WriteFlag
+    digest_type: DigestType
+    custom_metadata: Mapping[str, bytes] | None
+    ledger_id: int | None
+    ensemble_size: int | None
+    write_quorum: int | None
+    ack_quorum: int | None
+    insecure: bool
+
+
+class ClusterOptions(TypedDict, total=False):
+    """Keyword arguments of ``LedgerManager.open`` that make the process a bookie.
+
+    Attributes:
+        metadata: Where the cluster's metadata is, as for ``connect``; needed.
+        listen: Address to serve on, or several: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``; needed.
+        cluster_secret: The cluster's; None for a cluster of this host alone.
+        bookie_id: The bookie's name; None keeps that of the directory, or makes one.
+        rack: Where it stands, such as ``/room/rack``.
+    """
+
+    metadata: str
+    listen: str | Sequence[str]
+    cluster_secret: bytes | None
+    bookie_id: str | None
+    rack: str
+
+
+def join_cluster(
+    root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
+) -> LedgerHome:
+    """Open a directory as that of a bookie."""
+    from pybk.cluster import join  # not before it is needed: an embedded store does without ZeroMQ
+
+    known = ClusterOptions.__annotations__
+    if options.keys() - known:
+        raise UsageError(f"{', '.join(sorted(options.keys() - known))}: no such argument; there are {', '.join(known)}")
+    if read_only:
+        raise UsageError("a bookie's directory cannot be opened read-only as one; leave out read_only or metadata")
+    listen, url = options.get("listen"), options.get("metadata")
+    if not listen or not url:
+        raise UsageError("a bookie needs both metadata='zk://...' and listen='tcp://127.0.0.1:3181'")
+    return join(
+        root,
+        [listen] if isinstance(listen, str) else list(listen),
+        url,
+        options.get("cluster_secret"),
+        config,
+        tiers=tiers,
+        bookie_id=options.get("bookie_id"),
+        rack=options.get("rack", ""),
+    )
+
+
+def member_of(kind: type[E], value: object, name: str) -> E:
+    """Return the member of an enum that an argument names."""
+    try:
+        return kind(value)
+    except ValueError as error:
+        known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        raise UsageError(f"{name}: {error}; there are {known}") from error
+
+
+def user_type(name: str) -> LedgerType:
+    """Return the type of a ledger that a user creates."""
+    ledger_type = LedgerType(name)
+    if ledger_type.is_system:
+        raise UsageError(f"ledger_type {name!r} is the system's own; choose a name that begins with no '.'")
+    return ledger_type
+
+
+def digest_type_of(value: object, *, insecure: bool) -> DigestType:
+    """Return the digest type of a new ledger."""
+    digest_type = member_of(DigestType, value, "digest_type")
+    if digest_type is DigestType.NONE and not insecure:
+        raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
+    return digest_type
+
+
+def hints_of(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
+    """Return the storage hints of a new ledger."""
+    if isinstance(hints, str):
+        raise UsageError(f"storage_hints is {hints!r}; it takes a set of hints: {{StorageHint.NVME}}")
+    return frozenset(member_of(StorageHint, hint, "storage_hints") for hint in hints)
+
+
+def id_for(home: LedgerHome, ledger_id: int | None) -> int:
+    """Return the id of a ledger to be created: the one asked for, or one that was never given."""
+    if ledger_id is None:
+        ledger_id = home.new_ledger_id()
+        if ledger_id > _LEDGER_ID_MAX:
+            raise IllegalOperationError(
+                f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
+            )
+    elif type(ledger_id) is not int or not 0 <= ledger_id <= _LEDGER_ID_MAX:
+        raise UsageError(f"ledger_id is {ledger_id!r}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
+    return ledger_id
+
+
+def existing_id(ledger_id: object) -> int:
+    """Return the id of a ledger that may exist."""
+    if not isinstance(ledger_id, int):
+        raise UsageError(f"a ledger id is a whole number, not {ledger_id!r}")
+    if not 0 <= ledger_id <= _LEDGER_ID_MAX:
+        raise NoSuchLedgerError(f"there is no ledger {ledger_id}: ids lie within 0 to {_LEDGER_ID_MAX}")
+    return ledger_id
+
+
+def checked_password(password: object) -> bytes:
+    """Return a password."""
+    if not isinstance(password, bytes):
+        raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
+    return password

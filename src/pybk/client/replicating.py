@@ -1,0 +1,106 @@
+"""Re-replication: what lost bookies held is copied, byte for byte, to others that take their places."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pybk.client.engine import Conversation
+from pybk.client.ledger import RemoteLedger
+from pybk.client.writing import error_of
+from pybk.errors import PybkError
+from pybk.home import Replicated
+from pybk.ledger import Bookie, LedgerMetadata
+from pybk.replication.copying import CopyMachine, fragment_end
+from pybk.replication.messages import Done, Effect, Failed
+
+if TYPE_CHECKING:
+    from pybk.client.directory import Directory
+    from pybk.client.engine import Engine
+    from pybk.metadata.locks import UnderReplicatedLedger
+
+logger = logging.getLogger(__name__)
+
+
+class Copying(Conversation[CopyMachine]):
+    """Copies one fragment."""
+
+    def take(self, effect: Effect) -> None:
+        """End with the copy."""
+        if type(effect) is Done:
+            self.end()
+        elif type(effect) is Failed:
+            self.end(error_of(effect))
+
+
+class Replicator:
+    """Finds fragments that bookies are missing from, and has them copied.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, engine: Engine, directory: Directory) -> None:
+        self._engine = engine
+        self._directory = directory
+        self._fragments = 0
+        self._left: list[str] = []
+
+    def replicate(self, ledgers: Iterable[tuple[LedgerMetadata, int]], leaving: str | None) -> Replicated:
+        """Complete the fragments of some ledgers.
+
+        Args:
+            ledgers: Metadata and version of each.
+            leaving: A bookie that counts as lost though it may be there; None for none.
+        """
+        self._directory.refresh()
+        count = 0
+        for metadata, version in ledgers:
+            count += 1
+            self._complete(metadata, version, leaving)
+        return Replicated(count, self._fragments, tuple(self._left))
+
+    def _complete(self, metadata: LedgerMetadata, version: int, leaving: str | None) -> None:
+        """Complete the fragments of one ledger."""
+        records = list(self._records(metadata.ledger_id))
+        short = {record.bookie for record in records}
+        done = True
+        for number, fragment in enumerate(metadata.fragments):
+            lost = {bookie for bookie in fragment.ensemble if self._is_lost(bookie, leaving)}
+            filled = short.intersection(fragment.ensemble) - lost
+            if lost or filled:
+                done &= self._copy(metadata, version, number, frozenset(lost | filled), frozenset(filled))
+        if done:
+            for record in records:
+                self._directory.metadata.unmark_under_replicated(record)
+
+    def _is_lost(self, bookie: Bookie, leaving: str | None) -> bool:
+        return bookie.bookie_id == leaving or self._directory.find(bookie) is None
+
+    def _records(self, ledger_id: int) -> Iterator[UnderReplicatedLedger]:
+        for record in self._directory.metadata.list_under_replicated(after=ledger_id - 1):
+            if record.ledger_id == ledger_id:
+                yield record
+
+    def _copy(
+        self, metadata: LedgerMetadata, version: int, number: int, lost: frozenset[Bookie], stay: frozenset[Bookie]
+    ) -> bool:
+        """Copy one fragment; tell whether it is complete now."""
+        first = metadata.fragments[number].first_entry_id
+        what = f"ledger {metadata.ledger_id}, fragment from entry {first}"
+        if fragment_end(metadata, number) is None:
+            self._left.append(
+                f"{what}: the ledger is {metadata.state.value}; open it with recovery, then replicate again"
+            )
+            return False
+        ledger = RemoteLedger(metadata, version, self._directory.metadata.describe(metadata))
+        machine = CopyMachine(metadata.ledger_id, first, lost, stay=stay)
+        copying = Copying(self._engine, ledger, machine)
+        try:
+            self._engine.run(copying, machine.start)
+        except PybkError as error:
+            logger.warning("%s cannot be completed now: %s", what, error)
+            self._left.append(f"{what}: {error}")
+            return False
+        self._fragments += 1
+        return True
