@@ -202,3 +202,11 @@ class LedgerAppender:
         for commit in failed:
             commit.error = error
             self._baton.finish(commit)
+
+    def after_fork(self, error: PybkError) -> None:
+        """Be of no use in a forked child: nothing is locked or pending, and all that is asked raises ``error``."""
+        self._mutex = threading.Lock()
+        self.error = self.ledger.error = error
+        for commit in (*self._sent, *self._formed):
+            commit.error = error
+            commit.done = True

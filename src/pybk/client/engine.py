@@ -328,3 +328,7 @@ class Engine:
         self.baton.wait(done)
         self.baton.stop()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def after_fork(self) -> None:
+        """Be of no use in a forked child."""
+        self.baton.after_fork()

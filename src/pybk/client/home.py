@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from weakref import WeakSet
 from pybk.client.engine import Engine
 from pybk.client.ledger import RemoteLedger
 from pybk.client.reading import LacReading, Reading, Recovering
+from pybk.client.repairing import repair
 from pybk.client.replicating import Replicator
 from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
@@ -54,6 +57,17 @@ _DEFAULTS: Final = Quorums(3, 3, 2)
 _ENTRIES_GUESSED: Final = 64
 
 
+_HOMES: Final[WeakSet[ClusterHome]] = WeakSet()
+
+
+def _mark_forked() -> None:
+    for home in _HOMES:
+        home.after_fork()
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
 class LocalBookie(Protocol):
     """The bookie that serves in this process."""
 
@@ -91,6 +105,7 @@ class ClusterHome:
         self._wire = BookieWire(links, directory)
         self.engine: Final = Engine(self._wire, directory)
         self._held: WeakSet[RemoteLedger] = WeakSet()
+        _HOMES.add(self)
 
     # ---- the home itself -----------------------------------------------------------------------------------------
 
@@ -112,6 +127,20 @@ class ClusterHome:
     def check_writable(self) -> None:
         """Raise if the manager is closed."""
         self.check_usable()
+
+    def after_fork(self) -> None:
+        """Be of no use in a forked child; called in it before anything else."""
+        self.forked = self.ended = True
+        self.engine.after_fork()
+        error = self._fork_error()
+        for ledger in list(self._held):
+            ledger.lock = threading.Lock()
+            ledger.place_lock = threading.Lock()
+            if ledger.writing is not None:
+                ledger.writing.appender.after_fork(error)
+
+    def _fork_error(self) -> ForkedProcessError:
+        return ForkedProcessError(f"{self.where} was opened before this process was forked; open it here again")
 
     def close(self) -> None:
         """Wait for what is outstanding; open ledgers stay open."""
@@ -380,6 +409,8 @@ class ClusterHome:
         self.engine.run(reading, reading.machine.start)
         batch = reading.batch()
         ledger.entry_bytes = max(1, int(batch.sizes.sum()) // len(batch))
+        if reading.bad:
+            repair(self.engine, ledger, batch, reading.bad)
         return batch
 
     @staticmethod

@@ -76,6 +76,11 @@ class Reading(Conversation[ReadMachine]):
         elif type(effect) is Failed:
             self.end(error_of(effect))
 
+    @property
+    def bad(self) -> tuple[tuple[Bookie, int], ...]:
+        """Bookies that gave no sound copy of an entry, and which."""
+        return () if self.ended is None else self.ended.bad
+
     def batch(self) -> EntryBatch:
         """Return what was read, from the first entry on and without a gap.
 

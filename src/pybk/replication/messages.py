@@ -414,6 +414,11 @@ class ReadEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Repaired:
+    """Every bookie that was sent a sound entry has answered, or will not."""
+
+
+@dataclass(frozen=True, slots=True)
 class UnderReplicated:
     """Record that a bookie of the ensemble misses entries and nobody could take its place.
 
@@ -477,6 +482,7 @@ Effect = (
     | LacIs
     | ReadEnded
     | UnderReplicated
+    | Repaired
     | Failed
     | Done
 )
