@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS: Final = 1.0
+_QUIET_MS: Final = 1
 _METADATA_THREADS: Final = 4
 
 
