@@ -229,6 +229,7 @@ class Engine:
             self.tell(asked.conversation, event)
         if self._wakes:
             self._wake_up(time.monotonic_ns())
+        return bool(replies)
 
     def _wake_up(self, now_ns: int) -> None:
         while self._wakes and self._wakes[0][0] <= now_ns:
