@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypedDict, TypeVar
@@ -79,11 +80,31 @@ def join_cluster(
     )
 
 
+def path_of(path: str | os.PathLike[str]) -> str:
+    """Return the path of a store's directory as ``str``."""
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
+    if "\0" in name:
+        raise UsageError(f"path is {path!r:.100}; no path holds a NUL character")
+    return name
+
+
+def config_of(config: object) -> StoreConfig:
+    """Return settings, the defaults for None."""
+    if config is None:
+        return StoreConfig()
+    if not isinstance(config, StoreConfig):
+        raise UsageError(f"config is {config!r:.100}; it takes StoreConfig(...), or None for the defaults")
+    return config
+
+
 def member_of(kind: type[E], value: object, name: str) -> E:
     """Return the member of an enum that an argument names."""
     try:
         return kind(value)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
         raise UsageError(f"{name}: {error}; there are {known}") from error
 
@@ -106,8 +127,8 @@ def digest_type_of(value: object, *, insecure: bool) -> DigestType:
 
 def hints_of(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
     """Return the storage hints of a new ledger."""
-    if isinstance(hints, str):
-        raise UsageError(f"storage_hints is {hints!r}; it takes a set of hints: {{StorageHint.NVME}}")
+    if isinstance(hints, (str, bytes)) or not isinstance(hints, Iterable):
+        raise UsageError(f"storage_hints is {hints!r:.100}; it takes a set of hints: {{StorageHint.NVME}}")
     return frozenset(member_of(StorageHint, hint, "storage_hints") for hint in hints)
 
 
@@ -120,14 +141,14 @@ def id_for(home: LedgerHome, ledger_id: int | None) -> int:
                 f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
             )
     elif type(ledger_id) is not int or not 0 <= ledger_id <= _LEDGER_ID_MAX:
-        raise UsageError(f"ledger_id is {ledger_id!r}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
+        raise UsageError(f"ledger_id is {ledger_id!r:.100}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
     return ledger_id
 
 
 def existing_id(ledger_id: object) -> int:
     """Return the id of a ledger that may exist."""
-    if not isinstance(ledger_id, int):
-        raise UsageError(f"a ledger id is a whole number, not {ledger_id!r}")
+    if not isinstance(ledger_id, int) or isinstance(ledger_id, bool):
+        raise UsageError(f"a ledger id is a whole number, not {ledger_id!r:.100}")
     if not 0 <= ledger_id <= _LEDGER_ID_MAX:
         raise NoSuchLedgerError(f"there is no ledger {ledger_id}: ids lie within 0 to {_LEDGER_ID_MAX}")
     return ledger_id

@@ -12,15 +12,21 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
-_MINIMA: Final = {
-    "max_entry_bytes": 1,
-    "max_outstanding_bytes": 64 * KIB,
-    "log_file_bytes": MIB,
-    "unchecked_tail_bytes": 4 * MIB,
-    "cold_block_bytes": 4 * KIB,
-    "ssd_block_bytes": 4 * KIB,
-    "index_cache_bytes": MIB,
+_ANY_BYTES: Final = 1 << 60
+
+_LIMITS: Final = {
+    "max_entry_bytes": (1, GIB),
+    "free_bytes_low": (0, _ANY_BYTES),
+    "free_bytes_ok": (0, _ANY_BYTES),
+    # Places in a file are 32 bits wide, and a file may hold one commit more than its size.
+    "max_outstanding_bytes": (64 * KIB, GIB),
+    "log_file_bytes": (MIB, GIB),
+    "unchecked_tail_bytes": (4 * MIB, _ANY_BYTES),
+    "cold_block_bytes": (4 * KIB, GIB),
+    "ssd_block_bytes": (4 * KIB, GIB),
+    "index_cache_bytes": (MIB, _ANY_BYTES),
 }
+"""Least and most of each number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +56,8 @@ class TierPolicy:
             )
         for name in ("min_age_seconds", "min_bytes"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value >= 0:
-                raise UsageError(f"{name} is {value!r}; it takes a number from 0 up")
+            if not isinstance(value, (int, float)) or not 0 <= value <= _ANY_BYTES:
+                raise UsageError(f"{name} is {value!r:.100}; it takes a number from 0 to {_ANY_BYTES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +105,26 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, naming them."""
-        for name, minimum in _MINIMA.items():
+        for name, (least, most) in _LIMITS.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < minimum:
-                raise UsageError(f"{name} is {value!r}; it takes a whole number of bytes, at least {minimum}")
-        if self.max_entry_bytes > GIB:
-            raise UsageError(f"max_entry_bytes is {self.max_entry_bytes}; the limit is {GIB}: split larger objects")
-        if not 0.0 < self.fill_ratio <= 0.95:
-            raise UsageError(f"fill_ratio is {self.fill_ratio}; it lies above 0 and at most at 0.95")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise UsageError(f"{name} is {value!r:.100}; it takes a whole number of bytes from {least} to {most}")
+        ratio: object = self.fill_ratio
+        if not isinstance(ratio, (int, float)) or not 0.0 < ratio <= 0.95:
+            raise UsageError(f"fill_ratio is {ratio!r:.100}; it lies above 0 and at most at 0.95")
+        if not isinstance(self.default_tier, StorageHint):
+            raise UsageError(
+                f"default_tier is {self.default_tier!r:.100}; it takes StorageHint.NVME, StorageHint.SSD or "
+                "StorageHint.HDD"
+            )
+        if self.tier_policy is not None and not isinstance(self.tier_policy, TierPolicy):
+            raise UsageError(f"tier_policy is {self.tier_policy!r:.100}; it takes TierPolicy(...) or None")
+        if not isinstance(self.background, bool):
+            raise UsageError(f"background is {self.background!r:.100}; it takes True or False")
         if self.free_bytes_ok < self.free_bytes_low:
             raise UsageError(f"free_bytes_ok {self.free_bytes_ok} is below free_bytes_low {self.free_bytes_low}")
         if self.cold_compression not in (None, "zstd"):
-            raise UsageError(f"cold_compression is {self.cold_compression!r}; it takes None or 'zstd'")
+            raise UsageError(f"cold_compression is {self.cold_compression!r:.100}; it takes None or 'zstd'")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

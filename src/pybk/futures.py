@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from pybk.errors import AppendTimeoutError, PybkError
+from pybk.errors import AppendTimeoutError, PybkError, UsageError
 from pybk.storage.commit import Commit
 
 if TYPE_CHECKING:
@@ -23,6 +23,18 @@ ACKNOWLEDGED: Final = Commit.finished(None)
 
 _LOOK_SECONDS: Final = 0.1
 """How often an append that waits for entries before it looks whether they can still come."""
+
+
+def _seconds(timeout: object) -> float | None:
+    """Return a time to wait, None for as long as it takes."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, (int, float)) and timeout <= threading.TIMEOUT_MAX:
+        return timeout
+    raise UsageError(
+        f"timeout is {timeout!r:.100}; it takes seconds, at most {threading.TIMEOUT_MAX:.0f}, or None to wait for as "
+        "long as it takes"
+    )
 
 
 class AppendFuture(Generic[T]):
@@ -55,9 +67,11 @@ class AppendFuture(Generic[T]):
             The entry id, or the range of ids.
 
         Raises:
+            UsageError: ``timeout`` is no number of seconds.
             AppendTimeoutError: Not done in time; it goes on and may still succeed.
             PybkError: It failed; ``outcome_unknown`` says whether the entry may be there all the same.
         """
+        timeout = _seconds(timeout)
         commit = self._commit
         if not commit.done:
             if timeout is None:
@@ -77,6 +91,7 @@ class AppendFuture(Generic[T]):
 
     def exception(self, timeout: float | None = None) -> PybkError | None:
         """Wait like ``result``; return the error instead of raising it, None if there was none."""
+        timeout = _seconds(timeout)  # what is wrong with it is not the append's error
         try:
             self.result(timeout)
         except AppendTimeoutError:
@@ -183,6 +198,7 @@ class AdvancedFuture(AppendFuture[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Wait like any append, first for the entries before it; arguments and errors are the same."""
+        timeout = _seconds(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._staged.wait(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
             self._settle()

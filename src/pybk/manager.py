@@ -17,18 +17,20 @@ from pybk.arguments import (
     LedgerOptions,
     Tiers,
     checked_password,
+    config_of,
     digest_type_of,
     existing_id,
     hints_of,
     id_for,
     join_cluster,
     member_of,
+    path_of,
     user_type,
 )
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
 from pybk.embedded import EmbeddedHome
-from pybk.errors import UnauthorizedError, UsageError
+from pybk.errors import UnauthorizedError
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.home import Health, LedgerHome, Replicated
 from pybk.ledger import LedgerMetadata
@@ -89,11 +91,8 @@ class LedgerManager:
             CookieError: A directory belongs to another store or another place, or is missing.
             CorruptError: What was durable is damaged or missing.
         """
-        config = config or StoreConfig()
-        try:
-            root = os.fsdecode(path)
-        except TypeError:
-            raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
+        config = config_of(config)
+        root = path_of(path)
         if cluster:
             return cls(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
         if read_only:
@@ -130,7 +129,7 @@ class LedgerManager:
         """
         from pybk.cluster import connect  # not before it is needed: an embedded store does without ZeroMQ
 
-        return cls(connect(metadata, cluster_secret, config or StoreConfig()))
+        return cls(connect(metadata, cluster_secret, config_of(config)))
 
     @classmethod
     def connect_async(

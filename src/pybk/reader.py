@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from operator import index
 from typing import Final, Self, SupportsIndex
 
@@ -119,19 +120,20 @@ class LedgerReader:
 
         What a ``DEFERRED_FORCE`` writer has buffered is written first; it is not confirmed by that.
         """
-        self._check_unconfirmed(first, last)
-        return self._entries(first, last)
+        return self._entries(*self._checked_unconfirmed(first, last))
 
     async def read_unconfirmed_async(self, first: int, last: int) -> AsyncIterator[Entry]:
         """Read like ``read_unconfirmed``; use with ``async for``. Disk and digests are worked on in a thread."""
-        await asyncio.to_thread(self._check_unconfirmed, first, last)
+        first, last = await asyncio.to_thread(self._checked_unconfirmed, first, last)
         async for entry in self._entries_async(first, last):
             yield entry
 
-    def _check_unconfirmed(self, first: int, last: int) -> None:
+    def _checked_unconfirmed(self, first: int, last: int) -> tuple[int, int]:
+        first, last = _whole(first), _whole(last)
         self._check_open()
         self._home.write_buffered(self._descriptor)
         self._check_range(first, last, self._descriptor.last_durable)
+        return first, last
 
     def read_batch(self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None) -> EntryBatch:
         """Read consecutive entries as one batch, verified, without copying them where the tier allows.
@@ -165,6 +167,7 @@ class LedgerReader:
 
     async def read_async(self, first: int, last: int) -> AsyncIterator[Entry]:
         """Read like ``read``; use with ``async for``. Disk and digests are worked on in a thread."""
+        first, last = _whole(first), _whole(last)
         self._check_range(first, last, self._last_add_confirmed)
         async for entry in self._entries_async(first, last):
             yield entry
@@ -182,48 +185,51 @@ class LedgerReader:
 
         Cost: Beside the writer in its process, nothing while waiting; in a read-only manager, a look every 20 ms.
         """
-        self._check_first(first)
+        first = self._checked_first(first)
         moved = threading.Event()
-        self._descriptor.when_advanced(moved.set)
         while True:
-            if moved.is_set():  # before looking, so that no move falls between
-                moved.clear()
-                self._descriptor.when_advanced(moved.set)
-            last, final = self._position(first)
+            moved.clear()
+            with self._told(moved.set):  # before looking, so that no move falls between
+                last, final = self._position(first)
+                if first > last and not final:
+                    moved.wait(self._home.poll_seconds)
             if first <= last:
                 yield from self._entries(first, last)
                 first = last + 1
             elif final:
                 return
-            else:
-                moved.wait(self._home.poll_seconds)
 
     async def follow_async(self, first: int = 0) -> AsyncIterator[Entry]:
         """Follow like ``follow``; use with ``async for``."""
-        self._check_first(first)
+        first = self._checked_first(first)
         loop = asyncio.get_running_loop()
         moved = asyncio.Event()
 
         def wake() -> None:
             set_in_loop(loop, moved)
 
-        self._descriptor.when_advanced(wake)
         while True:
-            if moved.is_set():
-                moved.clear()
-                self._descriptor.when_advanced(wake)
-            last, final = await asyncio.to_thread(self._position, first)
+            moved.clear()
+            with self._told(wake):
+                last, final = await asyncio.to_thread(self._position, first)
+                if first > last and not final:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(moved.wait(), self._home.poll_seconds)
             if first <= last:
                 async for entry in self._entries_async(first, last):
                     yield entry
                 first = last + 1
             elif final:
                 return
-            else:
-                try:
-                    await asyncio.wait_for(moved.wait(), self._home.poll_seconds)
-                except TimeoutError:
-                    continue
+
+    @contextmanager
+    def _told(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have a callback called when the ledger moves, and no more once nobody waits: a follower may be abandoned."""
+        self._descriptor.when_advanced(callback)
+        try:
+            yield
+        finally:
+            self._descriptor.forget_callback(callback)
 
     def _position(self, first: int) -> tuple[int, bool]:
         """Return the last entry to read now, and whether there will be no more; looks if ``first`` is not known."""
@@ -301,9 +307,11 @@ class LedgerReader:
             )
 
     @staticmethod
-    def _check_first(first: int) -> None:
+    def _checked_first(first: int) -> int:
+        first = _whole(first)
         if first < 0:
             raise ReadRangeError(f"following from entry {first}; entry ids count from 0")
+        return first
 
     def _check_open(self) -> None:
         self._home.check_usable()

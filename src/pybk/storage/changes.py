@@ -269,8 +269,8 @@ class ChangingView(StoreView):
                     descriptor.error = before
             if isinstance(error, StorageFullError):
                 raise StorageFullError(
-                    f"ledger {descriptor.ledger_id} was not deleted, for a delete is a record in the log: {error}; free "
-                    "some space by other means first, and keep some with StoreConfig(free_bytes_low=...)"
+                    f"ledger {descriptor.ledger_id} was not deleted, for a delete is a record in the log: {error}; "
+                    "free some space by other means first, and keep some with StoreConfig(free_bytes_low=...)"
                 ) from error
             raise
         self.maintenance.wake()

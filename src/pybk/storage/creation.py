@@ -33,6 +33,7 @@ from pybk.storage.volumes import (
     Directory,
     Volumes,
     load_directories,
+    named_paths,
     plan_directories,
     save_directories,
 )
@@ -108,6 +109,7 @@ def store_directories(
 
 def _merged_directories(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]]) -> list[Directory]:
     """Return the directories as named now, and for the tiers not named those remembered."""
+    tiers = named_paths(tiers)
     try:
         remembered = load_directories(fs, root)
     except CorruptError as error:

@@ -43,21 +43,40 @@ def plan_directories(root: str, tiers: Mapping[StorageHint, str | Sequence[str]]
     Raises:
         UsageError: A key is no StorageHint, a list is empty, or a path is named twice.
     """
-    given = dict(tiers or {})
-    for tier in given:
-        if not isinstance(tier, StorageHint):
-            raise UsageError(f"tiers has the key {tier!r}; keys are StorageHint.NVME, StorageHint.SSD, StorageHint.HDD")
+    given = named_paths(tiers or {})
     directories: list[Directory] = []
     for tier in StorageHint:
-        value = given.get(tier, os.path.join(root, tier.value))
-        paths = [value] if isinstance(value, (str, os.PathLike)) else list(value)
-        if not paths:
-            raise UsageError(f"tiers[{tier}] is empty; name at least one directory")
-        directories += [Directory(tier, number, os.path.abspath(os.fspath(path))) for number, path in enumerate(paths)]
+        paths = given.get(tier, [os.path.join(root, tier.value)])
+        directories += [Directory(tier, number, os.path.abspath(path)) for number, path in enumerate(paths)]
     seen = {directory.path for directory in directories}
     if len(seen) < len(directories) or os.path.abspath(root) in seen:
         raise UsageError("tiers names a directory twice, or the store's own; each tier directory stands for itself")
     return directories
+
+
+def named_paths(tiers: Mapping[StorageHint, str | Sequence[str]]) -> dict[StorageHint, list[str]]:
+    """Return the paths that are named for each tier.
+
+    Raises:
+        UsageError: A key is no StorageHint, a list is empty, or something is no path.
+    """
+    if not isinstance(tiers, Mapping):
+        raise UsageError(f"tiers is {tiers!r:.100}; it takes a mapping: {{StorageHint.HDD: '/mnt/hdd/pybk'}}")
+    given = {}
+    for tier, value in tiers.items():
+        if not isinstance(tier, StorageHint):
+            raise UsageError(
+                f"tiers has the key {tier!r:.100}; keys are StorageHint.NVME, StorageHint.SSD, StorageHint.HDD"
+            )
+        paths: object = [value] if isinstance(value, (str, os.PathLike)) else value
+        if not isinstance(paths, Sequence) or not all(isinstance(path, (str, os.PathLike)) for path in paths):
+            raise UsageError(f"tiers[{tier}] is {value!r:.100}; it takes a str, a path, or a list of them")
+        if not paths:
+            raise UsageError(f"tiers[{tier}] is empty; name at least one directory")
+        given[tier] = [os.fsdecode(path) for path in paths]
+        if any("\0" in path for path in given[tier]):
+            raise UsageError(f"tiers[{tier}] is {value!r:.100}; no path holds a NUL character")
+    return given
 
 
 def save_directories(fs: FileSystem, root: str, directories: Sequence[Directory]) -> None:

@@ -1,0 +1,166 @@
+"""What can never work is refused as a UsageError that names it, whatever its type is."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.config import StoreConfig, TierPolicy
+from pybk.errors import UsageError
+from pybk.flags import StorageHint
+from pybk.manager import LedgerManager
+from pybk.reader import LedgerReader
+from pybk.writer import LedgerWriter
+from tests.realstore import open_quick
+
+NO_NUMBERS: list[Any] = [None, 1.5, math.nan, "x", b"x", [], {}, (), object(), range(3)]
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[LedgerManager]:
+    with open_quick(tmp_path / "data") as manager:
+        yield manager
+
+
+@pytest.fixture
+def writer(manager: LedgerManager) -> LedgerWriter:
+    writer = manager.create_ledger()
+    writer.append_many([b"entry 0", b"entry 1"])
+    return writer
+
+
+@pytest.fixture
+def reader(manager: LedgerManager, writer: LedgerWriter) -> LedgerReader:
+    return manager.open_ledger(writer.ledger_id, recover=False)
+
+
+async def drain(entries: AsyncIterator[Any]) -> None:
+    async for _ in entries:
+        pass
+
+
+@pytest.mark.parametrize("bad", NO_NUMBERS, ids=repr)
+def test_entry_ids_are_whole_numbers(reader: LedgerReader, bad: Any) -> None:
+    calls: list[Any] = [
+        lambda: list(reader.read_unconfirmed(bad, 1)),
+        lambda: list(reader.read_unconfirmed(0, bad)),
+        lambda: asyncio.run(drain(reader.read_unconfirmed_async(bad, 1))),
+        lambda: asyncio.run(drain(reader.read_async(bad, 1))),
+        lambda: asyncio.run(drain(reader.read_async(0, bad))),
+        lambda: next(reader.follow(bad)),
+        lambda: asyncio.run(drain(reader.follow_async(bad))),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="whole number"):
+            call()
+
+
+@pytest.mark.parametrize("bad", ["x", b"x", 2**70, math.inf, math.nan, []], ids=repr)
+def test_timeouts_are_seconds(manager: LedgerManager, writer: LedgerWriter, bad: Any) -> None:
+    advanced = manager.create_ledger(ledger_id=77)
+    futures = [
+        writer.append_async(b"x"),
+        advanced.append_async(b"x", entry_id=0),
+        advanced.append_async(b"", entry_id=2),
+    ]
+    for future in futures:
+        for call in (future.result, future.exception):
+            with pytest.raises(UsageError, match="timeout is"):
+                call(bad)
+    assert futures[0].result(5) == 2
+
+
+@pytest.mark.parametrize("bad", [True, 1.0, "1", None], ids=repr)
+def test_ledger_ids_are_whole_numbers(manager: LedgerManager, writer: LedgerWriter, bad: Any) -> None:
+    manager.create_ledger().close()
+    for call in (
+        manager.open_ledger,
+        manager.ledger_metadata,
+        manager.delete_ledger,
+        lambda ledger_id: manager.move_ledger(ledger_id, StorageHint.HDD),
+    ):
+        with pytest.raises(UsageError, match="whole number"):
+            call(bad)
+    assert list(manager.list_ledgers()) == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [None, 1, "nvme", b"nvme", [1], [None], [[]]], ids=repr)
+def test_storage_hints_are_a_set_of_hints(manager: LedgerManager, bad: Any) -> None:
+    with pytest.raises(UsageError, match="storage_hints"):
+        manager.create_ledger(storage_hints=bad)
+
+
+NO_BYTES: list[Any] = [None, "x", 1.5, True, -1, 2**70]
+
+SETTINGS: list[tuple[str, Any]] = [
+    *((name, bad) for name in ("free_bytes_low", "free_bytes_ok", "log_file_bytes", "index_cache_bytes")
+      for bad in NO_BYTES),
+    *((name, 2**70) for name in ("max_entry_bytes", "max_outstanding_bytes", "cold_block_bytes", "ssd_block_bytes")),
+    *(("fill_ratio", bad) for bad in [*NO_BYTES, math.nan]),
+    *(("default_tier", bad) for bad in (None, "nvme")),
+    *(("tier_policy", bad) for bad in (1, "x")),
+    *(("background", bad) for bad in (None, 1)),
+    *(("cold_compression", bad) for bad in ("zip", 1, b"zstd")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "bad"), SETTINGS)
+def test_settings_are_of_their_type_and_within_their_limits(name: str, bad: Any) -> None:
+    with pytest.raises(UsageError, match=name):
+        StoreConfig(**{name: bad})
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, -1, "x", None])
+def test_a_policy_takes_numbers(bad: Any) -> None:
+    with pytest.raises(UsageError, match="min_age_seconds"):
+        TierPolicy(min_age_seconds=bad)
+
+
+BAD_TIERS: list[Any] = [
+    -1, "x", b"x", [1], object(), {"hdd": "x"}, {StorageHint.HDD: None}, {StorageHint.HDD: 1}, {StorageHint.HDD: b"x"},
+    {StorageHint.HDD: []}, {StorageHint.HDD: ["x", 5]}, {StorageHint.HDD: {"a": "b"}}, {StorageHint.HDD: "a\0b"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_TIERS, ids=repr)
+def test_tiers_are_directories_by_hint(tmp_path: Path, bad: Any) -> None:
+    with pytest.raises(UsageError, match="tiers"):
+        LedgerManager.open(tmp_path / "new", tiers=bad)
+    open_quick(tmp_path / "made").close()
+    for read_only in (False, True):
+        with pytest.raises(UsageError, match="tiers"):
+            LedgerManager.open(tmp_path / "made", tiers=bad, read_only=read_only)
+
+
+def test_paths_and_settings_are_what_they_should_be(tmp_path: Path) -> None:
+    bad: Any
+    for bad in ("\0", str(tmp_path / "a\0b"), b"\0", None, 1):
+        with pytest.raises(UsageError, match="path is"):
+            LedgerManager.open(bad)
+    for bad in ("x", "", 0, {}, [1]):
+        with pytest.raises(UsageError, match="config is"):
+            LedgerManager.open(tmp_path / "data", config=bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_abandoned_follower_leaves_nothing_behind(reader: LedgerReader, writer: LedgerWriter) -> None:
+    for _ in range(100):
+        assert next(reader.follow()).payload == b"entry 0"
+    assert writer._descriptor.advanced_callbacks == []
+
+    async def follow() -> None:
+        for _ in range(10):
+            await anext(reader.follow_async())
+        waiting = asyncio.create_task(drain(reader.follow_async(2)))
+        await asyncio.sleep(0.05)
+        assert len(writer._descriptor.advanced_callbacks) == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(follow())
+    assert writer._descriptor.advanced_callbacks == []
