@@ -192,16 +192,23 @@ class Engine:
         did_posted = self._do_posted()
         self._submit(now_ns)
         # What was posted may have been all that somebody waits for.
-        self._receive(0 if did_posted or self._posted else self._timeout_ms(now_ns))
+        timeout_ms = 0 if did_posted or self._posted else self._timeout_ms(now_ns)
+        if not self._untold or self._active:
+            self._receive(timeout_ms)
+        elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
+            self._tell_lacs()  # whoever waits here may wait long, as for a ledger to go on
 
     def idle(self) -> bool:
         """Take what late bookies say, and do what waits for quiet; tell whether there was or may be more."""
         self._receive(0)
         told = bool(self._untold)
+        self._tell_lacs()
+        return told or bool(self._asked)
+
+    def _tell_lacs(self) -> None:
         while self._untold:
             writer, _ = self._untold.popitem()
             writer.tell_lac()
-        return told or bool(self._asked)
 
     def _do_posted(self) -> bool:
         did = bool(self._posted)
@@ -220,8 +227,10 @@ class Engine:
         wait_ns = self._wakes[0][0] - now_ns
         return max(0, min(int(_WAIT_SECONDS * 1000), -(-wait_ns // 1_000_000)))
 
-    def _receive(self, timeout_ms: int) -> None:
-        for request_id, reply in self._wire.poll(timeout_ms):
+    def _receive(self, timeout_ms: int) -> bool:
+        """Act on what comes; tell whether anything did."""
+        replies = self._wire.poll(timeout_ms)
+        for request_id, reply in replies:
             asked = self._asked.pop(request_id, None)
             if asked is None:
                 continue
