@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from pybk.client.engine import Engine
 from pybk.client.ledger import RemoteLedger
@@ -105,6 +105,7 @@ class ClusterHome:
         self._wire = BookieWire(links, directory)
         self.engine: Final = Engine(self._wire, directory)
         self._held: WeakSet[RemoteLedger] = WeakSet()
+        self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         _HOMES.add(self)
 
     # ---- the home itself -----------------------------------------------------------------------------------------
@@ -241,6 +242,7 @@ class ClusterHome:
             outstanding_bytes_max=self.config.max_outstanding_bytes,
         )
         ledger.writing = writing
+        self._writers[ledger.ledger_id] = ledger
         return writing.appender
 
     def recover(self, descriptor: LedgerDescriptor) -> None:
@@ -353,7 +355,8 @@ class ClusterHome:
         if not ledger.is_final:
             if error is not None:
                 raise error.with_traceback(None)
-            ledger.confirm(reading.last_add_confirmed)
+            writer = self._writers.get(ledger.ledger_id, ledger)  # one in this process knows best
+            ledger.confirm(max(reading.last_add_confirmed, writer.last_add_confirmed))
             ledger.last_durable = max(ledger.last_durable, ledger.last_add_confirmed)
 
     def _renew(self, ledger: RemoteLedger) -> None:
