@@ -1,12 +1,15 @@
-"""The command ``pybk``: looks into stores, checks them, makes their index again.
+"""The command ``pybk``: runs bookies, looks into stores and clusters, checks stores, makes their index again.
 
-Exit status: 0 all is sound, 1 damage was found, 2 wrong usage or a store that cannot be opened.
+Passwords and cluster secrets come by file or environment: PYBK_PASSWORD, PYBK_CLUSTER_SECRET.
+
+Exit status: 0 all is sound, 1 damage was found, 2 wrong usage, or a store or cluster that cannot be opened.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from binascii import b2a_base64
@@ -14,14 +17,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from tabulate import tabulate
 from tqdm import tqdm
 
+from pybk.admin.credentials import PASSWORD, SECRET, password_of, secret_of, takes_password, takes_secret
 from pybk.admin.dump import dump_store
+from pybk.admin.serving import serve
+from pybk.bookie.service import BookieService
+from pybk.cluster import open_cluster
 from pybk.config import StoreConfig
-from pybk.errors import CorruptError, DigestMismatchError, PybkError, UnauthorizedError, UsageError
-from pybk.ledger import LedgerMetadata
+from pybk.errors import (
+    CorruptError,
+    DigestMismatchError,
+    MetadataForgedError,
+    PybkError,
+    UnauthorizedError,
+    UsageError,
+)
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
@@ -32,10 +47,9 @@ SOUND: Final = 0
 DAMAGED: Final = 1
 FAILED: Final = 2
 
-_PASSWORD_VARIABLE: Final = "PYBK_PASSWORD"
-_PASSWORD_BYTES_MAX: Final = 1 << 16
 _PROGRESS_AFTER_SECONDS: Final = 1.0
 _LAST_COLUMN: Final = 100
+_PAGE: Final = 500
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,27 +86,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pybk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Any, text: str, path: str = "the directory of the store") -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("path", metavar="PATH", help="the directory of the store")
+        command.add_argument("path", metavar="PATH", help=path)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
         return command
 
-    def takes_password(command: argparse.ArgumentParser) -> None:
-        command.add_argument(
-            "--password-file",
-            metavar="FILE",
-            help=f"holds the password, a line end after it left out; else it is taken from {_PASSWORD_VARIABLE}",
-        )
-
-    add("ls", _ls, "list the ledgers")
-    cat = add("cat", _cat, "print the payloads of a ledger's entries, one after the other")
+    either = "the directory of a store, or the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
+    takes_secret(add("ls", _ls, "list the ledgers", either))
+    cat = add("cat", _cat, "print the payloads of a ledger's entries, one after the other", either)
     cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
     cat.add_argument("--first", type=int, default=0, metavar="ENTRY", help="first entry; default: 0")
     cat.add_argument("--last", type=int, metavar="ENTRY", help="last entry; default: the last one confirmed")
     cat.add_argument("--headers", action="store_true", help="print a line before each payload, and a line end after it")
     takes_password(cat)
+    takes_secret(cat)
     add("dump", _dump, "print what lies in the files, record by record")
     verify = add("verify", _verify, "check everything, also beside a live writer, up to the durable watermark")
     takes_password(verify)
@@ -102,18 +111,27 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="go on although entries are missing; reading them fails from then on",
     )
+    _add_bookie_options(add("bookie", _bookie, "serve as a bookie until SIGTERM or SIGINT", "the bookie's directory"))
     return parser
 
 
-def _password(parsed: argparse.Namespace) -> bytes | None:
-    """Return the password from where it was said to be, None if nothing was said."""
-    if parsed.password_file is None:
-        return os.environb.get(_PASSWORD_VARIABLE.encode())
-    with open(parsed.password_file, "rb") as file:
-        data = file.read(_PASSWORD_BYTES_MAX + 1)
-    if len(data) > _PASSWORD_BYTES_MAX:
-        raise UsageError(f"{parsed.password_file} has more than {_PASSWORD_BYTES_MAX} bytes, too many for a password")
-    return data.removesuffix(b"\n").removesuffix(b"\r")
+def _add_bookie_options(bookie: argparse.ArgumentParser) -> None:
+    bookie.add_argument(
+        "--listen",
+        action="append",
+        required=True,
+        metavar="ADDRESS",
+        help="tcp://host:port (port * for any) or ipc://path; several times for several, the first is told to others",
+    )
+    bookie.add_argument(
+        "--metadata",
+        required=True,
+        metavar="URL",
+        help="where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path for one host",
+    )
+    bookie.add_argument("--id", metavar="NAME", help="its name; default: that of the directory, or a new one")
+    bookie.add_argument("--rack", default="", metavar="RACK", help="where it stands, such as /room/rack")
+    takes_secret(bookie)
 
 
 @contextmanager
@@ -142,34 +160,57 @@ def _table(rows: Iterable[Sequence[Any]], headers: Sequence[str]) -> None:
 # ---- ls and cat --------------------------------------------------------------------------------------------------
 
 
+def _is_url(path: str) -> bool:
+    return "://" in path
+
+
+def _directory(parsed: argparse.Namespace) -> str:
+    """Return the directory that a command works on."""
+    path: str = parsed.path
+    if _is_url(path):
+        raise UsageError(f"{path} is a metadata URL; this takes a directory: run it on that of each bookie")
+    return path
+
+
 def _ls(parsed: argparse.Namespace) -> int:
-    store = ReadOnlyStore.open(parsed.path, config=StoreConfig())
-    try:
-        rows = [_ledger_row(store, metadata) for metadata in store.ledgers()]
-    finally:
-        store.close()
+    rows = _cluster_rows(parsed) if _is_url(parsed.path) else _store_rows(parsed.path)
     if parsed.json:
         _print_json(rows)
         return SOUND
-    names = ("ledger", "type", "state", "tier", "entries", "bytes", "digest")
+    names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest"]
+    if _is_url(parsed.path):
+        names[3:4] = ["quorums", "bookies"]
     times = (datetime.fromtimestamp(row["created_ns"] // 1_000_000_000, UTC) for row in rows)
     shown = [
-        (*(row[name] for name in names), f"{time:%Y-%m-%d %H:%M:%S}") for row, time in zip(rows, times, strict=True)
+        (*("" if row[name] is None else row[name] for name in names), f"{time:%Y-%m-%d %H:%M:%S}")
+        for row, time in zip(rows, times, strict=True)
     ]
     _table(shown, (*names, "created (UTC)"))
     return SOUND
 
 
+def _store_rows(path: str) -> list[dict[str, Any]]:
+    """Return what is listed of a store's ledgers; of an open one, what is confirmed and what is durable."""
+    store = ReadOnlyStore.open(path, config=StoreConfig())
+    try:
+        return [_ledger_row(store, metadata) for metadata in store.ledgers()]
+    finally:
+        store.close()
+
+
 def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any]:
-    """Return what is listed of a ledger; of an open one, what is confirmed and what is durable."""
     descriptor = store.descriptor(metadata.ledger_id)
+    return _row(metadata, descriptor.last_add_confirmed + 1, descriptor.length_durable)
+
+
+def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
     return {
         "ledger": metadata.ledger_id,
         "type": str(metadata.ledger_type),
         "state": metadata.state.value,
         "tier": metadata.tier.value,
-        "entries": descriptor.last_add_confirmed + 1,
-        "bytes": descriptor.length_durable,
+        "entries": entries,
+        "bytes": nbytes,
         "digest": metadata.digest_type.name,
         "created_ns": metadata.creation_time_ns,
         "creation_sequence": metadata.creation_sequence,
@@ -179,16 +220,58 @@ def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any
     }
 
 
+def _cluster_rows(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return what is listed of a cluster's ledgers; how far one is that is not closed, its bookies know alone."""
+    _check_there(parsed.path)
+    rows: list[dict[str, Any]] = []
+    with _secret_needed():
+        metadata, _ = open_cluster(parsed.path, secret_of(parsed))
+    with metadata:
+        after = -1
+        while ids := metadata.list_ledgers(after=after, count=_PAGE):
+            rows += [_cluster_row(found.metadata) for found in metadata.read_ledgers(ids) if found is not None]
+            after = ids[-1]
+    return rows
+
+
+def _cluster_row(metadata: LedgerMetadata) -> dict[str, Any]:
+    closed = metadata.state is LedgerState.CLOSED
+    row = _row(metadata, metadata.last_entry_id + 1 if closed else None, metadata.length if closed else None)
+    return {
+        **row,
+        "quorums": f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}",
+        "bookies": ", ".join(bookie.bookie_id for bookie in metadata.fragments[-1].ensemble),
+        "fragments": [
+            {"first": fragment.first_entry_id, "bookies": [bookie.bookie_id for bookie in fragment.ensemble]}
+            for fragment in metadata.fragments
+        ],
+    }
+
+
+def _check_there(url: str) -> None:
+    """Check that a metadata store on this host is there: looking for ledgers must not make one."""
+    parts = urlsplit(url)
+    if parts.scheme == "lmdb" and not os.path.isdir(unquote(parts.path)):
+        raise UsageError(f"there is no metadata store at {url}; name the one that the bookies were given")
+
+
+@contextmanager
+def _secret_needed() -> Iterator[None]:
+    """Say how to give a cluster's secret to whoever gave none, or another one."""
+    try:
+        yield
+    except MetadataForgedError as error:
+        raise MetadataForgedError(f"{error}: --cluster-secret-file FILE or {SECRET}") from error
+
+
 def _base64(data: bytes) -> str:
     return b2a_base64(data, newline=False).decode()
 
 
 def _cat(parsed: argparse.Namespace) -> int:
-    with (
-        LedgerManager.open(parsed.path, read_only=True) as manager,
-        _open_ledger(manager, parsed) as reader,
-    ):
-        last = reader.last_add_confirmed if parsed.last is None else parsed.last
+    with _manager(parsed) as manager, _open_ledger(manager, parsed) as reader:
+        confirmed = reader.read_last_add_confirmed()
+        last = confirmed if parsed.last is None else parsed.last
         for entry in reader.read(parsed.first, last):
             if parsed.json:
                 _print_json({**entry._asdict(), "payload": _base64(entry.payload)}, indent=None)
@@ -203,16 +286,25 @@ def _cat(parsed: argparse.Namespace) -> int:
     return SOUND
 
 
+def _manager(parsed: argparse.Namespace) -> LedgerManager:
+    """Open what the ledger is read from."""
+    if not _is_url(parsed.path):
+        return LedgerManager.open(parsed.path, read_only=True)
+    _check_there(parsed.path)
+    with _secret_needed():
+        return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
+
+
 def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace) -> LedgerReader:
-    """Open a ledger, and say how to give its password if that was not given."""
+    """Open a ledger, whoever writes it, and say how to give its password if that was not given."""
     try:
-        return manager.open_ledger(parsed.ledger, password=_password(parsed) or b"")
+        return manager.open_ledger(parsed.ledger, password=password_of(parsed) or b"", recover=False)
     except UnauthorizedError as error:
-        raise UnauthorizedError(f"{error}; give it with --password-file FILE or in {_PASSWORD_VARIABLE}") from error
+        raise UnauthorizedError(f"{error}; give it with --password-file FILE or in {PASSWORD}") from error
 
 
 def _dump(parsed: argparse.Namespace) -> int:
-    for row in dump_store(parsed.path):
+    for row in dump_store(_directory(parsed)):
         if parsed.json:
             _print_json(row, indent=None)
         else:
@@ -225,7 +317,7 @@ def _dump(parsed: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     with _progress("verify") as progress:
-        found = verify_store(parsed.path, password=_password(parsed), progress=progress)
+        found = verify_store(_directory(parsed), password=password_of(parsed), progress=progress)
     status = DAMAGED if found.problems else SOUND
     if parsed.json:
         problems = [problem._asdict() for problem in found.problems]
@@ -257,14 +349,14 @@ def _summary(found: Verified) -> str:
     if found.unauthenticated:
         text += (
             f"; the entries of {found.unauthenticated} ledgers were checked by checksum only, their digests need the "
-            f"password: --password-file or {_PASSWORD_VARIABLE}"
+            f"password: --password-file or {PASSWORD}"
         )
     return text
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
     with _progress("rebuild-index") as progress:
-        found = rebuild_index(parsed.path, accept_loss=parsed.accept_loss, progress=progress)
+        found = rebuild_index(_directory(parsed), accept_loss=parsed.accept_loss, progress=progress)
     refused = found.old_index is None
     if parsed.json:
         _print_json({**found._asdict(), "lost": [one._asdict() for one in found.lost]})
@@ -287,3 +379,30 @@ def _outcome(found: Rebuilt) -> str:
         f"the index was made again: {found.ledgers} ledgers, {found.entries} entries; the old one is kept as "
         f"{found.old_index} and may be removed"
     )
+
+
+# ---- bookie ------------------------------------------------------------------------------------------------------
+
+
+def _bookie(parsed: argparse.Namespace) -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+
+    def ready(bookie: BookieService) -> None:
+        name, addresses = bookie.bookie.bookie_id, list(bookie.addresses)
+        if parsed.json:
+            _print_json({"bookie": name, "addresses": addresses}, indent=None)
+        else:
+            print(f"bookie {name} serves at {', '.join(addresses)}")
+        sys.stdout.flush()
+
+    with _secret_needed():
+        serve(
+            _directory(parsed),
+            parsed.listen,
+            parsed.metadata,
+            secret_of(parsed),
+            bookie_id=parsed.id,
+            rack=parsed.rack,
+            ready=ready,
+        )
+    return SOUND

@@ -141,6 +141,11 @@ class BookieService:
             raise
         self._keeper.start()
 
+    @property
+    def serving(self) -> bool:
+        """Whether it answers: no more once it failed, or found its name to be another's; the log says which."""
+        return self._thread.is_alive()
+
     # ---- what others are told ------------------------------------------------------------------------------------
 
     def _registration(self) -> BookieRegistration:
@@ -307,6 +312,19 @@ class BookieService:
         for ledger_id in sorted(deleted & self._seen_deleted):
             self._post(lambda gone=ledger_id: self._machine.ledger_deleted(gone))  # type: ignore[misc]
         self._seen_deleted = deleted
+
+    def in_limbo(self) -> list[int]:
+        """Return the ledgers in limbo."""
+        return self.replicas.in_limbo()
+
+    def lift_limbo(self, ledger_id: int) -> None:
+        """End a ledger's limbo, as everything that it may have lacked was brought back."""
+
+        def lift() -> list[BookieEffect]:
+            self.replicas.lift_limbo(ledger_id)
+            return []
+
+        self._post(lift)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from pybk.client.engine import Engine
 from pybk.client.ledger import RemoteLedger
+from pybk.client.limbo import LimboBookie, Mender
 from pybk.client.reading import LacReading, Reading, Recovering
 from pybk.client.repairing import repair
 from pybk.client.replicating import Replicator
@@ -68,7 +69,7 @@ def _mark_forked() -> None:
 os.register_at_fork(after_in_child=_mark_forked)
 
 
-class LocalBookie(Protocol):
+class LocalBookie(LimboBookie, Protocol):
     """The bookie that serves in this process."""
 
     def close(self) -> None:
@@ -106,6 +107,7 @@ class ClusterHome:
         self.engine: Final = Engine(self._wire, directory)
         self._held: WeakSet[RemoteLedger] = WeakSet()
         self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
+        self._mender = None if bookie is None else Mender(self.engine, directory, bookie)
         _HOMES.add(self)
 
     # ---- the home itself -----------------------------------------------------------------------------------------
@@ -119,9 +121,7 @@ class ClusterHome:
     def check_usable(self) -> None:
         """Raise if the manager is closed."""
         if self.forked:
-            raise ForkedProcessError(
-                f"the client of {self.where} was opened before this process was forked; open another"
-            )
+            raise self._fork_error()
         if self.ended:
             raise ClosedError(f"the manager of {self.where} is closed; open it again")
 
@@ -149,6 +149,8 @@ class ClusterHome:
             if ledger.writing is not None and ledger.writing.appender.error is None and not ledger.deferred:
                 self._settle(ledger.writing)
         self.ended = True
+        if self._mender is not None:
+            self._mender.stop()
         error = ClosedError("the manager is closed; open it again")
         self.engine.close(error)
         for ledger in list(self._held):

@@ -114,12 +114,17 @@ class RegisteredBookie:
         self._lock = threading.RLock()
         self._closed = False
         self._owner = secrets.token_hex(OWNER_BYTES)
+        self._watches: list[Watch] = []
+        tree = bookies._tree
         self._session, self._version = bookies._take_over(self.key, registration, self._owner, old=True)
-        # A registration that somebody removed is made again, too.
-        self._watches = (
-            bookies._tree.on_session_end(self._look_after),
-            bookies._tree.watch(self.key, self._look_after),
-        )
+        try:
+            # A registration that somebody removed is made again, too.
+            self._watches.append(tree.on_session_end(self._look_after))
+            self._watches.append(tree.watch(self.key, self._look_after))
+            self._look_after()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def registered(self) -> bool:
@@ -161,13 +166,16 @@ class RegisteredBookie:
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
-            for watch in self._watches:
-                watch.cancel()
+            self._cancel()
             try:
                 self._bookies._delete(self.key, self._version)
             except MetadataVersionError:
                 logger.info("%s: the registration was somebody else's by now", self._registration.bookie)
+
+    def _cancel(self) -> None:
+        self._closed = True
+        for watch in self._watches:
+            watch.cancel()
 
     def _look_after(self) -> None:
         """Register again if the registration is gone."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from pybk.digest import SALT_BYTES_MIN, SCRYPT_COST, SCRYPT_COST_MAX
-from pybk.errors import MetadataExistsError, MetadataForgedError
+from pybk.errors import CorruptError, MetadataExistsError, MetadataForgedError
 from pybk.metadata.bookies import Bookies
 from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
@@ -115,7 +115,9 @@ def _identity(tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | 
                 f"metadata key {CLUSTER_KEY!r} was removed just now; nothing removes it: try again"
             )
     # The key depends on what is read, so the proof is in what is read, and checked once the key is derived.
-    _, payload = unseal(CLUSTER_KEY, node.value, None)
+    kind, payload = unseal(CLUSTER_KEY, node.value, None)
+    if kind is not Kind.CLUSTER:
+        raise CorruptError(f"metadata key {CLUSTER_KEY!r}: kind {kind.name} where CLUSTER belongs; restore it")
     identity, proof = decode_json(payload, _from_values, where=f"metadata key {CLUSTER_KEY!r}")
     if (key_for is None) != (proof == b""):
         raise MetadataForgedError(

@@ -86,6 +86,7 @@ class LmdbTree:
             self._environment = LmdbEnvironment(self._path, map_bytes=_MAP_BYTES)
         self._file = HostFile(os.path.join(self._path, HOST_FILE))
         self._callbacks = Callbacks(f"pybk metadata {self._path}")
+        self._sweeping = self._callbacks.add("", self._sweep)
         self._turn_lock = threading.Lock()
         self._lock = threading.Lock()
         self._session = 0
@@ -113,7 +114,8 @@ class LmdbTree:
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
         """See ``MetadataTree.get_many``; all values are of one moment."""
         names = [node_name(key) for key in keys]
-        self._sweep_if_due()
+        if self._sweep_is_due():
+            self._sweep()
         with self._damage(), self._environment.read() as transaction:
             found = [records.get_record(transaction, name) for name in names]
         return [None if record is None else Node(record.value, record.version) for record in found]
@@ -121,7 +123,8 @@ class LmdbTree:
     def children(self, key: str) -> list[str]:
         """See ``MetadataTree.children``."""
         name = node_name(key)
-        self._sweep_if_due()
+        if self._sweep_is_due():
+            self._sweep()
         with self._damage(), self._environment.read() as transaction:
             return [child for child, _ in records.children(transaction, name)]
 
@@ -174,6 +177,8 @@ class LmdbTree:
         """See ``MetadataTree.session``."""
         self._file.usable()
         with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self._path}: this metadata store is closed")
             if not self._session:
                 self._slot, self._session = self._change(self._begin)
                 self._beat_at = time.monotonic()
@@ -206,8 +211,7 @@ class LmdbTree:
             if self._closed or self._file.forked:
                 return
             self._closed = True
-            session = self._session
-            keeper = self._keeper
+            session, keeper = self._session, self._keeper
         self._callbacks.close()
         self._wake.set()
         if keeper is not None and keeper is not threading.current_thread():
@@ -328,15 +332,23 @@ class LmdbTree:
             return False
         return not self._file.locked(found.slot) or self._file.age_ns(found.slot) > found.timeout_ms * 1_000_000
 
-    def _sweep_if_due(self) -> None:
-        """Remove the leases of the dead, unless that was done a moment ago, or somebody else is writing."""
+    def _sweep_is_due(self) -> bool:
+        """Tell whether nobody has looked for dead sessions for a while."""
         now = time.monotonic()
-        if now - self._swept_at < self._beat_s:
-            return
-        self._swept_at = now
+        due = now - self._swept_at >= self._beat_s
+        if due:
+            self._swept_at = now
+        return due
+
+    def _dead(self) -> list[int]:
+        """Return the sessions whose owners give no sign of life."""
         with self._damage(), self._environment.read() as transaction:
             found = [session.number for session in records.sessions(transaction)]
-            dead = [session for session in found if self._is_dead(transaction, session)]
+            return [session for session in found if self._is_dead(transaction, session)]
+
+    def _sweep(self) -> None:
+        """Remove the leases of the dead, unless somebody else is writing for long."""
+        dead = self._dead()
         if not dead:
             return
 
@@ -378,7 +390,9 @@ class LmdbTree:
                 self._poll()
                 if self._session and time.monotonic() - self._beat_at >= self._beat_s:
                     self._beat()
-                self._sweep_if_due()
+                if self._sweep_is_due() and self._dead():
+                    # Not here: a sync may take long, and signs of life must not wait for it.
+                    self._callbacks.due(self._sweeping)
                 failed = False
             except ClosedError:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from pybk.errors import MetadataExistsError, MetadataVersionError
 from pybk.ledger import Bookie
-from pybk.metadata.bookies import name_in_tree
+from pybk.metadata.bookies import OWNER_BYTES, name_in_tree
 from pybk.metadata.ledgers import leaves_after, ledger_path
-from pybk.metadata.tree import Node, Watch
+from pybk.metadata.tree import MetadataTree, Node, Watch
 from pybk.metadata.values import Kind, Records, decode_json, encode_json, from_base64, to_base64
 
 LOCKS_KEY: Final = "locks"
@@ -42,13 +43,14 @@ class Lease:
 
     Attributes:
         name: The lock's.
+        version: Its key's in the store.
     """
 
     def __init__(self, locks: Locks, name: str, session: int, version: int) -> None:
         self.name = name
+        self.version = version
         self._locks = locks
         self._session = session
-        self._version = version
         self._released = False
 
     @property
@@ -62,11 +64,9 @@ class Lease:
         Raises:
             MetadataUnreachableError: It could not be released; try again, or close the store.
         """
-        if self._released:
-            return
-        with suppress(MetadataVersionError):  # the session had ended, and somebody else has the lock by now
-            self._locks._delete(_lock_key(self.name), self._version)
-        self._released = True
+        if not self._released:
+            self._locks._release(self)
+            self._released = True
 
 
 class Election:
@@ -135,6 +135,12 @@ class Locks(Records):
     Every method raises MetadataUnreachableError, too.
     """
 
+    def __init__(self, tree: MetadataTree, mac_key: bytes | None) -> None:
+        super().__init__(tree, mac_key)
+        self._by = secrets.token_hex(OWNER_BYTES)
+        self._leases: dict[str, Lease] = {}
+        self._leases_lock = threading.Lock()
+
     def try_lock(self, name: str, owner: str) -> Lease | None:
         """Take a lock if nobody has it.
 
@@ -146,24 +152,53 @@ class Locks(Records):
             The lease, None if somebody has it; the store gives it back when this process is no more.
         """
         key = _lock_key(name)
-        payload = encode_json({"owner": owner})
-        while True:
-            session = self._tree.session()
-            try:
-                version = self._create(Kind.LOCK, key, payload, leased=True)
-            except MetadataExistsError:
-                return None
-            if self._tree.alive(session):
-                return Lease(self, name, session, version)
+        payload = encode_json({"by": self._by, "owner": owner})
+        with self._leases_lock:
+            while True:
+                session = self._tree.session()
+                try:
+                    version = self._create(Kind.LOCK, key, payload, leased=True)
+                except MetadataExistsError:
+                    if not self._drop_orphan(name):
+                        return None
+                    continue
+                if self._tree.alive(session):
+                    lease = self._leases[name] = Lease(self, name, session, version)
+                    return lease
+
+    def _drop_orphan(self, name: str) -> bool:
+        """Remove a lock that this one made without learning of it, as the answer was lost or the session in doubt."""
+        key = _lock_key(name)
+        node = self._tree.get(key, latest=True)
+        if node is None:
+            return True
+        by, _ = self._lock(key, node)
+        lease = self._leases.get(name)
+        if by != self._by or (lease is not None and lease.version == node.version):
+            return False
+        with suppress(MetadataVersionError):
+            self._delete(key, node.version)
+        return True
+
+    def _release(self, lease: Lease) -> None:
+        with self._leases_lock:
+            with suppress(MetadataVersionError):  # the session had ended, and somebody else has the lock by now
+                self._delete(_lock_key(lease.name), lease.version)
+            if self._leases.get(lease.name) is lease:
+                del self._leases[lease.name]
+
+    def _lock(self, key: str, node: Node) -> tuple[str, str]:
+        """Return by whom a lock was made, and its owner."""
+        payload = self._unseal(Kind.LOCK, key, node.value)
+        return decode_json(
+            payload, lambda values: (str(values["by"]), str(values["owner"])), where=f"metadata key {key!r}"
+        )
 
     def lock_owner(self, name: str) -> str | None:
         """Return who has a lock, None for nobody."""
         key = _lock_key(name)
         node = self._tree.get(key, latest=True)
-        if node is None:
-            return None
-        payload = self._unseal(Kind.LOCK, key, node.value)
-        return decode_json(payload, lambda values: str(values["owner"]), where=f"metadata key {key!r}")
+        return None if node is None else self._lock(key, node)[1]
 
     def watch_lock(self, name: str, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after somebody took or released a lock, as ``MetadataTree.watch`` does."""

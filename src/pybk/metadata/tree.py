@@ -112,8 +112,8 @@ class MetadataTree(Protocol):
         """Call ``callback`` after each change of the key's value and of which keys are right below it.
 
         It is called again and again until cancelled, in a thread of the store that makes no other calls meanwhile; it
-        may use the tree. Changes that come close together make one call; a call may also come without a change, as
-        after a lost connection, when changes may have been missed.
+        may use the tree. Changes that come close together make one call, and none if they undo each other; a call may
+        also come without a change, as after a lost connection, when changes may have been missed.
         """
         ...
 

@@ -246,6 +246,7 @@ class ZooKeeperTree:
             self._client.close()
         except KazooException as error:
             logger.warning("%s: the connection could not be closed properly: %s", self._hosts, error)
+        self._connected.set()  # who waits for it learns that the store is closed
 
     # ---- requests ------------------------------------------------------------------------------------------------
 

@@ -390,9 +390,10 @@ class BookieMachine:
 
     def _note_lac(self, ledger_id: int, before: int, lac: int, packet: bytes) -> list[BookieEffect]:
         """Raise the last add confirmed, never lower it (I13), and answer who waited for that."""
+        if lac > before or packet:  # a packet may prove what was only said before
+            self._replicas.note_lac(ledger_id, lac, packet)
         if lac <= before:
             return []
-        self._replicas.note_lac(ledger_id, lac, packet)
         return self._wake(ledger_id, lambda poll, lac: lac > poll.beyond) if ledger_id in self._polls else []
 
     def _wake(self, ledger_id: int, due: Any) -> list[BookieEffect]:

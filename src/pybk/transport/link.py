@@ -49,6 +49,9 @@ PING_NS: Final = 5 * 10**9
 
 _QUEUE_MESSAGES: Final = 16 << 10
 _RESENT_MAX: Final = 3
+_RECONNECT_MS: Final = 24 * 3600 * 1000
+"""ZeroMQ's own reconnecting comes so late that it never does: a link that broke gets a new socket."""
+
 _RETRY_NS: Final = 20_000_000
 _HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
 _NEVER_NS: Final = 1 << 63
@@ -230,10 +233,12 @@ class Link:
         links = self._links
         socket = links._context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.immediate = True
+        # Were ZeroMQ told never to connect again, or to hold nothing while it does, it would throw away the replies that
+        # came before the end. Nothing is sent before the session, so nothing is queued for a connection to come.
+        socket.immediate = False
+        socket.reconnect_ivl = _RECONNECT_MS
         socket.maxmsgsize = links._message_bytes_max
         socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
-        socket.reconnect_ivl = -1
         socket.connect_timeout = socket.handshake_ivl = curve.HANDSHAKE_MS
         curve.set_heartbeat(socket)
         self._socket = socket

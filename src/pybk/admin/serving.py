@@ -1,0 +1,58 @@
+"""A bookie by itself: it serves until it is told to end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from typing import Final
+
+from pybk.bookie.service import BookieService
+from pybk.cluster import open_cluster
+from pybk.config import StoreConfig
+from pybk.errors import PybkError
+
+_LOOK_SECONDS: Final = 1.0
+
+
+def serve(
+    root: str,
+    listen: Sequence[str],
+    url: str,
+    secret: bytes | None,
+    *,
+    bookie_id: str | None,
+    rack: str,
+    ready: Callable[[BookieService], None],
+) -> None:
+    """Serve as a bookie until SIGTERM or SIGINT, then close; call it in the main thread.
+
+    A signal that comes while the directory is opened ends it as soon as it is open.
+
+    Args:
+        root: The bookie's directory.
+        listen: Addresses; the first is the one that others are told.
+        url: Where the cluster's metadata is.
+        secret: The cluster's, None for none.
+        bookie_id: The bookie's name; None keeps that of the directory, or makes one.
+        rack: Where it stands.
+        ready: Called once it serves.
+
+    Raises:
+        PybkError: It cannot begin, or ended by itself, which is logged.
+    """
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    with ExitStack() as stack:
+        metadata, keys = open_cluster(url, secret)
+        stack.callback(metadata.close)
+        bookie = BookieService.open(
+            root, listen, metadata=metadata, keys=keys, config=StoreConfig(), bookie_id=bookie_id, rack=rack
+        )
+        stack.enter_context(closing(bookie))
+        ready(bookie)
+        while not told.wait(_LOOK_SECONDS):
+            if not bookie.serving:
+                raise PybkError(f"bookie {bookie.bookie} serves no more; the error is logged above")
