@@ -69,7 +69,7 @@ class ZooKeeperServer:
             self._process = subprocess.Popen(
                 [
                     *("java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-                    *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=ruok"),
+                    *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr"),
                     *("-cp", f"{jars()[0].parent}/*", "org.apache.zookeeper.server.ZooKeeperServerMain"),
                     *(str(self._port), os.path.join(self._directory, "data"), str(TICK_MS)),
                 ],
@@ -79,8 +79,11 @@ class ZooKeeperServer:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1) as connection:
-                connection.sendall(b"ruok")
-                if connection.recv(4) == b"imok":
+                connection.sendall(b"srvr")
+                answer = b""
+                while data := connection.recv(4096):
+                    answer += data
+                if b"Mode:" in answer:
                     return
             time.sleep(0.05)
         raise RuntimeError(f"ZooKeeper did not start: {Path(self._directory, 'log').read_text()[-2000:]}")

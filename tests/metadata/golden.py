@@ -44,7 +44,7 @@ def values() -> dict[str, tuple[str, bytes]]:
         Kind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8})),
         Kind.COOKIE: ("cookies/bookie-1%3A3181", _cookie_json(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
         Kind.BOOKIE: ("bookies/bookie-1%3A3181", _registration_json(registration(bookie(1)), "ab" * 16)),
-        Kind.LOCK: ("locks/auditor", encode_json({"owner": "bookie-1:3181"})),
+        Kind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),
         Kind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
         Kind.NEWS: ("underreplicated-news", b""),
     }

@@ -267,3 +267,33 @@ def test_cookies_boots_and_missing_entries_survive_lost_answers(faults: tuple[Fa
     world.fail(faults)
     assert world.cluster.unmark_under_replicated(record)
     assert world.sure.list_under_replicated() == []
+
+
+def test_a_lock_whose_taking_stayed_open_is_not_lost_for_ever() -> None:
+    world = World()
+    faults = {"create": iter((Fault.REPLY_LOST,)), "get": iter((Fault.REFUSED,))}
+    world.tree.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
+    with pytest.raises(MetadataUnreachableError):
+        world.cluster.try_lock("lock", "one")
+    assert world.sure.lock_owner("lock") == "one"
+    assert world.sure.try_lock("lock", "two") is None
+    lease = world.cluster.try_lock("lock", "one")
+    assert lease is not None
+    assert lease.held
+    assert world.cluster.try_lock("lock", "one") is None, "held by this very client"
+    lease.release()
+    assert world.sure.try_lock("lock", "two") is not None
+
+
+def test_a_registration_whose_making_stayed_open_is_made_again() -> None:
+    world = World()
+    world.cluster.claim_cookie(bookie(1))
+    registered = world.cluster.register(registration(bookie(1)))
+    world.store.expire(world.tree.session())
+    faults = {"create": iter((Fault.REPLY_LOST,)), "get": iter((None, Fault.REFUSED))}
+    world.tree.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
+    while world.store.deliver():
+        pass
+    assert registered.registered
+    registered.update(registration(bookie(1), load=3.0))
+    assert [found.load for found in world.sure.list_bookies()] == [3.0]

@@ -237,7 +237,7 @@ def test_what_is_not_sent_is_known_not_to_be() -> None:
     server = ZooKeeperServer()
     try:
         server.start()
-        tree = open_metadata(server.url(), timeout_s=0.5, session_timeout_s=5)
+        tree = open_metadata(server.url(), timeout_s=1.5, session_timeout_s=5)
         assert isinstance(tree, ZooKeeperTree)
         connected = tree._connected
         version = tree.create("key", b"v")
