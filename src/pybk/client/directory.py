@@ -28,7 +28,7 @@ from pybk.replication.messages import (
 from pybk.replication.placement import Candidate, choose
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pybk.client.ledger import RemoteLedger
     from pybk.metadata.bookies import BookieRegistration
@@ -44,6 +44,10 @@ class Directory:
         metadata: The cluster's.
         local: The bookie of this process, which comes first in ensembles and reads; None for none.
 
+    Attributes:
+        bookies: Those that are there, by name.
+        on_change: Called after bookies came or went, in a thread of the metadata store.
+
     Threads: any.
     """
 
@@ -53,13 +57,20 @@ class Directory:
         self._random = random.Random()
         self._lock = threading.Lock()
         self.bookies: Mapping[str, BookieRegistration] = {}
-        self._watch = metadata.watch_bookies(self.refresh)
+        self.on_change: Callable[[], None] | None = None
+        self._watch = metadata.watch_bookies(self._changed)
         self.refresh()
 
     # ---- bookies -------------------------------------------------------------------------------------------------
 
+    def _changed(self) -> None:
+        """See who is there, as somebody came or went, and tell it on."""
+        self.refresh()
+        if self.on_change is not None:
+            self.on_change()
+
     def refresh(self) -> None:
-        """See who is there now; called when somebody came or went, and before an ensemble is chosen."""
+        """See who is there now."""
         try:
             self.bookies = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
         except MetadataError as error:

@@ -108,6 +108,7 @@ class ClusterHome:
         self._held: WeakSet[RemoteLedger] = WeakSet()
         self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         self._mender = None if bookie is None else Mender(self.engine, directory, bookie)
+        directory.on_change = self._bookies_changed
         _HOMES.add(self)
 
     # ---- the home itself -----------------------------------------------------------------------------------------
@@ -124,6 +125,16 @@ class ClusterHome:
             raise self._fork_error()
         if self.ended:
             raise ClosedError(f"the manager of {self.where} is closed; open it again")
+
+    def _bookies_changed(self) -> None:
+        """Have writers look again for bookies in the places of those that they went on without."""
+
+        def look_again() -> None:
+            for ledger in list(self._held):
+                if ledger.writing is not None:
+                    ledger.writing.bookies_changed(time.monotonic_ns())
+
+        self.engine.post(look_again)
 
     def check_writable(self) -> None:
         """Raise if the manager is closed."""

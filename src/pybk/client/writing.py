@@ -135,6 +135,11 @@ class Writing(Conversation[WriterMachine]):
         """Begin to close the ledger; everything staged was acknowledged, or will not be of it."""
         return self.machine.close(now_ns)
 
+    def bookies_changed(self, now_ns: int) -> None:
+        """Look again for bookies in the places of those that were given up."""
+        if not self.commit.done:
+            self.engine.perform(self, self.machine.bookies_changed(now_ns))
+
     def force(self, last: int, commit: Commit) -> None:
         """Have everything up to an entry made durable, and ``commit`` done then."""
         if self.commit.done:

@@ -169,7 +169,7 @@ class Link:
             self._hear()
             if self._socket is not None and self._outstanding:
                 return False
-            # There was nothing to be full of: the connection is gone.
+            # Full of requests whose time is over: the connection is as good as gone.
             self._lose("the connection broke")
             self._links._outcomes.append((self, request_id, None))
             return True
@@ -233,8 +233,8 @@ class Link:
         links = self._links
         socket = links._context.socket(zmq.DEALER)
         socket.linger = 0
-        # Were ZeroMQ told never to connect again, or to hold nothing while it does, it would throw away the replies that
-        # came before the end. Nothing is sent before the session, so nothing is queued for a connection to come.
+        # Were ZeroMQ told never to connect again, or to hold nothing while it does, it would throw away the replies
+        # that came before the end. Nothing is sent before the session, so nothing waits for a connection to come.
         socket.immediate = False
         socket.reconnect_ivl = _RECONNECT_MS
         socket.maxmsgsize = links._message_bytes_max
