@@ -73,11 +73,11 @@ def received(head: bytes, bodies: Sequence[memoryview], *, request: bool) -> Wir
     return (codec.decode_request if request else codec.decode_reply)(header, head, bodies)
 
 
-def signed(head: bytearray) -> bytes:
+def signed(head: bytearray, bodies: Sequence[memoryview] = ()) -> bytes:
     """Return a head that was changed with the MAC and checksum that fit, as only somebody with the key can."""
     end = int.from_bytes(head[6:8], "little")
     inline = bytes(head[end + 16 :])
-    pack_into("<I16s", head, 92, len(inline), xxh3_128_digest(inline))
+    pack_into("<I16s", head, 92, len(inline), xxh3_128_digest(b"".join((inline, *bodies))))
     return bytes(head[:end]) + MAC(bytes(head[:end])) + inline
 
 
@@ -260,6 +260,29 @@ def test_what_no_request_can_say_is_refused(message: WireRequest, place: int, la
 def test_what_no_reply_can_say_is_refused(message: WireReply, place: int, layout: str, value: int) -> None:
     with pytest.raises(FrameError):
         received(put(message, place, layout, value), [], request=False)
+
+
+def test_an_entry_has_a_header() -> None:
+    for sizes in ((31,), (40,) * 50 + (31,)):
+        with pytest.raises(FrameError, match="the smallest 31"):
+            received(*sent(encode(add(7, entries(0, sizes)))), request=True)
+
+
+def test_a_frame_that_is_shorter_than_its_run_is_refused() -> None:
+    head, bodies = sent(encode(add(7, entries(0, (BODY,)))))
+    changed = bytearray(head)
+    pack_into("<I", changed, TABLE + 20, BODY + 1)
+    pack_into("<I", changed, TABLE + 40, BODY + 1)
+    with pytest.raises(FrameError, match=f"{BODY} bytes instead of a run of {BODY + 1}"):
+        received(signed(changed, bodies), bodies, request=True)
+
+
+def test_more_runs_than_a_message_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(frames, "RUNS_MAX", 65)
+        head, bodies = sent(encode(add(7, *[entries()] * 65)))
+    with pytest.raises(FrameError, match="65 runs"):
+        received(head, bodies, request=True)
 
 
 def test_an_answer_has_one_run_at_most() -> None:

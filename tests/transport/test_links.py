@@ -105,6 +105,22 @@ def test_a_killed_bookie_is_noticed_at_once(keys: ClusterKeys | None) -> None:
         assert links.counters.lost == 2
 
 
+def test_a_reply_that_came_before_the_end_counts(keys: ClusterKeys | None) -> None:
+    with child(keys) as (process, address, public), Links(keys) as links:
+        link = links.connect(BOOKIE, address, public)
+        assert ask(links, link, 1) == OK
+        assert link.send(2, add())
+        assert link._socket is not None
+        assert link._socket.poll(5000)
+        process.kill()
+        process.wait()
+        assert link._monitor is not None
+        assert link._monitor.poll(5000)
+        link._hear()
+        assert not link.is_up
+        assert links.poll(0) == [(link, 2, OK)]
+
+
 def test_a_stopped_bookie_is_noticed_by_its_silence(keys: ClusterKeys | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve, "HEARTBEAT_MS", 50)
     monkeypatch.setattr(curve, "SILENCE_MS", 200)

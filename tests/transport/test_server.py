@@ -15,9 +15,9 @@ import zmq
 from pybk.ledger import Bookie
 from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
 from pybk.transport import server as server_module
-from pybk.transport.codec import Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
+from pybk.transport.codec import NONCE_BYTES, Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import Outgoing
-from pybk.transport.keys import ClusterKeys, RightsKey, proves_right
+from pybk.transport.keys import ClusterKeys, RightsKey, keyed_mac, proves_right
 from pybk.transport.server import Server
 from tests.transport.wireworld import (
     BOOKIE,
@@ -106,6 +106,16 @@ def test_a_request_without_a_session_is_told_so(raw: RawClient) -> None:
     assert not arrived
     assert header.kind == Kind.NO_SESSION
     assert raw.server.counters.strangers == 1
+
+
+def test_a_forged_greeting_begins_no_session(raw: RawClient) -> None:
+    before = dict(raw.server._peers)
+    raw.mac = keyed_mac(bytes(32))
+    nonce = b"n" * NONCE_BYTES
+    for size, numbers in ((16, (1, 0, 0, 0)), (15, (1, 0, 0, 0)), (16, (0, 0, 0, 0))):
+        assert raw.exchange(raw.head(Outgoing(Kind.HELLO, numbers=numbers, blob=nonce[:size]))) == ([], [])
+    assert raw.server._peers == before
+    assert (raw.server.counters.forged, raw.server.counters.garbage) == (1, 2)
 
 
 def test_a_changed_head_is_dropped(raw: RawClient) -> None:
