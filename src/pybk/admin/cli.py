@@ -87,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, text: str, path: str = "the directory of the store") -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
+        # No abbreviations: --cluster-secret SECRET would be taken for a file's name, and printed as one not found.
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("path", metavar="PATH", help=path)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
