@@ -74,6 +74,7 @@ def draw(seed: int) -> Plan:
     loses = random.choice(("forgets", "wiped", "corrupt")) if quorum.ack_quorum > 1 and sometimes(0.2) else ""
     if loses == "corrupt" and quorum.ack_quorum == quorum.write_quorum:
         loses = ""  # nobody could take the damaged one's place in every acknowledgement
+    sluggish = sometimes(0.4)
     return Plan(
         quorum=quorum,
         spares=random.choice((0, 1, 1, 2, 3)),
@@ -88,10 +89,10 @@ def draw(seed: int) -> Plan:
         loss=random.uniform(0, 0.3) if sometimes(0.5) else 0.0,
         duplication=random.uniform(0, 0.1) if sometimes(0.3) else 0.0,
         spurious=random.uniform(0, 0.2) if sometimes(0.5) else 0.0,
-        slow=random.uniform(0, 0.5),
+        slow=random.uniform(0.3, 0.7) if sluggish else random.uniform(0, 0.3),
         short=random.choice((0.0, 0.2, 0.9)),
-        slow_ns=random.choice((5, 20, 100)) * MS,
-        timeout_ns=random.choice((10, 30, 80)) * MS,
+        slow_ns=100 * MS if sluggish else random.choice((5, 20, 100)) * MS,
+        timeout_ns=random.choice((80, 200) if sluggish else (10, 30, 80)) * MS,
         clogs=sometimes(0.75),
         cuts=sometimes(0.3),
         pauses=sometimes(0.3),

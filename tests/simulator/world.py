@@ -45,7 +45,8 @@ class World:
         self.recoverers = [Recoverer(self, number) for number in range(self.plan.recoverers)]
         self.readers = [Reader(self, number) for number in range(self.plan.readers)]
         for recoverer in self.recoverers:
-            self.clock.after(int(self.random.random() * self.plan.faults_ns), recoverer.begin)
+            within_ns = self.random.choice((20 * MS, self.plan.faults_ns))
+            self.clock.after(int(self.random.random() * within_ns), recoverer.begin)
         for reader in self.readers:
             self.clock.after(int(self.random.random() * 20 * MS), reader.begin)
         self.copiers: list[Copier] = []

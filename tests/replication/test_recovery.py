@@ -1,0 +1,344 @@
+"""The recovery's machine, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.replication.messages import (
+    Add,
+    BookiesChosen,
+    ChooseBookies,
+    Done,
+    Failed,
+    LacReply,
+    MetadataRefused,
+    MetadataUnreachable,
+    MetadataWritten,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reason,
+    Reply,
+    Send,
+    Status,
+    WakeAt,
+    Woken,
+    WriteMetadata,
+)
+from pybk.replication.recovery import RETRIES_MAX, RecoveryMachine
+from pybk.replication.runs import entries_of
+from tests.replication.driving import Driven, bookie, entry, metadata, run
+
+NO = ReadReply(Status.NO_SUCH_ENTRY)
+UNKNOWN = ReadReply(Status.UNKNOWN)
+
+
+class Recovery(Driven):
+    def __init__(self, opened: LedgerMetadata | None = None) -> None:
+        self.opened = opened or metadata()
+        super().__init__(RecoveryMachine(self.opened, 3))
+        self.take(self.machine.start(0))
+
+    def mark(self) -> None:
+        """Let the ledger be marked as in recovery, which is followed by the fencing."""
+        written = self.only(WriteMetadata)
+        assert written.metadata.state is LedgerState.IN_RECOVERY
+        self.tell(MetadataWritten(4))
+
+    def fence(self, *numbers: int, lac: int = -1) -> None:
+        for number in numbers:
+            self.answer(number, LacReply(Status.OK, lac))
+
+    def reads(self) -> list[Send]:
+        return [send for send in self.sends if isinstance(send.request, Read)]
+
+    def adds(self) -> list[Send]:
+        return [send for send in self.sends if isinstance(send.request, Add)]
+
+    def told(self, number: int, reply: ReadReply, first: int | None = None) -> None:
+        """Answer the oldest read of a bookie, or the one that begins with an entry."""
+        send = next(
+            send
+            for send in self.reads()
+            if send.bookie == bookie(number)
+            and isinstance(send.request, Read)
+            and (first is None or send.request.first == first)
+        )
+        self.sends.remove(send)
+        self.sends.insert(0, send)
+        self.answer(number, reply)
+
+    def added(self, number: int) -> None:
+        """Acknowledge the oldest add to a bookie."""
+        send = next(send for send in self.adds() if send.bookie == bookie(number))
+        self.sends.remove(send)
+        self.sends.insert(0, send)
+        self.answer(number)
+
+    def drop_fences(self) -> None:
+        self.sends = [send for send in self.sends if not isinstance(send.request, ReadLac)]
+
+    def reading(self, lac: int = -1) -> None:
+        """Fence two of three, and leave the third out."""
+        self.mark()
+        self.fence(0, 1, lac=lac)
+        self.drop_fences()
+
+    def closes(self) -> LedgerMetadata:
+        return self.only(WriteMetadata).metadata
+
+
+def test_a_closed_ledger_is_adopted() -> None:
+    recovery = Recovery(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=4))
+    assert recovery.only(Done).metadata.last_entry_id == 4
+
+
+def test_all_of_the_last_ensemble_are_fenced_after_the_ledger_is_marked() -> None:
+    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 1, 4))))
+    assert recovery.sends == []
+    recovery.mark()
+    assert [send.request for send in recovery.sends] == [ReadLac(5, fence=True)] * 3
+    assert [send.bookie for send in recovery.sends] == [bookie(3), bookie(1), bookie(4)]
+
+
+def test_an_empty_ledger_is_closed_empty() -> None:
+    recovery = Recovery()
+    recovery.reading()
+    recovery.answer(0, NO)
+    assert recovery.effects == []
+    recovery.answer(1, ReadReply(Status.NO_SUCH_LEDGER))
+    closed = recovery.closes()
+    assert (closed.state, closed.last_entry_id, closed.length) == (LedgerState.CLOSED, -1, 0)
+    recovery.tell(MetadataWritten(5))
+    assert recovery.only(Done).version == 5
+
+
+def test_reads_fence_and_begin_behind_the_lac() -> None:
+    recovery = Recovery()
+    recovery.reading(lac=6)
+    ahead = [send.request for send in recovery.reads() if isinstance(send.request, Read) and send.request.first == 7]
+    assert len(ahead) == 3
+    assert all(request.fence for request in ahead)
+
+
+def test_one_hung_bookie_holds_nothing_up() -> None:
+    """C5: two of three are enough to fence, to deny and to acknowledge."""
+    recovery = Recovery()
+    recovery.reading()
+    recovery.told(0, ReadReply(Status.NO_SUCH_ENTRY, run(0, 2)))
+    recovery.told(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 1)))
+    recovery.added(0)
+    recovery.added(1)
+    recovery.told(1, NO)
+    closed = recovery.closes()
+    assert (closed.last_entry_id, closed.length) == (2, 30)
+
+
+def test_found_entries_are_written_back_unchanged_with_a_frozen_lac() -> None:
+    recovery = Recovery()
+    recovery.reading(lac=-1)
+    recovery.answer(0, ReadReply(Status.NO_SUCH_ENTRY, run(0, 2)))
+    for send in recovery.adds():
+        add = send.request
+        assert isinstance(add, Add)
+        assert add.recovery
+        assert add.lac == -1
+        assert [bytes(each) for each in entries_of(add.runs[0])] == [entry(0), entry(1), entry(2)]
+    assert {send.bookie for send in recovery.adds()} == {bookie(0), bookie(1), bookie(2)}
+    recovery.answer(1, ReadReply(Status.OK, run(0, 2)))
+    reads = recovery.pending(1)
+    assert [send.request.first for send in reads if isinstance(send.request, Read)] == [3], "and reading goes on"
+
+
+def test_later_adds_carry_the_same_lac() -> None:
+    recovery = Recovery()
+    recovery.reading(lac=-1)
+    recovery.answer(0, ReadReply(Status.OK, run(0, 0)))
+    recovery.added(0)
+    recovery.added(1)
+    recovery.sends = recovery.reads()
+    recovery.told(0, ReadReply(Status.OK, run(1, 1)))
+    assert [send.request.lac for send in recovery.adds() if isinstance(send.request, Add)] == [-1] * 3
+
+
+def test_what_is_unknown_is_never_guessed() -> None:
+    recovery = Recovery()
+    recovery.reading()
+    recovery.answer(0, NO)
+    recovery.answer(1, UNKNOWN)
+    recovery.lose(2)
+    for _ in range(RETRIES_MAX):
+        recovery.only(WakeAt)
+        recovery.tell(Woken())
+        assert {send.bookie for send in recovery.reads()} == {bookie(1), bookie(2)}, "who denied need not be asked"
+        recovery.answer(1, UNKNOWN)
+        recovery.lose(2)
+    failed = recovery.only(Failed)
+    assert failed.reason is Reason.UNDECIDED
+    assert "UNKNOWN" in failed.detail
+    assert "no answer" in failed.detail
+
+
+def test_who_was_silent_is_asked_again() -> None:
+    recovery = Recovery()
+    recovery.reading()
+    recovery.answer(0, NO)
+    recovery.answer(1, UNKNOWN)
+    recovery.lose(2)
+    recovery.tell(Woken())
+    recovery.answer(2, NO)
+    assert recovery.closes().last_entry_id == -1
+
+
+def test_fencing_needs_coverage_and_is_tried_again() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    recovery.answer(0, LacReply(Status.OK, 3))
+    recovery.answer(1, Reply(Status.WRONG_INSTANCE))
+    recovery.lose(2)
+    assert recovery.only(WakeAt).time_ns > 0
+    assert recovery.sends == []
+    recovery.tell(Woken())
+    assert [send.bookie for send in recovery.sends] == [bookie(1), bookie(2)]
+    recovery.answer(2, LacReply(Status.NO_SUCH_LEDGER))
+    assert recovery.reads() != []
+
+
+def test_without_the_right_recovery_is_refused() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    for attempt in range(RETRIES_MAX + 1):
+        for number in range(3):
+            recovery.answer(number, Reply(Status.UNAUTHORIZED))
+        if attempt < RETRIES_MAX:
+            recovery.tell(Woken())
+    assert recovery.only(Failed).reason is Reason.UNAUTHORIZED
+
+
+def test_the_floor_is_the_last_fragment() -> None:
+    """D2: an empty last ensemble says -1, and entries before it are in another one."""
+    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6))))
+    recovery.mark()
+    recovery.fence(3, 4)
+    recovery.drop_fences()
+    firsts = {(send.bookie, send.request.first) for send in recovery.reads() if isinstance(send.request, Read)}
+    assert firsts == {(bookie(n), 5) for n in (3, 4, 6)} | {(bookie(n), 4) for n in (0, 1, 2)}
+    recovery.answer(1, ReadReply(Status.OK, run(4, 4)))
+    recovery.answer(3, NO)
+    recovery.answer(4, NO)
+    closed = recovery.closes()
+    assert (closed.last_entry_id, closed.length) == (4, 50)
+    assert closed.fragments == recovery.opened.fragments
+
+
+def test_the_length_comes_from_the_last_confirmed_entry_if_none_follows() -> None:
+    recovery = Recovery()
+    recovery.reading(lac=3)
+    recovery.told(0, NO, first=4)
+    recovery.told(1, NO, first=4)
+    assert recovery.effects == [], "the length is not known yet"
+    recovery.told(0, UNKNOWN)
+    recovery.told(1, ReadReply(Status.OK, run(3, 3)))
+    assert recovery.closes().length == 40
+
+
+def test_a_changed_ensemble_is_written_by_the_close_alone() -> None:
+    """AR7, D3: reads stay with the ensemble that was fenced."""
+    recovery = Recovery()
+    recovery.reading()
+    recovery.answer(0, ReadReply(Status.OK, run(0, 1)))
+    recovery.sends = [send for send in recovery.sends if send.bookie != bookie(2) or send in recovery.adds()]
+    recovery.lose(2)
+    assert recovery.only(ChooseBookies).places == (2,)
+    recovery.tell(BookiesChosen({2: bookie(7)}))
+    assert not any(isinstance(effect, WriteMetadata) for effect in recovery.effects)
+    recovery.answer(7)
+    assert bookie(7) not in {send.bookie for send in recovery.reads()}
+    recovery.told(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 1)))
+    recovery.told(0, NO)
+    assert bookie(7) not in {send.bookie for send in recovery.reads()}
+    recovery.added(0)
+    closed = recovery.closes()
+    assert closed.fragments == (Fragment(0, (bookie(0), bookie(1), bookie(7))),)
+    assert closed.last_entry_id == 1
+
+
+def test_too_few_bookies_fail_the_recovery_and_close_nothing() -> None:
+    """C16."""
+    recovery = Recovery()
+    recovery.reading()
+    recovery.answer(0, ReadReply(Status.NO_SUCH_ENTRY, run(0, 1)))
+    recovery.sends = recovery.adds()
+    recovery.lose(1)
+    recovery.tell(BookiesChosen({}))
+    recovery.lose(2)
+    recovery.tell(BookiesChosen({}))
+    assert recovery.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES
+
+
+def test_a_refused_mark_is_tried_on_what_is_there() -> None:
+    recovery = Recovery()
+    newer = metadata((3, 3, 2), (0, (0, 1, 2)), (2, (0, 1, 4)))
+    recovery.tell(MetadataRefused(newer, 9))
+    written = recovery.only(WriteMetadata)
+    assert (written.version, written.metadata.fragments) == (9, newer.fragments)
+
+
+@pytest.mark.parametrize("last", [-1, 4])
+def test_a_refused_close_adopts_the_winner(last: int) -> None:
+    recovery = Recovery()
+    recovery.reading()
+    recovery.answer(0, NO)
+    recovery.answer(1, NO)
+    won = replace(metadata(), state=LedgerState.CLOSED, last_entry_id=last)
+    recovery.tell(MetadataRefused(won, 9))
+    assert recovery.only(Done).metadata == won
+
+
+def test_a_close_refused_for_a_swap_keeps_the_swap() -> None:
+    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (0, 1, 2))))
+    recovery.reading(lac=4)
+    recovery.told(0, NO, first=5)
+    recovery.told(1, NO, first=5)
+    recovery.told(0, ReadReply(Status.OK, run(4, 4)))
+    swapped = metadata((3, 3, 2), (0, (9, 1, 2)), (5, (0, 1, 2)))
+    recovery.tell(MetadataRefused(replace(swapped, state=LedgerState.IN_RECOVERY), 9))
+    written = recovery.only(WriteMetadata)
+    assert (written.version, written.metadata.fragments) == (9, swapped.fragments)
+
+
+def test_metadata_that_cannot_be_reached_end_the_recovery() -> None:
+    recovery = Recovery()
+    recovery.tell(MetadataUnreachable())
+    assert recovery.only(Failed).reason is Reason.METADATA_UNREACHABLE
+
+
+def test_a_deleted_ledger_ends_the_recovery() -> None:
+    recovery = Recovery()
+    recovery.tell(MetadataRefused(None, -1))
+    assert recovery.only(Failed).reason is Reason.DELETED
+
+
+def test_a_thousand_entries_take_few_round_trips() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    closed: LedgerMetadata | None = None
+    for _ in ("fence", "read", "write back"):
+        assert closed is None
+        waiting, recovery.sends = recovery.sends, []
+        for send in waiting:
+            recovery.sends.insert(0, send)
+            number = int(send.bookie.bookie_id[1:])
+            if isinstance(send.request, ReadLac):
+                recovery.answer(number, LacReply(Status.OK, -1))
+            elif isinstance(send.request, Read):
+                recovery.answer(number, ReadReply(Status.NO_SUCH_ENTRY, run(0, 999)))
+            else:
+                recovery.answer(number)
+            if any(isinstance(effect, WriteMetadata) for effect in recovery.effects):
+                closed = recovery.closes()
+    assert closed is not None
+    assert closed.last_entry_id == 999
