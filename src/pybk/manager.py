@@ -9,7 +9,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Self, Unpack
 
 from pybk.arguments import (
@@ -30,7 +31,7 @@ from pybk.arguments import (
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
 from pybk.embedded import EmbeddedHome
-from pybk.errors import UnauthorizedError
+from pybk.errors import LedgerExistsError, UnauthorizedError
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.home import Health, LedgerHome, Replicated
 from pybk.ledger import LedgerMetadata
@@ -237,10 +238,8 @@ class LedgerManager:
         password = checked_password(password)
         salt = secrets.token_bytes(16)
         quorums = home.quorums((ensemble_size, write_quorum, ack_quorum))
-        new_id = id_for(home, ledger_id)
-        keys = self._keys.ledger_keys(password, new_id, salt, 0)
-        metadata = LedgerMetadata(
-            ledger_id=new_id,
+        describe = partial(
+            LedgerMetadata,
             ledger_type=kind,
             storage_hints=hints,
             write_flags=flags,
@@ -251,11 +250,29 @@ class LedgerManager:
             tier=next((tier for tier in StorageHint if tier in hints), home.config.default_tier),
             advanced=ledger_id is not None,
             key_salt=salt,
-            verifier=home.verifier(keys),
             **quorums._asdict(),
         )
-        descriptor = home.create(metadata)
-        return LedgerWriter(home, descriptor, self._digest(descriptor, keys))
+        return self._create(home, ledger_id, password, salt, describe)
+
+    def _create(
+        self,
+        home: LedgerHome,
+        ledger_id: int | None,
+        password: bytes,
+        salt: bytes,
+        describe: Callable[..., LedgerMetadata],
+    ) -> LedgerWriter:
+        """Create a ledger of the id asked for, or of the next one that nobody took."""
+        while True:
+            new_id = id_for(home, ledger_id)
+            keys = self._keys.ledger_keys(password, new_id, salt, 0)
+            try:
+                descriptor = home.create(describe(ledger_id=new_id, verifier=home.verifier(keys)))
+            except LedgerExistsError:
+                if ledger_id is not None:
+                    raise
+            else:
+                return LedgerWriter(home, descriptor, self._digest(descriptor, keys))
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
