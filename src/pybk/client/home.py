@@ -285,6 +285,8 @@ class ClusterHome:
         ledger = _remote(descriptor)
         writing = ledger.writing
         assert writing is not None, "only a writer forces"
+        if ledger.is_final:
+            return ledger.last_add_confirmed  # closing forced everything
         with ledger.lock:
             if ledger.error is not None:
                 raise ledger.error.with_traceback(None)
