@@ -386,8 +386,10 @@ class LedgerWriter:
             PybkError: As ``append``.
         """
         error = self._descriptor.error or self._log.error
-        if error is not None:
+        if error is not None and not (self._settled and isinstance(error, LedgerClosedError)):
             raise error.with_traceback(None)
+        if self._settled:
+            return self._descriptor.last_add_confirmed
         if not self._wanted:
             return self._home.force(self._descriptor)
         self._log.flush()
