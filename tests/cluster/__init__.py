@@ -1,0 +1,1 @@
+"""A cluster as it is used: real processes, real sockets, real files."""

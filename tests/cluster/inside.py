@@ -1,0 +1,92 @@
+"""Clusters whose bookies all live in the process of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pybk.config import StoreConfig
+from pybk.manager import LedgerManager
+from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
+from pybk.metadata.opening import open_metadata
+from pybk.transport.keys import ClusterKeys
+from tests.realstore import QUICK
+
+SECRET = b"the secret that a cluster has ---"
+
+
+def make_cluster(directory: Path, secret: bytes | None = SECRET) -> str:
+    """Make a cluster in which passwords cost no scrypt; return its metadata URL."""
+    directory.mkdir(parents=True, exist_ok=True)
+    url = f"lmdb://{directory}/metadata"
+
+    def key_for(identity: ClusterIdentity) -> bytes:
+        assert secret is not None
+        return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
+
+    ClusterMetadata(open_metadata(url), key_for=None if secret is None else key_for, cost=2).close()
+    return url
+
+
+class Inside:
+    """Some bookies of one cluster in this process.
+
+    Attributes:
+        url: The metadata store's.
+        secret: The cluster's; None for none.
+        bookies: The managers of the bookies, by place.
+    """
+
+    def __init__(self, directory: Path, *, count: int = 3, secret: bytes | None = SECRET, scheme: str = "tcp") -> None:
+        self.directory = directory
+        self.secret = secret
+        self.scheme = scheme
+        self.url = make_cluster(directory, secret)
+        self._stack = ExitStack()
+        # The path of a socket has room for 107 bytes.
+        self._sockets = self._stack.enter_context(TemporaryDirectory(prefix="pybk-"))
+        with self._stack:
+            self.bookies = [self.open_bookie(place) for place in range(count)]
+            self._stack = self._stack.pop_all()
+
+    def open_bookie(self, place: int, **settings: Any) -> LedgerManager:
+        """Open a bookie; it is closed with the cluster."""
+        if self.scheme == "ipc":
+            listen = f"ipc://{self._sockets}/{place}"
+        else:
+            listen = "tcp://127.0.0.1:*"
+        manager = LedgerManager.open(
+            self.directory / f"bookie-{place}",
+            listen=listen,
+            metadata=self.url,
+            cluster_secret=self.secret,
+            bookie_id=f"bookie-{place}",
+            config=StoreConfig(**{**QUICK, **settings}),
+        )
+        self._stack.callback(manager.close)
+        return manager
+
+    def connect(self, **settings: Any) -> LedgerManager:
+        """Return another client; it is closed with the cluster."""
+        manager = LedgerManager.connect(
+            self.url, cluster_secret=self.secret, config=StoreConfig(**{**QUICK, **settings})
+        )
+        self._stack.callback(manager.close)
+        return manager
+
+    def close(self) -> None:
+        """Close all clients and bookies."""
+        self._stack.close()
+
+
+@contextmanager
+def inside(directory: Path, **arguments: Any) -> Iterator[Inside]:
+    """Run a cluster in this process; arguments as for ``Inside``."""
+    cluster = Inside(directory, **arguments)
+    try:
+        yield cluster
+    finally:
+        cluster.close()

@@ -1,0 +1,61 @@
+"""What the embedded store promises holds for a cluster, too: the same tests, with another manager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pybk.manager import LedgerManager
+from tests import test_advanced, test_manager, test_reader, test_writer
+from tests.cluster.inside import inside
+
+PROMISES: Final = [
+    test_writer.test_any_bytes_like_object_is_a_payload,
+    test_writer.test_a_payload_may_be_changed_once_the_call_has_returned,
+    test_writer.test_a_released_buffer_and_one_without_bytes_are_refused,
+    test_writer.test_the_longest_payload_is_taken_and_one_byte_more_is_not,
+    test_writer.test_ids_count_from_zero_whatever_appends,
+    test_writer.test_threads_append_to_one_ledger_and_nothing_is_lost_or_doubled,
+    test_writer.test_entries_carry_the_last_add_confirmed_and_the_length_of_their_moment,
+    test_writer.test_what_another_ledger_syncs_confirms_no_deferred_entry,
+    test_writer.test_close_forces_deferred_entries,
+    test_writer.test_appends_after_close_are_refused,
+    test_writer.test_recovery_fences_a_live_writer_and_has_all_it_was_acknowledged,
+    test_writer.test_a_fence_leaves_pipelined_appends_in_or_out_but_never_acknowledged_and_out,
+    test_writer.test_deleting_ends_a_writer,
+    test_writer.test_repr_names_the_ledger,
+    test_reader.test_both_ends_are_inclusive,
+    test_reader.test_an_empty_ledger_reads_as_nothing,
+    test_reader.test_entries_are_named_tuples_of_all_they_carry,
+    test_reader.test_a_follower_sees_an_entry_while_the_ledger_stays_open,
+    test_reader.test_waiting_costs_nothing_but_a_place,
+    test_reader.test_following_from_before_the_first_entry_is_refused,
+    test_manager.test_metadata_of_an_open_ledger_says_so,
+    test_manager.test_hints_and_flags_may_be_given_by_their_values,
+    test_manager.test_a_wrong_password_is_refused_and_changes_nothing,
+    test_manager.test_unknown_ledgers_are_refused,
+    test_manager.test_arguments_that_cannot_be_are_refused_when_opening,
+    test_manager.test_ledgers_are_listed_by_id_and_type,
+    test_manager.test_closed_readers_say_so,
+    test_advanced.test_advanced_entries_come_in_any_order_and_are_acknowledged_in_theirs,
+    test_advanced.test_duplicates_are_refused,
+    test_advanced.test_a_gap_at_close_fails_what_waits_behind_it,
+    test_advanced.test_advanced_and_other_ledgers_keep_to_their_own_calls,
+    test_advanced.test_what_waits_behind_a_gap_is_bounded,
+    test_advanced.test_what_is_no_ledger_id_is_refused,
+]
+
+globals().update({promise.__name__: promise for promise in PROMISES})
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[LedgerManager]:
+    with inside(tmp_path / "cluster") as cluster:
+        yield cluster.connect(max_entry_bytes=5000, max_outstanding_bytes=64 << 10)
+
+
+def test_all_promises_are_kept_here() -> None:
+    assert len({promise.__name__ for promise in PROMISES}) == len(PROMISES), "one would hide another of its name"
