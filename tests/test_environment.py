@@ -27,6 +27,7 @@ from pybk.errors import (
     StorageFullError,
 )
 from pybk.storage.environment import Environment, LmdbEnvironment, ReadTransaction
+from pybk.storage.filesystem import OsFileSystem
 from tests.simdisk import SimEnvironment, SimFileSystem
 
 Open = Callable[..., Environment]
@@ -274,7 +275,9 @@ def test_commit_that_finds_no_room_changes_nothing_and_writing_goes_on(path: str
     environment.close()
 
 
-def test_failed_commit_ends_writing_but_not_reading(path: str) -> None:
+@pytest.mark.parametrize("free", [4096, 1 << 30])
+def test_failed_commit_ends_writing_but_not_reading(path: str, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(OsFileSystem, "free_bytes", lambda self, path: free)
     environment = LmdbEnvironment(path)
     with environment.write() as transaction:
         transaction.put(b"a", b"1")
@@ -282,8 +285,9 @@ def test_failed_commit_ends_writing_but_not_reading(path: str) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, old[1]))
     try:
-        with pytest.raises(StorageFailedError, match="LMDB failed"), environment.write() as transaction:
+        with pytest.raises(StorageFailedError, match="LMDB failed") as failed, environment.write() as transaction:
             transaction.put(b"b", b"x" * (1 << 20))
+        assert ("4096 bytes free, so it is most likely full" in str(failed.value)) == (free == 4096)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, handler)

@@ -243,8 +243,19 @@ def test_a_disk_that_gets_full_on_the_way_says_so(
     with pytest.raises(OSError, match=os.strerror(code)) as caught:
         getattr(file, method)([_CONTENT[:7], memoryview(_CONTENT)[7:]], 0)
     assert caught.value.errno == code
-    assert method != "write" or caught.value.filename == str(tmp_path / "a")
+    assert caught.value.filename == str(tmp_path / "a")
     assert file.read(0, 100) == _CONTENT[:70]
+
+
+def test_a_sync_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = OsFileSystem().create(str(tmp_path / "a"), 0)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        file.sync()
+    assert caught.value.filename == str(tmp_path / "a")
 
 
 @pytest.mark.parametrize("method", ["write", "write_durable"])

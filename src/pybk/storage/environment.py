@@ -91,6 +91,7 @@ class Environment(Protocol):
 
 
 _READERS_MAX: Final = 512
+_NEXT_TO_NOTHING: Final = 1 << 20
 _CORRUPT: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -167,6 +168,12 @@ class _Shared:
             # Without room LMDB stops before the page that makes a commit count; any other failure leaves that open.
             if not isinstance(meaning, StorageFullError):
                 self.failure = str(error)
+                free = OsFileSystem().free_bytes(self.path)
+                if free < _NEXT_TO_NOTHING:  # a write that came short is EIO to LMDB, whatever the reason
+                    raise StorageFailedError(
+                        f"{meaning}. Its device has {free} bytes free, so it is most likely full and not broken: free "
+                        "some space before that"
+                    ) from error
             raise meaning from error
 
 

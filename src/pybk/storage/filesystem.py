@@ -239,8 +239,13 @@ class OsFile:
 
     def write_durable(self, buffers: Buffers, offset: int) -> None:
         """See :meth:`File.write_durable`."""
-        if len(buffers) > _IOV_MAX:
-            buffers = (b"".join(buffers),)
+        try:
+            self._write_durable((b"".join(buffers),) if len(buffers) > _IOV_MAX else buffers, offset)
+        except OSError as error:
+            error.filename = self._path
+            raise
+
+    def _write_durable(self, buffers: Buffers, offset: int) -> None:
         size = sum(map(len, buffers))
         flag = self._durable_flag
         try:
@@ -308,7 +313,11 @@ class OsFile:
 
     def sync(self) -> None:
         """See :meth:`File.sync`."""
-        os.fsync(self._fd)
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            error.filename = self._path
+            raise
 
     def read(self, offset: int, size: int) -> bytes:
         """See :meth:`File.read`."""
