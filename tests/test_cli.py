@@ -128,6 +128,15 @@ def test_verify(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert json.loads(out)["problems"][0]["path"].endswith(".log")
 
 
+def test_rebuild_index_tells_what_the_log_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(tmp_path) as manager:
+        manager.create_ledger().append_many([b"entry"] * 7)
+    status, out, err = run(capsys, "rebuild-index", tmp_path)
+    assert (status, err) == (0, "")
+    assert "0 ledgers, 0 entries, and the next open takes 7 entries of 1 ledgers from the log" in out
+    assert "kept" not in out
+
+
 def test_rebuild_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(creation, "SCRYPT_COST", 2)
     fill(tmp_path)
@@ -148,7 +157,9 @@ def test_rebuild_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     status, out, _ = run(capsys, "rebuild-index", tmp_path)
     assert status == 1
     assert "--accept-loss" in out
-    assert run(capsys, "rebuild-index", "--accept-loss", tmp_path)[0] == 0
+    status, out, _ = run(capsys, "rebuild-index", "--accept-loss", tmp_path)
+    assert status == 0
+    assert "index.damaged-2" in out, "an index that says other things than the new one is kept"
     assert run(capsys, "cat", tmp_path, 4)[0] == 2, "another password"
     monkeypatch.setenv("PYBK_PASSWORD", "p")
     status, out, err = run(capsys, "cat", tmp_path, 4)

@@ -146,8 +146,10 @@ def test_a_damaged_index_is_refused_and_made_again(tmp_path: Path, damage: Calla
     for read_only in (True, False, True):
         with pytest.raises(CorruptError, match="rebuild-index"):
             open_store(tmp_path / "store", read_only=read_only)
+    there = index_of(tmp_path / "store").exists()
     found = rebuild_index(str(tmp_path / "store"))
-    assert found.old_index is not None
+    assert found.made
+    assert found.old_index == (f"{index_of(tmp_path / 'store')}.damaged-1" if there else None)
     assert found.lost == ()
     assert contents(tmp_path / "store") == given
 
@@ -157,7 +159,7 @@ def test_the_new_index_says_what_the_old_one_said(tmp_path: Path) -> None:
     before = dump_index(tmp_path)
     found = rebuild_index(str(tmp_path))
     after = dump_index(tmp_path)
-    assert found.old_index == str(index_of(tmp_path)) + ".damaged-1"
+    assert found.made
     assert {key: value for key, value in after.items() if key[:1] != b"P"} == {
         key: value for key, value in before.items() if key[:1] != b"P"
     }
@@ -166,6 +168,26 @@ def test_the_new_index_says_what_the_old_one_said(tmp_path: Path) -> None:
         manager.checkpoint()
         manager.move_ledger(0, StorageHint.HDD)
     assert rebuild_index(str(tmp_path)).lost == ()
+
+
+def test_a_sound_old_index_is_not_kept_and_what_is_in_the_log_is_told(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager:
+        writer, gone = manager.create_ledger(), manager.create_ledger()
+        writer.append_many([b"entry"] * 7)
+        gone.append(b"of no account")
+        manager.delete_ledger(gone.ledger_id)
+    for _ in range(2):
+        found = rebuild_index(str(tmp_path))
+        assert found.made
+        assert (found.ledgers, found.entries, found.log_ledgers, found.log_entries) == (0, 0, 1, 7)
+        assert found.old_index is None
+        assert sorted(path.name for path in index_of(tmp_path).parent.glob("index*")) == ["index", "index.new"]
+        assert list((index_of(tmp_path).parent / "index.new").iterdir()) == []
+    with open_store(tmp_path) as manager:
+        assert manager.open_ledger(writer.ledger_id, recover=False).last_add_confirmed == 6
+        manager.checkpoint()
+    found = rebuild_index(str(tmp_path))
+    assert (found.ledgers, found.entries, found.log_ledgers, found.log_entries) == (1, 7, 0, 0)
 
 
 def dump_index(path: Path) -> dict[bytes, bytes]:
@@ -227,7 +249,7 @@ def test_missing_entries_are_refused_and_stay_known_when_accepted(tmp_path: Path
     lose(tmp_path)
     shutil.rmtree(index_of(tmp_path))
     refused = rebuild_index(str(tmp_path))
-    assert refused.old_index is None
+    assert not refused.made
     assert refused.lost
     assert not index_of(tmp_path).exists()
     assert all(0 <= lost.first_entry_id <= lost.last_entry_id < len(given[lost.ledger_id]) for lost in refused.lost)
@@ -399,7 +421,7 @@ def test_a_rebuild_that_was_stopped_anywhere_can_be_done_again(tmp_path: Path) -
         with suppress(PybkError):
             open_store(path).close()
         found = rebuild_index(str(path), accept_loss=True)
-        assert found.old_index is not None
+        assert found.made
         assert set(contents_known(path)) == set(given)
     else:
         pytest.fail("it never came to its end")

@@ -358,28 +358,33 @@ def _summary(found: Verified) -> str:
 def _rebuild(parsed: argparse.Namespace) -> int:
     with _progress("rebuild-index") as progress:
         found = rebuild_index(_directory(parsed), accept_loss=parsed.accept_loss, progress=progress)
-    refused = found.old_index is None
+    status = SOUND if found.made else DAMAGED
     if parsed.json:
         _print_json({**found._asdict(), "lost": [one._asdict() for one in found.lost]})
-        return DAMAGED if refused else SOUND
+        return status
     for problem in found.problems:
         print(problem)
     if found.lost:
         _table(found.lost, ("ledger", "first entry missing", "last"))
     print(_outcome(found))
-    return DAMAGED if refused else SOUND
+    return status
 
 
 def _outcome(found: Rebuilt) -> str:
-    if found.old_index is None:
+    if not found.made:
         return (
             "nothing was changed: restore the missing files from a backup, or go on with --accept-loss, which keeps "
             "the ledgers and lets reading the missing entries fail"
         )
-    return (
-        f"the index was made again: {found.ledgers} ledgers, {found.entries} entries; the old one is kept as "
-        f"{found.old_index} and may be removed"
-    )
+    text = f"the index was made again: {found.ledgers} ledgers, {found.entries} entries"
+    if found.log_ledgers:
+        text += (
+            f", and the next open takes {found.log_entries} entries of {found.log_ledgers} ledgers from the log, which "
+            "no checkpoint has brought into the index yet"
+        )
+    if found.old_index is not None:
+        text += f"; the old one is kept as {found.old_index} and may be removed"
+    return text
 
 
 # ---- bookie ------------------------------------------------------------------------------------------------------

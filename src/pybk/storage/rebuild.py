@@ -25,7 +25,7 @@ from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.inspection import RecordReader, file_rows, runs_of
-from pybk.storage.record import Runs
+from pybk.storage.record import RecordKind, Runs
 from pybk.storage.replay import LogFile, Replay
 from pybk.storage.tiling import tile
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
@@ -54,16 +54,22 @@ class Rebuilt(NamedTuple):
 
     Attributes:
         ledgers: Ledgers in it.
-        entries: Entries in it, the lost ones included; without those that are in the log's tail only.
+        entries: Entries in it, the lost ones included.
+        log_ledgers: Ledgers that the log tells of since the last checkpoint; the next open takes them from there.
+        log_entries: Entries that it holds of them, not counted in ``entries``.
         lost: Entries that are missing everywhere.
         problems: What was wrong with files, a sentence each.
-        old_index: Where the old index is kept; None if it was refused to go on, and nothing was changed.
+        made: Whether there is a new index; else it was refused to go on, and nothing was changed.
+        old_index: Where the old index is kept; None if there was none, or it said the same and is gone.
     """
 
     ledgers: int
     entries: int
+    log_ledgers: int
+    log_entries: int
     lost: tuple[LostEntries, ...]
     problems: tuple[str, ...]
+    made: bool
     old_index: str | None
 
 
@@ -88,7 +94,7 @@ def rebuild_index(
         progress: Told about the files that were read.
 
     Returns:
-        What was found. Without ``accept_loss`` nothing is changed when entries are missing: see ``old_index``.
+        What was found. Without ``accept_loss`` nothing is changed when entries are missing: see ``made``.
 
     Raises:
         StoreLockedError: A process has the store open.
@@ -148,12 +154,15 @@ class _Rebuilder:
 
     def run(self, *, accept_loss: bool) -> Rebuilt:
         """Do it; see ``rebuild_index``."""
-        self._check_log()
+        in_log = self._check_log()
         named, others = self._gather()
         placed, lost = self._place(named, others)
         ledgers = self._state.ledgers
         entries = sum(row.last_entry_id + 1 for row in ledgers.values())
-        found = Rebuilt(len(ledgers), entries, tuple(lost), tuple(self._problems), None)
+        problems = tuple(self._problems)
+        found = Rebuilt(
+            len(ledgers), entries, len(in_log), sum(in_log.values()), tuple(lost), problems, made=False, old_index=None
+        )
         if (lost or self._unopened) and not accept_loss:
             return found
         self._set_aside_entries()
@@ -161,12 +170,16 @@ class _Rebuilder:
             self._fill(placed, lost)
         mark = self._write_catalog()
         new = self._write_index(placed, mark)
-        return found._replace(old_index=self._swap(new))
+        return found._replace(made=True, old_index=self._swap(new, keep=mark != self._state.mark))
 
     # ---- what there is -------------------------------------------------------------------------------------------
 
-    def _check_log(self) -> None:
-        """Raise CorruptError unless the log goes on where the catalog ends: else that is not the last checkpoint."""
+    def _check_log(self) -> dict[int, int]:
+        """Return the ledgers that the log tells of from where the catalog ends, with the entries it holds of each.
+
+        Raises:
+            CorruptError: It does not go on there, so the catalog is not of the last checkpoint.
+        """
         mark = self._state.mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
         watermark = Watermark.open(self._fs, os.path.join(self._root, "watermark"), self._store_id, writable=False)
@@ -174,8 +187,14 @@ class _Rebuilder:
         watermark.close()
         paths = ((row.file_id, self._volumes.path_of(row)) for row in rows)
         files = (LogFile(file_id, path, self._fs.view(path)) for file_id, path in paths)
-        for _ in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
-            pass
+        ledgers: dict[int, int] = {}
+        for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
+            for record in commit.records:
+                header = record.header
+                ledgers[header.ledger_id] = ledgers.get(header.ledger_id, 0) + header.entry_count
+                if header.kind == RecordKind.DELETE:
+                    del ledgers[header.ledger_id]
+        return ledgers
 
     def _gather(self) -> tuple[Runs, Runs]:
         """Return the records in the files that the catalog names, and those in cold segments that it does not."""
@@ -301,8 +320,7 @@ class _Rebuilder:
         """Write the new index beside the old one, check it, and return its path."""
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], f"{INDEX}.new")
         if self._fs.exists(path):
-            for name in self._fs.list_directory(path):
-                self._fs.unlink(os.path.join(path, name))
+            self._clear(path)
         environment = self._environment(path)
         try:
             index = Index(environment)
@@ -325,17 +343,41 @@ class _Rebuilder:
             )
         return path
 
-    def _swap(self, new: str) -> str:
-        """Put the new index in the place of the old one; return where the old one is kept."""
+    def _swap(self, new: str, *, keep: bool) -> str | None:
+        """Put the new index in the place of the old one; return where that is kept, as it is if it is not sound."""
         fs = self._fs
         directory = os.path.dirname(new)
         path = os.path.join(directory, INDEX)
-        kept = _free_name(fs, path)
-        if fs.exists(path):
+        kept = _free_name(fs, path) if fs.exists(path) else None
+        if kept is not None:
             fs.rename(path, kept)
         fs.rename(new, path)
         fs.sync_directory(directory)
+        if (
+            kept is not None and not keep and self._is_sound(kept)
+        ):  # looked at last: LMDB may not survive what is damaged
+            fs.rename(kept, new)
+            self._clear(new)
+            return None
         return kept
+
+    def _is_sound(self, path: str) -> bool:
+        """Tell whether an index says all that it should."""
+        try:
+            environment = self._environment(path)
+            try:
+                index = Index(environment)
+                return index.mark() == self._state.mark and not any(index.check())
+            finally:
+                environment.close()
+        except PybkError as error:
+            logger.info("the old index is kept: %s", error)
+            return False
+
+    def _clear(self, path: str) -> None:
+        """Remove the files of an index that nobody needs; its empty directory is taken for the next one."""
+        for name in self._fs.list_directory(path):
+            self._fs.unlink(os.path.join(path, name))
 
 
 def newest_catalog(fs: FileSystem, root: str, store_id: bytes) -> CatalogState:
