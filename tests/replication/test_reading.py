@@ -1,0 +1,241 @@
+"""Reads with fallback, and reads of the last add confirmed, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.replication.messages import (
+    Failed,
+    Got,
+    LacIs,
+    LacReply,
+    MetadataIs,
+    MetadataUnreachable,
+    Read,
+    ReadEnded,
+    ReadLac,
+    ReadMetadata,
+    ReadReply,
+    Reason,
+    Reply,
+    Status,
+    WakeAt,
+    Woken,
+)
+from pybk.replication.reading import LacMachine, ReadMachine, stretches
+from tests.replication.driving import LEDGER, Driven, bookie, metadata, run
+
+NO = ReadReply(Status.NO_SUCH_ENTRY)
+UNKNOWN = ReadReply(Status.UNKNOWN)
+
+
+class Reading(Driven):
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        opened: LedgerMetadata | None = None,
+        rank: dict[Bookie, int] | None = None,
+        residues: frozenset[int] | None = None,
+    ) -> None:
+        super().__init__(
+            ReadMachine(
+                opened or metadata(),
+                first,
+                last,
+                bytes_max=1000,
+                speculative_ns=100,
+                rank=rank or {},
+                residues=residues,
+            )
+        )
+        self.take(self.machine.start(0))
+
+    def asked(self) -> list[tuple[int, int, int]]:
+        """Return bookie, first and last of the reads that wait."""
+        return [
+            (int(send.bookie.bookie_id[1:]), send.request.first, send.request.last)
+            for send in self.sends
+            if isinstance(send.request, Read)
+        ]
+
+
+def ids(reading: Reading) -> list[int]:
+    return [
+        entry_id
+        for effect in reading.effects
+        if isinstance(effect, Got)
+        for entry_id in range(effect.run.first, effect.run.last + 1, effect.run.stride)
+    ]
+
+
+def test_one_replica_is_asked_and_asked_on_until_all_is_there() -> None:
+    reading = Reading(3, 9)
+    assert reading.asked() == [(0, 3, 9)]
+    reading.answer(0, ReadReply(Status.OK, run(3, 6)))
+    assert ids(reading) == [3, 4, 5, 6]
+    assert reading.asked() == [(0, 7, 9)]
+    reading.answer(0, ReadReply(Status.OK, run(7, 9)))
+    assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ())
+
+
+def test_who_ranks_first_is_asked_first() -> None:
+    reading = Reading(0, 0, rank={bookie(0): 2, bookie(1): 1})
+    assert reading.asked() == [(2, 0, 0)]
+
+
+def test_replicas_share_the_load_by_entry() -> None:
+    assert [Reading(first, first).asked()[0][0] for first in range(4)] == [0, 1, 2, 0]
+
+
+def test_a_bad_copy_is_read_elsewhere_and_named() -> None:
+    reading = Reading(0, 4)
+    reading.answer(0, ReadReply(Status.UNKNOWN, run(0, 1)))
+    assert ids(reading) == [0, 1]
+    assert reading.asked() == [(1, 2, 4)]
+    reading.answer(1, ReadReply(Status.OK, run(2, 4)))
+    assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ((bookie(0), 2),))
+
+
+def test_silence_is_no_bad_copy() -> None:
+    reading = Reading(0, 0)
+    reading.lose(0)
+    reading.answer(1, Reply(Status.WRONG_INSTANCE))
+    reading.answer(2, ReadReply(Status.OK, run(0, 0)))
+    assert reading.only(ReadEnded).bad == ()
+
+
+def test_an_answer_to_something_else_is_no_answer() -> None:
+    reading = Reading(0, 0)
+    reading.answer(0, ReadReply(Status.OK, run(1, 1)))
+    assert ids(reading) == []
+    assert reading.asked() == [(1, 0, 0)]
+
+
+def test_a_slow_replica_gets_company_and_entries_come_once() -> None:
+    reading = Reading(0, 4)
+    assert reading.only(WakeAt).time_ns == 100
+    reading.now = 100
+    reading.tell(Woken())
+    assert reading.asked() == [(0, 0, 4), (1, 0, 4)]
+    reading.answer(1, ReadReply(Status.OK, run(0, 2)))
+    assert ids(reading) == [0, 1, 2]
+    reading.answer(0, ReadReply(Status.OK, run(0, 4)))
+    assert ids(reading) == [3, 4]
+    reading.only(ReadEnded)
+
+
+def test_striped_entries_are_read_by_residue() -> None:
+    reading = Reading(1, 9, metadata((4, 2, 2)))
+    assert reading.asked() == [(1, 1, 9), (2, 2, 9), (3, 3, 9), (0, 4, 9)]
+    assert {send.request.stride for send in reading.sends if isinstance(send.request, Read)} == {4}
+    reading.answer(2, NO)
+    assert reading.asked()[-1] == (3, 2, 9)
+
+
+def test_only_the_residues_wanted_are_read() -> None:
+    reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1, 2}))
+    assert [first for _, first, _ in reading.asked()] == [1, 2]
+
+
+def test_fragments_are_read_from_their_ensembles() -> None:
+    opened = metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6)), (7, (0, 1, 2)))
+    assert [(first, last) for _, first, last in Reading(3, 8, opened).asked()] == [(3, 4), (5, 6), (7, 8)]
+    assert [(low, high) for _, low, high in stretches(opened.fragments, 5, 6)] == [(5, 6)]
+
+
+def exhaust(reading: Reading, *replies: ReadReply) -> None:
+    for number, reply in enumerate(replies):
+        reading.answer(number, reply)
+
+
+def test_metadata_are_read_again_before_a_read_fails() -> None:
+    """C17: a replication may have moved the entries."""
+    reading = Reading(0, 0)
+    exhaust(reading, NO, UNKNOWN, UNKNOWN)
+    reading.only(ReadMetadata)
+    reading.tell(MetadataIs(metadata((3, 3, 2), (0, (0, 7, 2))), 9))
+    assert reading.asked() == [(7, 0, 0)]
+    reading.answer(7, ReadReply(Status.OK, run(0, 0)))
+    assert reading.only(ReadEnded).missing is None
+
+
+def test_only_a_denial_by_all_is_a_denial() -> None:
+    for replies, status in (((NO, NO, NO), Status.NO_SUCH_ENTRY), ((NO, UNKNOWN, NO), Status.UNKNOWN)):
+        reading = Reading(0, 0)
+        exhaust(reading, *replies)
+        reading.tell(MetadataUnreachable())
+        ended = reading.only(ReadEnded)
+        assert (ended.missing, ended.status) == (0, status)
+
+
+def test_a_deleted_ledger_ends_the_read() -> None:
+    reading = Reading(0, 0)
+    exhaust(reading, NO, NO, NO)
+    reading.tell(MetadataIs(None, -1))
+    assert reading.only(Failed).reason is Reason.DELETED
+
+
+# ---- last add confirmed --------------------------------------------------------------------------------------------
+
+
+class Lac(Driven):
+    def __init__(self, opened: LedgerMetadata | None = None, beyond: int | None = None) -> None:
+        super().__init__(LacMachine(opened or metadata(), beyond=beyond, wait_ns=50))
+        self.take(self.machine.start(0))
+
+
+def test_the_lac_is_the_highest_of_a_covering_set() -> None:
+    lac = Lac()
+    assert [send.request for send in lac.sends] == [ReadLac(LEDGER, False, None, 50)] * 3
+    lac.answer(0, LacReply(Status.OK, 7))
+    assert lac.effects == []
+    lac.answer(2, LacReply(Status.OK, 5))
+    assert lac.effects == [LacIs(7)]
+
+
+def test_without_coverage_the_lac_is_not_known() -> None:
+    lac = Lac()
+    lac.answer(0, LacReply(Status.OK, 7))
+    lac.lose(1)
+    lac.answer(2, Reply(Status.WRONG_INSTANCE))
+    failed = lac.only(Failed)
+    assert failed.reason is Reason.UNDECIDED
+    assert "only b0@00000000" in failed.detail
+
+
+def test_a_ledger_that_begins_later_is_confirmed_before() -> None:
+    lac = Lac(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6))))
+    lac.answer(3, LacReply(Status.NO_SUCH_LEDGER))
+    lac.answer(4, LacReply(Status.OK, -1))
+    assert lac.effects == [LacIs(4)]
+
+
+def test_the_lac_of_a_closed_ledger_is_its_end() -> None:
+    lac = Lac(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=3))
+    assert (lac.effects, lac.sends) == ([LacIs(3)], [])
+
+
+def test_waiting_ends_with_the_first_that_moved() -> None:
+    lac = Lac(beyond=4)
+    assert len(lac.sends) == 2, "one of these takes part in every acknowledgement"
+    lac.answer(1, LacReply(Status.OK, 6))
+    assert lac.effects == [LacIs(6)]
+
+
+def test_waiting_ends_with_the_time() -> None:
+    lac = Lac(beyond=4)
+    lac.answer(0, LacReply(Status.OK, 4))
+    assert lac.effects == []
+    lac.answer(1, LacReply(Status.OK, 3))
+    assert lac.effects == [LacIs(4)]
+
+
+def test_waiting_goes_on_at_another_bookie() -> None:
+    lac = Lac(beyond=4)
+    lac.lose(0)
+    assert [send.bookie for send in lac.sends] == [bookie(1), bookie(2)]
+    lac.lose(1)
+    lac.lose(2)
+    assert lac.only(Failed).reason is Reason.UNDECIDED
