@@ -138,7 +138,7 @@ BOOKIE_MUTANTS = (
     Mutant(
         "B1",
         "a bookie's LAC never goes down (I13)",
-        (Piece(BOOKIE + "_note_lac", "if lac <= before:", "if lac == before:"),),
+        (Piece(BOOKIE + "_note_lac", "if lac > before or (packet and lac == before):", "if True:"),),
     ),
     Mutant(
         "B2",
@@ -206,5 +206,10 @@ BOOKIE_MUTANTS = (
                 "self._exhausted(strand)",
             ),
         ),
+    ),
+    Mutant(
+        "L5",
+        "in limbo a bookie takes no adds of writers (D6)",
+        (Piece(BOOKIE + "_refused", "if state is not None and state.limbo:", "if False:"),),
     ),
 )

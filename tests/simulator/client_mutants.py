@@ -283,17 +283,6 @@ CLIENT_MUTANTS = (
         (Piece("quorum:Quorum.negatives_needed", "self.write_quorum - self.ack_quorum + 1", "1"),),
     ),
     Mutant(
-        "R3",
-        "recovery marks the ledger before it fences (AR1)",
-        (
-            Piece(
-                RECOVERY + "_mark",
-                "return [WriteMetadata(self._wanted, version)]",
-                "self._wanted = found; return self._metadata_written(version, 0)",
-            ),
-        ),
-    ),
-    Mutant(
         "R4",
         "the length is that of the last entry",
         (Piece(RECOVERY + "_begin_reading", "self._length_known = self._lac < 0", "self._length_known = True"),),
@@ -305,5 +294,63 @@ CLIENT_MUTANTS = (
             Piece(RECOVERY + "_fenced", "if self._quorum.covered(self._known):", "if True:"),
             READS_UNFENCED,
         ),
+    ),
+)
+
+SURVIVORS = (
+    # The mark makes a writer's next change fail at once. Without it the writer may still change its ensemble during the
+    # recovery, but then the recovery's closing compare-and-swap meets another version, finds the ledger open, and ends
+    # undecided. The mark is kept: it saves such rounds, and limbo is lifted for adds only while the metadata are open
+    # (D6).
+    Mutant(
+        "R3",
+        "recovery marks the ledger before it fences (AR1)",
+        (
+            Piece(
+                RECOVERY + "_mark",
+                "return [WriteMetadata(self._wanted, version)]",
+                "self._wanted = found; return self._metadata_written(version, 0)",
+            ),
+        ),
+    ),
+    # A fenced writer can acknowledge nothing any more: the bookies that do not know of the fence are fewer than an ack
+    # quorum of any write set (coverage), and its next change of ensemble is refused. Withdrawing at once saves the
+    # detour, and tells the application the right reason.
+    Mutant(
+        "V1",
+        "an answer that the ledger is fenced ends the writer (AW4)",
+        (
+            Piece(
+                WRITER + "_answered", "if reason is not None:", "if reason is not None and reason is not Reason.FENCED:"
+            ),
+        ),
+    ),
+    # With a frozen LAC nothing that only a recovery confirmed is visible to anybody, so that a writer may close below
+    # it: everything that it acknowledged itself is kept. It is refused all the same, so that a recovery that has begun
+    # decides.
+    Mutant(
+        "V2",
+        "a writer does not close a ledger that is being recovered (M13)",
+        (
+            Piece(
+                WRITER + "_settle",
+                "if found.state is LedgerState.OPEN:",
+                "if found.state is LedgerState.OPEN or self._phase is _Phase.CLOSING and found.state != 'closed':",
+            ),
+        ),
+    ),
+    # Writing the same again is refused no more than once, and comes to the same metadata; the comparison saves the
+    # round.
+    Mutant(
+        "V3",
+        "a refused change that is there already is not written again (C9)",
+        (Piece(WRITER + "_settle", SAME_REPLY, "if False:"),),
+    ),
+    # Recovery's reads fence, so a denial comes only from bookies that are fenced, and acknowledgements are contiguous:
+    # coverage by the first phase is then a matter of liveness. M7 and R5 break it with reads that do not fence.
+    Mutant(
+        "V4",
+        "the fencing phase covers every write set",
+        (Piece(RECOVERY + "_fenced", "if self._quorum.covered(self._known):", "if True:"),),
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from tests.simulator.bookie_mutants import BOOKIE_MUTANTS
-from tests.simulator.client_mutants import CLIENT_MUTANTS
+from tests.simulator.client_mutants import CLIENT_MUTANTS, SURVIVORS
 from tests.simulator.mutating import kills
 
 SEEDS_MAX = 20_000
@@ -20,7 +20,7 @@ KILLED_AT: dict[str, int] = {}
 
 def main() -> int:
     names = sys.argv[1:]
-    for mutant in MUTANTS:
+    for mutant in (*MUTANTS, *SURVIVORS):
         if names and mutant.name not in names:
             continue
         how = ""

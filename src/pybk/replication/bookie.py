@@ -390,7 +390,7 @@ class BookieMachine:
 
     def _note_lac(self, ledger_id: int, before: int, lac: int, packet: bytes) -> list[BookieEffect]:
         """Raise the last add confirmed, never lower it (I13), and answer who waited for that."""
-        if lac > before or packet:  # a packet may prove what was only said before
+        if lac > before or (packet and lac == before):  # a packet may prove what was only said before
             self._replicas.note_lac(ledger_id, lac, packet)
         if lac <= before:
             return []

@@ -1,0 +1,291 @@
+"""The bookie's machine over a model of its disk."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from typing import Any
+
+import pytest
+
+from pybk.errors import StorageFailedError, StorageFullError
+from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.messages import (
+    Add,
+    Force,
+    LacReply,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reply,
+    Request,
+    Run,
+    Status,
+    WakeAt,
+    WriteLac,
+)
+from tests.replication.driving import LEDGER, run
+from tests.simulator.disk import ModelReplicas
+
+
+class Disk(ModelReplicas):
+    """The model of the simulator; it can fail, and says how often it synced."""
+
+    def __init__(self) -> None:
+        super().__init__(Random(1), deferred=False, short=0.0)
+        self.syncs = 0
+        self.error: Exception | None = None
+
+    def commit(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.syncs += 1
+        super().commit()
+
+    def fence(self, ledger_id: int, description: object) -> None:
+        if self.error is not None:
+            raise self.error
+        super().fence(ledger_id, description)
+
+
+class Bookie:
+    """A machine whose replies are read by the names of who asked."""
+
+    def __init__(self, *, known: bool = True, polls_max: int = 10) -> None:
+        self.disk = Disk()
+        self.disk.known = known
+        self.machine = BookieMachine(self.disk, polls_max=polls_max)
+        self.now = 0
+
+    def ask(self, sender: str, request: Request) -> list[BookieEffect]:
+        return self.machine.receive(sender, request, b"description", self.now)
+
+    def reply(self, request: Request) -> Any:
+        """Return the reply to a request that is answered at once."""
+        (effect,) = self.ask("me", request)
+        assert isinstance(effect, Respond)
+        return effect.reply
+
+    def add(self, first: int, last: int, *, lac: int = -1, recovery: bool = False, deferred: bool = False) -> Add:
+        return Add(LEDGER, (run(first, last),), lac, recovery, deferred)
+
+
+def read(first: int = 0, last: int = 99, *, fence: bool = False) -> Read:
+    return Read(LEDGER, first, last, 1, 1 << 20, fence)
+
+
+def test_adds_are_acknowledged_by_one_sync_for_all() -> None:
+    bookie = Bookie()
+    assert bookie.ask("a", bookie.add(0, 3)) == []
+    assert bookie.ask("b", bookie.add(4, 4)) == []
+    assert bookie.disk.durable == {}
+    assert bookie.machine.commit() == [Respond("a", Reply(Status.OK)), Respond("b", Reply(Status.OK))]
+    assert sorted(bookie.disk.durable) == [0, 1, 2, 3, 4]
+    assert bookie.disk.syncs == 1
+    assert bookie.machine.commit() == []
+    assert bookie.disk.syncs == 1
+
+
+def test_the_same_entries_again_are_acknowledged_and_others_are_not() -> None:
+    """I14."""
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 1))
+    bookie.machine.commit()
+    assert bookie.ask("a", bookie.add(0, 1)) == []
+    assert bookie.machine.commit() == [Respond("a", Reply(Status.OK))]
+    other = Run(1, 1, array("q", [5]), (b"other",))
+    assert bookie.reply(Add(LEDGER, (other,), -1)).status is Status.CONFLICT
+
+
+def test_an_unknown_ledger_is_looked_up_once_and_then_made() -> None:
+    bookie = Bookie(known=False)
+    assert bookie.ask("a", bookie.add(0, 0)) == [LookUp(LEDGER)]
+    assert bookie.ask("b", bookie.add(1, 1)) == []
+    assert bookie.machine.commit() == []
+    assert bookie.machine.ledger_known(LEDGER, True, 0) == []
+    assert len(bookie.machine.commit()) == 2
+    assert bookie.ask("c", bookie.add(2, 2)) == []
+
+
+@pytest.mark.parametrize(("exists", "status"), [(False, Status.DELETED), (None, Status.UNKNOWN)])
+def test_an_add_makes_no_ledger_that_does_not_exist(exists: bool | None, status: Status) -> None:
+    """C11."""
+    bookie = Bookie(known=False)
+    bookie.ask("a", bookie.add(0, 0))
+    assert bookie.machine.ledger_known(LEDGER, exists, 0) == [Respond("a", Reply(status))]
+    assert bookie.disk.state(LEDGER) is None
+
+
+def test_a_deletion_overtakes_what_was_looked_up_before() -> None:
+    bookie = Bookie(known=False)
+    bookie.ask("a", bookie.add(0, 0))
+    bookie.machine.ledger_deleted(LEDGER)
+    assert bookie.machine.ledger_known(LEDGER, True, 0) == [Respond("a", Reply(Status.DELETED))]
+    assert bookie.ask("a", bookie.add(0, 0)) == [LookUp(LEDGER)]
+
+
+def test_a_deletion_answers_those_who_wait() -> None:
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 0))
+    bookie.ask("p", ReadLac(LEDGER, beyond=5, wait_ns=10))
+    assert bookie.machine.ledger_deleted(LEDGER) == [
+        Respond("a", Reply(Status.DELETED)),
+        Respond("p", LacReply(Status.DELETED)),
+    ]
+    assert bookie.machine.commit() == []
+
+
+def test_a_fence_comes_after_what_was_taken_and_before_its_reply() -> None:
+    """AB2, AB3."""
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 0, lac=-1))
+    effects = bookie.ask("r", ReadLac(LEDGER, fence=True))
+    assert effects[0] == Respond("a", Reply(Status.OK))
+    assert isinstance(effects[1], Respond)
+    assert effects[1].reply.status is Status.OK
+    assert bookie.disk.fenced
+    assert bookie.reply(bookie.add(1, 1)).status is Status.FENCED
+    assert bookie.ask("r", bookie.add(1, 1, recovery=True)) == []
+    assert bookie.machine.commit() == [Respond("r", Reply(Status.OK))]
+
+
+def test_a_fence_reaches_ledgers_never_seen_and_read_only_bookies() -> None:
+    """AB3, K8."""
+    for request in (ReadLac(LEDGER, fence=True), read(fence=True)):
+        bookie = Bookie(known=False)
+        bookie.machine.read_only = True
+        assert bookie.reply(request).status is Status.NO_SUCH_LEDGER
+        assert bookie.disk.fenced
+        assert bookie.reply(bookie.add(0, 0)).status is Status.FENCED
+
+
+def test_a_fence_that_is_not_durable_is_not_told() -> None:
+    for request in (ReadLac(LEDGER, fence=True), read(fence=True)):
+        bookie = Bookie()
+        bookie.disk.error = StorageFailedError("sync")
+        assert bookie.reply(request).status is Status.UNKNOWN
+        bookie.disk.error = None
+        bookie.disk.fenced = True
+        assert bookie.reply(request).status in (Status.OK, Status.NO_SUCH_ENTRY)
+
+
+def test_a_read_only_bookie_takes_recoveries_alone() -> None:
+    bookie = Bookie()
+    bookie.machine.read_only = True
+    assert bookie.reply(bookie.add(0, 0)).status is Status.READ_ONLY
+    assert bookie.ask("r", bookie.add(0, 0, recovery=True)) == []
+
+
+def test_in_limbo_nothing_is_denied_and_nothing_new_is_taken() -> None:
+    """D6."""
+    bookie = Bookie()
+    bookie.disk.limbo = True
+    assert bookie.reply(bookie.add(0, 0)).status is Status.LIMBO
+    assert bookie.reply(read()).status is Status.UNKNOWN
+    assert bookie.reply(Force(LEDGER)).status is Status.LIMBO
+    assert bookie.reply(ReadLac(LEDGER, fence=True)).status is Status.OK
+    assert bookie.ask("r", bookie.add(0, 0, recovery=True)) == []
+
+
+def test_what_is_about_to_be_acknowledged_is_not_denied() -> None:
+    """I17."""
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 1))
+    effects = bookie.ask("r", read(fence=False))
+    assert effects[0] == Respond("a", Reply(Status.OK))
+    assert isinstance(effects[1], Respond)
+    assert isinstance(effects[1].reply, ReadReply)
+    assert effects[1].reply.run is not None
+    assert effects[1].reply.run.last == 1
+
+
+def test_durable_entries_are_read_without_a_sync() -> None:
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 1))
+    bookie.machine.commit()
+    bookie.ask("a", bookie.add(2, 2))
+    assert bookie.reply(read(0, 1)).status is Status.OK
+    assert bookie.disk.syncs == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StorageFullError("full"), Status.READ_ONLY), (StorageFailedError("sync"), Status.UNKNOWN)],
+)
+def test_what_could_not_be_synced_is_not_acknowledged(error: Exception, status: Status) -> None:
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 0))
+    bookie.disk.error = error
+    assert bookie.machine.commit() == [Respond("a", Reply(status))]
+
+
+def test_deferred_adds_are_acknowledged_at_once_and_synced_by_force() -> None:
+    bookie = Bookie()
+    assert bookie.reply(bookie.add(0, 0, deferred=True)) == Reply(Status.OK)
+    assert bookie.machine.commit() == []
+    assert bookie.disk.durable == {}
+    assert bookie.ask("f", Force(LEDGER)) == []
+    assert bookie.machine.commit() == [Respond("f", Reply(Status.OK))]
+    assert sorted(bookie.disk.durable) == [0]
+
+
+def test_deferred_adds_can_be_read_by_a_recovery() -> None:
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 0, deferred=True))
+    assert bookie.reply(read(fence=True)).run is not None
+
+
+def test_the_lac_only_rises() -> None:
+    """I13."""
+    bookie = Bookie()
+    for lac, known in ((3, 3), (1, 3), (5, 5)):
+        bookie.ask("a", bookie.add(lac + 1, lac + 1, lac=lac))
+        bookie.ask("a", WriteLac(LEDGER, lac, b"packet %d" % lac))
+        assert bookie.reply(ReadLac(LEDGER)).lac == known
+
+
+def test_the_lac_is_proven_by_the_last_entry_and_by_the_packet() -> None:
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 2))
+    bookie.machine.commit()
+    bookie.ask("a", WriteLac(LEDGER, 2, b"packet"))
+    reply = bookie.reply(ReadLac(LEDGER))
+    assert (reply.lac, reply.packet, reply.entry_id) == (2, b"packet", 2)
+    assert reply.entry == bookie.disk.durable[2]
+    assert Bookie(known=False).reply(ReadLac(LEDGER)) == LacReply(Status.NO_SUCH_LEDGER)
+
+
+def test_who_waits_is_answered_when_the_lac_moves() -> None:
+    bookie = Bookie()
+    assert bookie.ask("p", ReadLac(LEDGER, beyond=3, wait_ns=100)) == [WakeAt(100)]
+    assert bookie.ask("q", ReadLac(LEDGER, beyond=8, wait_ns=50)) == [WakeAt(50)]
+    assert bookie.ask("a", bookie.add(4, 4, lac=3)) == []
+    (ack,) = bookie.machine.commit()
+    assert ack == Respond("a", Reply(Status.OK, watched=True))
+    effects = bookie.ask("a", WriteLac(LEDGER, 4))
+    assert isinstance(effects[0], Respond)
+    assert effects[0].sender == "p"
+    assert isinstance(effects[0].reply, LacReply)
+    assert effects[0].reply.lac == 4
+    assert effects[1] == Respond("a", Reply(Status.OK, watched=True))
+
+
+def test_who_waits_is_answered_when_the_time_is_up() -> None:
+    """Also if the ledger is fenced meanwhile, which is no news of the LAC (BK #2052)."""
+    bookie = Bookie()
+    bookie.ask("p", ReadLac(LEDGER, beyond=3, wait_ns=100))
+    bookie.ask("q", ReadLac(LEDGER, beyond=3, wait_ns=200))
+    assert len(bookie.ask("r", ReadLac(LEDGER, fence=True))) == 1
+    effects = bookie.machine.woken(100)
+    assert [effect.sender for effect in effects if isinstance(effect, Respond)] == ["p"]
+    assert effects[-1] == WakeAt(200)
+    assert len(bookie.machine.woken(200)) == 1
+    assert bookie.machine.woken(300) == []
+
+
+def test_too_many_do_not_wait() -> None:
+    bookie = Bookie(polls_max=1)
+    bookie.ask("p", ReadLac(LEDGER, beyond=3, wait_ns=100))
+    assert bookie.reply(ReadLac(LEDGER, beyond=3, wait_ns=100)).lac == -1
+    bookie.machine.woken(100)
+    assert bookie.ask("q", ReadLac(LEDGER, beyond=3, wait_ns=100)) == [WakeAt(100)]
