@@ -13,6 +13,9 @@ CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3
 PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),$(shell $(name) -c "$(PROBE)" >/dev/null 2>&1 && echo $(name))))
 
+# ZooKeeper is tested where there is a Java to run it; its jars come with PySpark.
+ZOOKEEPER := $(shell java -version >/dev/null 2>&1 && echo ,zookeeper-test)
+
 PROJECT := setup.cfg pyproject.toml
 
 help:
@@ -59,7 +62,7 @@ $(VENV)/.demo: $(BIN)/python $(PROJECT)
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd$(ZOOKEEPER)]"
 	@touch $@
 
 $(VENV)/.check: $(BIN)/python $(PROJECT)
