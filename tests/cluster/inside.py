@@ -54,10 +54,7 @@ class Inside:
 
     def open_bookie(self, place: int, **settings: Any) -> LedgerManager:
         """Open a bookie; it is closed with the cluster."""
-        if self.scheme == "ipc":
-            listen = f"ipc://{self._sockets}/{place}"
-        else:
-            listen = "tcp://127.0.0.1:*"
+        listen = f"ipc://{self._sockets}/{place}" if self.scheme == "ipc" else "tcp://127.0.0.1:*"
         manager = LedgerManager.open(
             self.directory / f"bookie-{place}",
             listen=listen,

@@ -1,0 +1,366 @@
+"""What only a cluster has: striping, quorums, bookies in one process with their clients, bounds, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.errors import (
+    ClosedError,
+    LedgerFencedError,
+    NotEnoughBookiesError,
+    TooManyRequestsError,
+    UsageError,
+)
+from pybk.flags import StorageHint, WriteFlag
+from pybk.ledger import LedgerState
+from pybk.manager import LedgerManager
+from tests.cluster.inside import Inside, inside
+from tests.realstore import contents, numbered, payloads, python, stop_syncing
+
+SHAPES = [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 2, 2), (4, 2, 2), (5, 3, 2), (5, 5, 3)]
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with inside(tmp_path_factory.mktemp("five"), count=5) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path) as cluster:
+        yield cluster
+
+
+def eventually(what: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+
+
+def sizes(shape: tuple[int, int, int]) -> dict[str, Any]:
+    return dict(zip(("ensemble_size", "write_quorum", "ack_quorum"), shape, strict=True))
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_keeps_every_entry(five: Inside, shape: tuple[int, int, int]) -> None:
+    writing, reading = five.connect(), five.connect()
+    source = random.Random(repr(shape))
+    wanted = [source.randbytes(source.choice((0, 1, 100, 3000))) for _ in range(300)]
+    with writing.create_ledger(password=b"p", **sizes(shape)) as writer:
+        assert [writer.append(payload) for payload in wanted[:20]] == list(range(20))
+        assert writer.append_many(wanted[20:120]) == range(20, 120)
+        futures = [writer.append_async(payload) for payload in wanted[120:]]
+        assert [future.result(10) for future in futures] == list(range(120, 300))
+    with reading.open_ledger(writer.ledger_id, password=b"p") as reader:
+        assert payloads(reader) == wanted
+        for _ in range(50):
+            first = source.randrange(300)
+            last = min(299, first + source.choice((0, 1, 7, 64)))
+            assert [entry.payload for entry in reader.read(first, last)] == wanted[first : last + 1]
+        batch = reader.read_batch(17, max_bytes=20_000)
+        assert [entry.payload for entry in batch] == wanted[17 : 17 + len(batch)]
+        metadata = reader.metadata
+    assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == shape
+    assert len(metadata.fragments) == 1
+    assert len(set(metadata.fragments[0].ensemble)) == shape[0]
+    assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 299)
+    assert metadata.length == sum(map(len, wanted))
+
+
+def test_three_bookies_of_which_two_acknowledge_are_the_default(five: Inside) -> None:
+    metadata = five.connect().create_ledger().metadata
+    assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == (3, 3, 2)
+    assert five.connect().create_ledger(ensemble_size=1).metadata.ack_quorum == 1
+
+
+def test_what_no_ensemble_can_be_is_refused_with_what_is_needed_and_found(five: Inside) -> None:
+    client = five.connect()
+    for shape in ((3, 4, 2), (3, 2, 3), (3, 3, 0), (0, 0, 0)):
+        with pytest.raises(UsageError, match="ensemble_size"):
+            client.create_ledger(**sizes(shape))
+    before = list(client.list_ledgers())
+    with pytest.raises(NotEnoughBookiesError, match=r"ensemble of 6 needs 6 .*bookie-0.*bookie-4.*start more") as few:
+        client.create_ledger(ensemble_size=6)
+    assert few.value.code == -6
+    assert list(client.list_ledgers()) == before
+
+
+def test_a_ledger_of_a_bookies_own_manager_comes_first_to_that_bookie(five: Inside) -> None:
+    metadata = five.bookies[3].create_ledger(ensemble_size=2, write_quorum=2).metadata
+    assert "bookie-3" in {bookie.bookie_id for bookie in metadata.fragments[0].ensemble}
+
+
+# ---- the ways in and out ---------------------------------------------------------------------------------------------
+
+
+def test_over_ipc_and_without_a_secret(tmp_path: Path) -> None:
+    with inside(tmp_path, scheme="ipc", secret=None) as cluster, cluster.connect().create_ledger() as writer:
+        writer.append_many(numbered(100))
+        assert contents(cluster.connect(), writer.ledger_id, recover=True) == numbered(100)
+
+
+def test_the_longest_payload_that_is_allowed_by_default(three: Inside) -> None:
+    longest = bytes(range(256)) * (5 * 4096)
+    with three.connect().create_ledger() as writer:
+        assert writer.append(longest) == 0
+        assert writer.append_many([longest, b"", longest]) == range(1, 4)
+    assert contents(three.connect(), writer.ledger_id) == [longest, longest, b"", longest]
+
+
+def test_many_threads_write_and_read_many_ledgers(three: Inside) -> None:
+    client = three.connect()
+
+    def work(number: int) -> None:
+        with client.create_ledger(custom_metadata={"thread": b"%d" % number}) as writer:
+            for payload in numbered(30, number):
+                writer.append(payload)
+        assert contents(client, writer.ledger_id) == numbered(30, number)
+        assert client.ledger_metadata(writer.ledger_id).custom_metadata == {"thread": b"%d" % number}
+
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(work, range(12)))
+    assert len(list(client.list_ledgers())) == 12
+
+
+def test_asyncio_from_connecting_to_closing(three: Inside) -> None:
+    async def write_and_follow() -> list[bytes]:
+        async with (
+            LedgerManager.connect_async(three.url, cluster_secret=three.secret) as client,
+            client.create_ledger_async(password=b"p") as writer,
+        ):
+            reading = client.open_ledger_async(writer.ledger_id, password=b"p", recover=False)
+            async with reading as reader:
+
+                async def follow() -> list[bytes]:
+                    return [entry.payload async for entry in reader.follow_async()]
+
+                following = asyncio.create_task(follow())
+                assert await asyncio.gather(*[writer.append_async(p) for p in numbered(50)]) == list(range(50))
+                assert await writer.append_many_async(numbered(50, 50)) == range(50, 100)
+                await writer.close_async()
+                return await asyncio.wait_for(following, 10)
+
+    assert asyncio.run(write_and_follow()) == numbered(100)
+
+
+def test_callbacks_come_in_order_and_not_in_the_thread_that_appends(three: Inside) -> None:
+    writer = three.connect().create_ledger()
+    seen: list[tuple[int, int]] = []
+    futures = [writer.append_async(payload) for payload in numbered(200)]
+    for future in futures:
+        future.add_done_callback(lambda done: seen.append((done.result(), threading.get_ident())))
+    eventually(lambda: len(seen) == 200)
+    assert [entry_id for entry_id, _ in seen] == list(range(200))
+    assert threading.get_ident() not in {thread for _, thread in seen}
+
+
+def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_ledger(three: Inside) -> None:
+    writer = three.connect().create_ledger()
+    reader = three.connect().open_ledger(writer.ledger_id, recover=False)
+    got: list[tuple[bytes, float]] = []
+
+    def follow() -> None:
+        got.extend((entry.payload, time.monotonic()) for entry in reader.follow())
+
+    following = threading.Thread(target=follow)
+    following.start()
+    sent = []
+    for payload in numbered(20):
+        writer.append(payload)
+        sent.append(time.monotonic())
+        time.sleep(0.02)
+    writer.close()
+    following.join(10)
+    assert [payload for payload, _ in got] == numbered(20)
+    delays = sorted(seen - wrote for (_, seen), wrote in zip(got, sent, strict=True))
+    assert delays[10] < 0.02, f"half of the entries were seen later than {delays[10]} s after they were appended"
+
+
+def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is(three: Inside) -> None:
+    client = three.connect()
+    waited = client.open_ledger(client.create_ledger().ledger_id, recover=False)
+
+    def follow() -> None:
+        with pytest.raises(ClosedError):
+            list(waited.follow())
+
+    following = threading.Thread(target=follow)
+    following.start()
+    time.sleep(0.05)
+    writer = client.create_ledger()
+    assert writer.append(b"the last one for now") == 0
+    reader = three.connect().open_ledger(writer.ledger_id, recover=False)
+    eventually(lambda: reader.read_last_add_confirmed() == 0, 2.0)
+    client.close()
+    following.join(10)
+    assert not following.is_alive()
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_too_much_outstanding_waits_or_fails_at_once(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = three.connect(max_outstanding_bytes=64 << 10)
+    writer = client.create_ledger()
+    writer.append(b"everything that is looked up once was")
+    go = stop_syncing(monkeypatch)
+    block = bytes(4000)
+    many = writer.append_many_async([block] * 16)
+    with pytest.raises(TooManyRequestsError, match="max_outstanding_bytes 65536") as refused:
+        _ = writer.append_async(block, wait=False)
+    assert (refused.value.retryable, refused.value.outcome_unknown) == (True, False)
+    assert 60_000 <= client.health().outstanding_bytes <= 65536
+    futures = []
+    waiting = threading.Thread(target=lambda: futures.append(writer.append_async(block)))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive(), "an append beyond the bound did not wait"
+    go.set()
+    waiting.join(20)
+    assert (many.result(10), futures[0].result(10)) == (range(1, 17), 17)
+    assert client.health().outstanding_bytes == 0
+
+
+def test_deferred_entries_are_kept_back_to_the_bound_and_forced_there(three: Inside) -> None:
+    client = three.connect(max_outstanding_bytes=64 << 10)
+    writer = client.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    for number in range(10):
+        assert writer.append(bytes(1000)) == number
+    assert writer.last_add_confirmed == -1
+    assert writer.force() == 9
+    for _ in range(200):
+        writer.append(bytes(4000))
+        assert client.health().outstanding_bytes <= 64 << 10
+    assert 9 < writer.last_add_confirmed < 209
+    assert writer.force() == 209
+    writer.append(b"and the last one by closing")
+    writer.close()
+    assert contents(three.connect(), writer.ledger_id)[-1] == b"and the last one by closing"
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_writer_in_another_client_is_fenced_and_what_it_knew_is_there(three: Inside) -> None:
+    writer = three.connect().create_ledger(password=b"p")
+    writer.append_many(numbered(10))
+    pending = [writer.append_async(payload) for payload in numbered(40, 10)]
+    found = contents(three.connect(), writer.ledger_id, b"p", recover=True)
+    assert found == numbered(len(found))
+    for future in pending:
+        error = future.exception(10)
+        assert isinstance(error, LedgerFencedError) if error else future.result() < len(found)
+    for refused in (lambda: writer.append(b"x"), lambda: writer.append(b"y"), writer.close):
+        with pytest.raises(LedgerFencedError) as raised:
+            refused()
+        assert raised.value.code == -101
+    assert contents(three.connect(), writer.ledger_id, b"p") == found
+
+
+def test_closing_a_manager_waits_for_appends_and_leaves_the_ledger_open(three: Inside) -> None:
+    client = three.connect()
+    writer = client.create_ledger()
+    futures = [writer.append_async(payload) for payload in numbered(100)]
+    client.close()
+    assert [future.result(0) for future in futures] == list(range(100))
+    for call in (lambda: writer.append(b"x"), writer.close, client.create_ledger, client.health):
+        with pytest.raises(ClosedError):
+            call()
+    other = three.connect()
+    assert other.ledger_metadata(writer.ledger_id).state is LedgerState.OPEN
+    assert contents(other, writer.ledger_id, recover=True) == numbered(100)
+
+
+def test_a_closed_cluster_is_there_again_when_it_is_opened(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster:
+        open_writer = cluster.connect().create_ledger()
+        open_writer.append_many(numbered(10))
+        with cluster.connect().create_ledger(storage_hints={StorageHint.HDD}) as writer:
+            writer.append_many(numbered(20))
+        before = cluster.connect().ledger_metadata(writer.ledger_id)
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        assert client.ledger_metadata(writer.ledger_id) == before
+        assert contents(client, writer.ledger_id) == numbered(20)
+        assert contents(client, open_writer.ledger_id, recover=True) == numbered(10)
+
+
+FORKING = """
+import os, sys, warnings
+from pathlib import Path
+from typing import Any
+from pybk.errors import ForkedProcessError
+from tests.cluster.inside import inside
+from tests.realstore import contents
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point
+with inside(Path(sys.argv[1])) as cluster:
+    client = cluster.connect()
+    writer = client.create_ledger()
+    writer.append(b"before")
+    reader = client.open_ledger(writer.ledger_id, recover=False)
+    child = os.fork()
+    if child == 0:
+        wrong = 0
+        for call in (
+            lambda: writer.append(b"x"),
+            client.create_ledger,
+            lambda: client.open_ledger(0),
+            lambda: list(reader.read(0, 0)),
+            cluster.bookies[0].create_ledger,
+        ):
+            try:
+                call()
+                wrong += 1
+            except ForkedProcessError:
+                continue
+            except BaseException:
+                wrong += 10
+        client.close()
+        os._exit(wrong)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+    assert writer.append(b"after") == 1
+    writer.close()
+    assert contents(client, writer.ledger_id) == [b"before", b"after"]
+print("all is well")
+"""
+
+
+def test_everything_is_refused_in_a_forked_child_and_the_parent_goes_on(tmp_path: Path) -> None:
+    said, _ = python(FORKING, tmp_path).communicate(timeout=30)
+    assert said == "all is well\n"
+
+
+# ---- not kept yet ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(reason="a cluster's client reads unconfirmed entries up to the last add confirmed only")
+def test_unconfirmed_entries_can_be_read(three: Inside) -> None:
+    writer = three.connect().create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    writer.append_many(numbered(3))
+    reader = three.connect().open_ledger(writer.ledger_id, recover=False)
+    assert [entry.payload for entry in reader.read_unconfirmed(0, 2)] == numbered(3)
+
+
+@pytest.mark.xfail(reason="a cluster's client does not know the length of an open ledger that it reads")
+def test_the_length_of_an_open_ledger_is_that_of_what_is_confirmed(three: Inside) -> None:
+    writer = three.connect().create_ledger()
+    writer.append_many(numbered(3))
+    reader = three.connect().open_ledger(writer.ledger_id, recover=False)
+    eventually(lambda: reader.read_last_add_confirmed() == 2)
+    assert reader.length == 21
