@@ -1,11 +1,12 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 INPUT ?=
+SEEDS ?= 1000
 ARGS ?=
 
 # A name on the PATH proves nothing (it may be a shim without a Python behind it), so each candidate is run.
@@ -23,6 +24,7 @@ help:
 	@echo "make test                run the tests"
 	@echo "make check               ruff, mypy, import contracts, spelling"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
+	@echo "make sim [SEEDS=n]       the replication machines in a world of faults; prints events/s and seeds that fail"
 	@echo "make clean               remove what the targets made"
 
 demo: $(VENV)/.demo
@@ -40,6 +42,9 @@ check: $(VENV)/.check
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(ARGS)
+
+sim: $(VENV)/.test
+	$(BIN)/python -m tests.simulator --seeds $(SEEDS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis src/*.egg-info

@@ -491,3 +491,18 @@ def test_a_bookie_that_cannot_force_is_replaced() -> None:
     writer.take(writer.writer.force(0))
     writer.answer(2, Reply(Status.LIMBO))
     assert writer.only(ChooseBookies).places == (2,)
+
+
+def test_what_a_failed_force_may_have_left_behind_is_recorded() -> None:
+    """C13: the quorum has forced it, and the bookie that has not may have lost it."""
+    writer = Writer(deferred=True)
+    writer.submit(0, 1)
+    for number in (0, 1, 2):
+        writer.answer(number)
+    writer.take(writer.writer.force(0))
+    writer.answer(0)
+    writer.answer(1)
+    assert confirmed(writer) == 1
+    writer.answer(2, Reply(Status.LIMBO))
+    writer.tell(BookiesChosen({}))
+    assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)

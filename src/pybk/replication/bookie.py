@@ -247,8 +247,8 @@ class BookieMachine:
         effects: list[BookieEffect] = []
         for ledger_id in list(self._polls):
             effects += self._wake(ledger_id, lambda poll, lac: poll.until_ns <= now_ns)
-        untils = [poll.until_ns for polls in self._polls.values() for poll in polls]
-        return effects + ([WakeAt(min(untils))] if untils else [])
+        deadlines = [poll.until_ns for polls in self._polls.values() for poll in polls]
+        return effects + ([WakeAt(min(deadlines))] if deadlines else [])
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

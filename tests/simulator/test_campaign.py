@@ -1,0 +1,74 @@
+"""A short campaign of the simulator, and what makes its findings worth something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pybk.replication.messages import Done
+from tests.simulator.__main__ import run
+from tests.simulator.mutants import KILLED_AT, MUTANTS
+from tests.simulator.mutating import Mutant, kills
+from tests.simulator.plan import draw
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 400
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS // 4))
+def test_no_invariant_is_broken(first: int) -> None:
+    for seed in range(first, first + SEEDS // 4):
+        world, error = run(seed)
+        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{world.plan}"
+
+
+def test_the_seeds_try_what_they_should() -> None:
+    """A campaign in which nothing happens proves nothing."""
+    plans = [draw(seed) for seed in range(SEEDS)]
+    assert {plan.quorum.ensemble_size > plan.quorum.write_quorum for plan in plans} == {False, True}
+    assert {plan.loses_data for plan in plans} == {"", "forgets", "wiped", "corrupt"}
+    for fault in ("deferred", "clogs", "cuts", "pauses", "kills", "crashes", "swaps", "fills", "deletes"):
+        assert {getattr(plan, fault) for plan in plans} == {False, True}, fault
+    worlds = [run(seed)[0] for seed in range(100)]
+    assert sum(len(world.judge.entries) for world in worlds) > 500
+    assert sum(world.judge.confirmed + 1 for world in worlds) > 300
+    changed = [world for world in worlds if world.metadata.history[-1][0] and world.metadata.version > 2]
+    assert len(changed) > 30
+    assert sum(isinstance(world.writer.end, Done) for world in worlds) > 10
+    assert sum(world.judge.read_lac >= 0 for world in worlds) > 10
+
+
+def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
+    sums = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulator", "--seeds", "40", "--sums"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()[:-1]
+        for hash_seed in ("1", "2")
+    ]
+    assert len(sums[0]) == 40
+    assert sums[0] == sums[1]
+    assert len({line.split()[2] for line in sums[0]}) == 40
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
+    """Each by the first seed that showed it; ``python -m tests.simulator.mutants`` finds them anew."""
+    assert kills(mutant, KILLED_AT[mutant.name]), mutant.rule
+    error = run(KILLED_AT[mutant.name])[1]
+    assert error is None, f"the seed fails without the mutant, too: {error}"
+
+
+def test_enough_rules_are_broken() -> None:
+    assert len(MUTANTS) >= 50
+    assert {mutant.name for mutant in MUTANTS} == set(KILLED_AT)
+    assert max(KILLED_AT.values()) < 20_000
+    assert sorted(KILLED_AT.values())[len(KILLED_AT) // 2] < 1_000
