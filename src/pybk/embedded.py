@@ -20,6 +20,8 @@ class EmbeddedHome:
     Threads: any.
     """
 
+    deletes_by_password = False
+
     def __init__(self, store: Store | ReadOnlyStore) -> None:
         self.store = store
         self.config = store.config

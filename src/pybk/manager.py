@@ -348,20 +348,29 @@ class LedgerManager:
         self._home.unlock(descriptor, keys, digest)
         return digest
 
-    def delete_ledger(self, ledger_id: int) -> None:
+    def delete_ledger(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
+
+        Args:
+            ledger_id: The ledger.
+            password: The one it was created with. In a cluster bookies drop nothing without it, and None stands for an
+                empty one; in a store of this process, None asks for none.
 
         Raises:
             NoSuchLedgerError: It was never created, or deleted before.
+            UnauthorizedError: The password is another; nothing was changed.
 
         Durability: On return it is gone for good; its disk space comes back in the background while writes go on.
         """
         home = self._usable()
-        home.delete(home.descriptor(existing_id(ledger_id)))
+        descriptor = home.descriptor(existing_id(ledger_id))
+        if password is not None or home.deletes_by_password:
+            self._unlock(descriptor, b"" if password is None else password)
+        home.delete(descriptor)
 
-    async def delete_ledger_async(self, ledger_id: int) -> None:
+    async def delete_ledger_async(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete in a thread, so that the event loop goes on."""
-        await asyncio.to_thread(self.delete_ledger, ledger_id)
+        await asyncio.to_thread(self.delete_ledger, ledger_id, password=password)
 
     def list_ledgers(self, ledger_type: str | None = None) -> Iterator[int]:
         """Yield the ids of all ledgers, ascending; only those of a type if one is given."""

@@ -41,7 +41,7 @@ def values() -> dict[str, tuple[str, bytes]]:
         Kind.CLUSTER: ("cluster", identity_json()),
         Kind.IDS: ("ids", encode_json({"next": 2000})),
         Kind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
-        Kind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8})),
+        Kind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8, "proof": to_base64(bytes(64))})),
         Kind.COOKIE: ("cookies/bookie-1%3A3181", _cookie_json(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
         Kind.BOOKIE: ("bookies/bookie-1%3A3181", _registration_json(registration(bookie(1)), "ab" * 16)),
         Kind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),

@@ -43,10 +43,10 @@ def test_a_ledger_lives_and_is_deleted_for_ever(world: World) -> None:
     assert not refused.value.outcome_unknown
     with pytest.raises(MetadataVersionError):
         one.delete_ledger(7, version)
-    assert not one.is_deleted(7)
+    assert one.deletion_proof(7) is None
     one.delete_ledger(7, newer)
     for cluster in (one, two):
-        assert cluster.is_deleted(7)
+        assert cluster.deletion_proof(7) == b""
         with pytest.raises(LedgerDeletedError, match="7"):
             cluster.read_ledger(7)
         with pytest.raises(LedgerExistsError, match="given once"):
@@ -59,7 +59,7 @@ def test_a_ledger_lives_and_is_deleted_for_ever(world: World) -> None:
 
 def test_what_was_never_created_is_not_deleted(world: World) -> None:
     cluster = cluster_on(world.open())
-    assert not cluster.is_deleted(3)
+    assert cluster.deletion_proof(3) is None
     with pytest.raises(NoSuchLedgerError) as missing:
         cluster.read_ledger(3)
     assert not isinstance(missing.value, LedgerDeletedError)

@@ -73,7 +73,7 @@ def test_a_ledger_is_created_closed_and_deleted_once_whatever_is_lost(faults: tu
     assert world.sure.read_ledger(1) == (closed, newer)
     world.fail(faults)
     world.cluster.delete_ledger(1, newer)
-    assert world.sure.is_deleted(1)
+    assert world.sure.deletion_proof(1) == b""
     assert len(left) < len(faults)
 
 
@@ -102,7 +102,7 @@ def test_a_lost_answer_hides_no_conflict(fault: Fault) -> None:
     world.fail([fault])
     with pytest.raises(MetadataVersionError):
         world.cluster.delete_ledger(1, version)
-    assert not world.sure.is_deleted(1)
+    assert world.sure.deletion_proof(1) is None
 
 
 def test_a_change_that_landed_and_was_changed_since_is_no_success_and_no_certain_failure() -> None:

@@ -35,7 +35,7 @@ from pybk.replication.messages import (
     WriteLac,
 )
 from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
-from pybk.transport.keys import ClusterKeys, proves_right
+from pybk.transport.keys import ClusterKeys, proves_deletion, proves_right
 from pybk.transport.server import Peer, Server
 
 if TYPE_CHECKING:
@@ -308,10 +308,24 @@ class BookieService:
 
     def collect(self) -> None:
         """Drop the ledgers whose tombstones are seen for the second time: nothing else shows that one is gone."""
-        deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._metadata.is_deleted(ledger_id)}
+        deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._is_deleted(ledger_id)}
         for ledger_id in sorted(deleted & self._seen_deleted):
             self._post(lambda gone=ledger_id: self._machine.ledger_deleted(gone))  # type: ignore[misc]
         self._seen_deleted = deleted
+
+    def _is_deleted(self, ledger_id: int) -> bool:
+        """Tell whether a ledger's tombstone is there, made by somebody who knew the ledger's password."""
+        proof = self._metadata.deletion_proof(ledger_id)
+        if proof is None:
+            return False
+        state = self.replicas.state(ledger_id)
+        if state is None or state.description is None:
+            return True  # only a fence is here, or nothing
+        described = self._metadata.check_description(state.description.encoded, where=f"ledger {ledger_id}")
+        if proves_deletion(described.verifier, proof, ledger_id):
+            return True
+        logger.warning("ledger %d has a tombstone that nobody who knows its password made; it is kept", ledger_id)
+        return False
 
     def in_limbo(self) -> list[int]:
         """Return the ledgers in limbo."""

@@ -90,6 +90,7 @@ class ClusterHome:
     """
 
     read_only = False
+    deletes_by_password = True
     poll_seconds: float | None = _POLL_SECONDS
 
     def __init__(
@@ -306,9 +307,10 @@ class ClusterHome:
     def delete(self, descriptor: LedgerDescriptor) -> None:
         """Leave a tombstone; bookies drop the entries when they see it."""
         ledger_id = descriptor.ledger_id
+        proof = RightsKey(_remote(descriptor).keys.right_key).sign_deletion(ledger_id)
         while True:
             try:
-                self._metadata.delete_ledger(ledger_id, self._metadata.read_ledger(ledger_id).version)
+                self._metadata.delete_ledger(ledger_id, self._metadata.read_ledger(ledger_id).version, proof)
                 break
             except MetadataVersionError:
                 continue

@@ -24,8 +24,10 @@ from pybk.metadata.values import (
     Records,
     decode_json,
     encode_json,
+    from_base64,
     new_token,
     seal,
+    to_base64,
     token_of,
     unseal,
 )
@@ -203,12 +205,6 @@ class Ledgers(Records):
             for key, ledger_id, node in zip(keys, ledger_ids, self._tree.get_many(keys), strict=True)
         ]
 
-    def is_deleted(self, ledger_id: int) -> bool:
-        """Tell whether there is proof that a ledger was deleted; that it is not there is none."""
-        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
-        node = self._tree.get(key, latest=True)
-        return node is not None and self._ledger(key, ledger_id, node) is None
-
     def write_ledger(self, metadata: LedgerMetadata, version: int) -> int:
         """Replace a ledger's metadata, durably.
 
@@ -231,18 +227,30 @@ class Ledgers(Records):
             lambda node: node is not None and token_of(node.value) == token,
         )
 
-    def delete_ledger(self, ledger_id: int, version: int) -> None:
+    def delete_ledger(self, ledger_id: int, version: int, proof: bytes = b"") -> None:
         """Delete a ledger, durably; a tombstone stays, which is what allows bookies to drop its entries.
 
         Args:
             ledger_id: The ledger.
             version: That of the metadata as the caller knows it.
+            proof: Shows bookies that who deletes knows the ledger's password; kept in the tombstone.
 
         Raises:
             MetadataVersionError: The metadata has been changed, or the ledger deleted, by somebody else.
         """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
-        self._put(Kind.DELETED, key, encode_json({"ledger_id": ledger_id}), version)
+        self._put(Kind.DELETED, key, encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)}), version)
+
+    def deletion_proof(self, ledger_id: int) -> bytes | None:
+        """Return the proof in a ledger's tombstone, None if it has none: that a ledger is not there shows nothing."""
+        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
+        node = self._tree.get(key, latest=True)
+        if node is None:
+            return None
+        kind, payload = unseal(key, node.value, self._mac_key)
+        if kind is not Kind.DELETED:
+            return None
+        return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
 
     def list_ledgers(self, *, after: int = -1, count: int = 1000) -> list[int]:
         """Return the next ledgers that are not deleted, ascending.

@@ -188,6 +188,10 @@ class RightsKey:
         """
         return self._key.sign(_right(session_id, instance, ledger_id))
 
+    def sign_deletion(self, ledger_id: int) -> bytes:
+        """Prove the right to have a ledger deleted by all who keep it; ``SIGNATURE_BYTES`` bytes."""
+        return self._key.sign(_deletion(ledger_id))
+
 
 def proves_right(public: bytes, signature: bytes, session_id: bytes, instance: bytes, ledger_id: int) -> bool:
     """Tell whether a signature proves the right to write a ledger; False for anything else than a proof.
@@ -208,6 +212,22 @@ def proves_right(public: bytes, signature: bytes, session_id: bytes, instance: b
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def proves_deletion(public: bytes, signature: bytes, ledger_id: int) -> bool:
+    """Tell whether a signature is ``RightsKey.sign_deletion`` of a ledger; False for anything else."""
+    if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _deletion(ledger_id))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _deletion(ledger_id: int) -> bytes:
+    """Return what is signed to have a ledger deleted; a ledger is deleted once, so it may be shown again."""
+    return b"pybk-deletion/1" + ledger_id.to_bytes(8, "big", signed=True)
 
 
 def _right(session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
