@@ -392,6 +392,24 @@ def test_receive_is_woken_from_another_thread() -> None:
         assert server.receive(0) == []
 
 
+def test_what_came_while_something_was_sent_is_not_waited_for() -> None:
+    """Sending takes ZeroMQ's signal that something came, so nobody may rely on it afterwards."""
+    with world() as here:
+        here.answer = lambda _peer, _number, _request: None
+        link = here.link()
+        assert link.send(1, add())
+        here.until(lambda: here.arrived)
+        assert link.send(2, add())
+        time.sleep(0.05)
+        here.server.reply(here.arrived[0][0], 1, OK)
+        start = time.perf_counter()
+        assert [number for _, number, _ in here.server.receive(3000)] == [2]
+        time.sleep(0.05)
+        assert link.send(3, add())
+        assert [reply for _, _, reply in here.links.poll(3000)] == [OK]
+        assert time.perf_counter() - start < 1.5
+
+
 def test_a_hostile_client_cannot_take_another_ones_place(keys: ClusterKeys | None) -> None:
     """Z3: a routing id belongs to who came with it first."""
     with Server([TCP], INSTANCE, keys) as server, RawClient(server, keys) as first:

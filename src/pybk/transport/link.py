@@ -202,6 +202,7 @@ class Link:
     def _put(self, request_id: int, outgoing: Outgoing) -> bool:
         assert self._socket is not None
         assert self._mac is not None
+        self._links._touched.add(self)
         self._counter += 1
         bodies = outgoing.frames
         instance = self.bookie.instance
@@ -242,6 +243,7 @@ class Link:
         socket.connect_timeout = socket.handshake_ivl = curve.HANDSHAKE_MS
         curve.set_heartbeat(socket)
         self._socket = socket
+        links._touched.add(self)
         self._opened_ns = self._heard_ns = time.monotonic_ns()
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         local = self.address.startswith("inproc:")
@@ -250,8 +252,9 @@ class Link:
         if not local:
             self._monitor = socket.get_monitor_socket(_EVENTS)
             self._monitor.linger = 0
+            links._watch(self._monitor, self._hear)
         socket.connect(self.address)
-        links._watch_sockets()
+        links._watch(socket, self._take)
         links._look_at(self._opened_ns + _HANDSHAKE_NS)
         if local:
             self._greet()
@@ -263,6 +266,7 @@ class Link:
         hello = Outgoing(Kind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
         mac = self._links._greeting_mac
         head = hello.head(_OWN_IDS, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
+        self._links._touched.add(self)
         try:
             self._socket.send(head, _DONT_WAIT)
         except zmq.Again:
@@ -282,7 +286,9 @@ class Link:
         """Give the connection up."""
         if self._socket is None:
             return
+        self._links._watch_no_more(self._socket)
         if self._monitor is not None:
+            self._links._watch_no_more(self._monitor)
             self._socket.disable_monitor()
             self._monitor.close()
             self._monitor = None
@@ -296,7 +302,6 @@ class Link:
         if self._socket is None:
             return
         self._disconnect()
-        self._links._watch_sockets()
         self._links.counters.lost += 1
         self.why_down = why
         self._links._outcomes.extend((self, request_id, None) for request_id in self._outstanding)
@@ -332,6 +337,12 @@ class Link:
             self._links._look_at(end_ns)
 
     # ---- what comes --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take what no signal tells of: sending may have taken it, and a new socket gives none until it was read."""
+        self._take()
+        if self._mac is None:
+            self._hear()
 
     def _take(self) -> None:
         """Take the replies that are there."""
