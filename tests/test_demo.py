@@ -25,7 +25,7 @@ def demo(tmp_path: Path, source: Path, expect: int = 0) -> subprocess.CompletedP
         [sys.executable, "-m", "pybk.admin.demo", str(source), "--directory", str(place)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert done.returncode == expect, done.stderr
@@ -42,6 +42,8 @@ def test_a_folder(tmp_path: Path) -> None:
     assert "with SIGKILL after it had acknowledged" in text
     assert "acknowledged entries are back byte for byte" in text
     assert "All 3,012 lines, moved to each tier in turn and read again byte for byte" in text
+    text, _, second = text.partition("== 2.")
+    assert "raised LedgerFencedError" in second
     rows = [line.split() for line in text.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
     assert {row[1] for row in rows} == {kind.ledger_type for kind in KINDS}
     assert all(row[3] == row[5] for row in rows)  # each in the tier that its hint asks for
@@ -51,7 +53,9 @@ def test_a_folder(tmp_path: Path) -> None:
 
 def test_a_file_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"x")
-    assert "All 1 acknowledged entries are back" in demo(tmp_path, tmp_path / "one").stdout
+    text = demo(tmp_path, tmp_path / "one").stdout
+    assert "All 1 acknowledged entries are back" in text
+    assert "raised LedgerFencedError" in text
 
 
 def test_nothing_to_write(tmp_path: Path) -> None:

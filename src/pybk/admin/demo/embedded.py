@@ -1,20 +1,18 @@
-"""``python -m pybk.admin.demo [INPUT]``: write, kill, recover, prove, and print what it took."""
+"""The first act: one process with an embedded store is killed while it writes, and nothing is lost."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from tabulate import tabulate
 
-from pybk.admin.demo.child import spawned
+from pybk.admin.demo.child import Child
 from pybk.admin.demo.progress import meter
 from pybk.admin.demo.reading import LostEntryError, ReadBack, lines_of, read_back
 from pybk.admin.demo.source import Source
@@ -23,7 +21,9 @@ from pybk.errors import PybkError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 
-HEADERS = [
+TITLE: Final = "One process, killed while it writes"
+WRITER: Final = "pybk.admin.demo.embedded_writer"
+HEADERS: Final = [
     "ledger",
     "type",
     "digest",
@@ -78,18 +78,21 @@ def write_and_kill(store: str, source: Source, password: bytes) -> list[Written]
     written = [Written(kind) for kind in range(len(KINDS))]
     seen = 0
     killed = False
-    with spawned(store, source, password) as (process, reports), meter("writing", source.file_bytes // 2, "B") as bar:
-        for progress in reports:
+    task = {"store": store, "files": source.files, "bytes": source.file_bytes, "password": password.hex()}
+    with Child(WRITER, task) as child, meter("writing", source.file_bytes // 2, "B") as bar:
+        for report in child.reports():
+            progress = Progress(*report)
             written[progress.kind].add(progress)
             seen += progress.payload_bytes
             bar.update(progress.payload_bytes)
             if not killed and seen * 2 >= source.file_bytes:
-                os.kill(process.pid, signal.SIGKILL)
+                child.signal(signal.SIGKILL)
                 killed = True
-    if process.returncode != -signal.SIGKILL:
-        raise PybkError(f"the writer process ended by itself with exit code {process.returncode}; its error is above")
+        status = child.end()
+    if status != -signal.SIGKILL:
+        raise PybkError(f"the writer process ended by itself with exit code {status}; its error is above")
     acknowledged = sum(one.confirmed + 1 for one in written)
-    print(f"Killed writer process {process.pid} with SIGKILL after it had acknowledged {acknowledged:,} entries.")
+    print(f"Killed writer process {child.pid} with SIGKILL after it had acknowledged {acknowledged:,} entries.")
     return [one for one in written if one.ledger_id >= 0]
 
 
@@ -167,12 +170,13 @@ def row(manager: LedgerManager, one: Written, read: ReadBack) -> list[object]:
     ]
 
 
-def run(store: str, source: Source) -> None:
-    """Run the demonstration in an empty directory.
+def run(directory: str, source: Source) -> None:
+    """Play the act in an empty directory.
 
     Raises:
         LostEntryError: An acknowledged entry is missing or different.
     """
+    store = os.path.join(directory, "store")
     password = secrets.token_bytes(16)
     size = source.file_bytes / (1 << 20)
     print(f"Writing each line of {len(source.files):,} files, {size:,.1f} MiB, as an entry; the store is {store}")
@@ -201,31 +205,3 @@ def run(store: str, source: Source) -> None:
             seconds = sum(read.seconds for read in results)
             size = sum(read.payload_bytes for read in results) / (1 << 20)
             print(f"  {tier.name:4}  {lines / seconds:12,.0f} entries/s  {size / seconds:8,.0f} MiB/s, verified")
-
-
-def main() -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pybk.admin.demo", description=__doc__)
-    parser.add_argument("input", nargs="?", help="file or folder; the standard library's source files when left out")
-    parser.add_argument(
-        "--directory", help="where to make the store, which is deleted afterwards; /var/tmp when left out"
-    )
-    arguments = parser.parse_args()
-    # /tmp is often in memory, where a sync costs nothing and shows nothing.
-    place = arguments.directory or ("/var/tmp" if os.path.isdir("/var/tmp") else None)
-    begin = time.perf_counter()
-    try:
-        source = Source.of(arguments.input)
-        with tempfile.TemporaryDirectory(prefix="pybk-demo-", dir=place) as directory:
-            run(os.path.join(directory, "store"), source)
-    except (PybkError, OSError) as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    print(f"Done in {time.perf_counter() - begin:.1f} s.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

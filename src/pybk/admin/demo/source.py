@@ -70,6 +70,11 @@ class Source:
         while chunk := list(islice(lines, size)):
             yield chunk
 
+    def repeated(self) -> Iterator[list[bytes]]:
+        """Yield all lines in the same chunks, over and over."""
+        while True:
+            yield from self.dealt()
+
 
 def _files_below(path: str) -> Iterator[str]:
     for folder, folders, names in os.walk(path):

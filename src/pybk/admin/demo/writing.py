@@ -47,6 +47,7 @@ class Progress(NamedTuple):
         payload_bytes: Payload bytes written since.
         seconds: How long that took.
         latencies: Seconds that each of the single appends among them took.
+        longest: Seconds that the longest call took.
     """
 
     kind: int
@@ -56,6 +57,7 @@ class Progress(NamedTuple):
     payload_bytes: int
     seconds: float
     latencies: list[float]
+    longest: float = 0.0
 
 
 def create(manager: LedgerManager, kind: Kind, password: bytes) -> LedgerWriter:
@@ -117,10 +119,14 @@ def write_chunk(writer: LedgerWriter, kind: int, lines: list[bytes], *, force: b
         writer.append(line)
         before, now = now, time.perf_counter()
         latencies.append(now - before)
+    longest = max(latencies, default=0.0)
     for low in range(SINGLES_PER_CHUNK, len(lines), BATCH_LINES):
         writer.append_many(lines[low : low + BATCH_LINES])
+        before, now = now, time.perf_counter()
+        longest = max(longest, now - before)
     if force and KINDS[kind].write_flags:
         writer.force()
     seconds = time.perf_counter() - begin
     confirmed = writer.last_add_confirmed
-    return Progress(kind, writer.ledger_id, confirmed, len(lines), sum(map(len, lines)), seconds, latencies)
+    payload_bytes = sum(map(len, lines))
+    return Progress(kind, writer.ledger_id, confirmed, len(lines), payload_bytes, seconds, latencies, longest)

@@ -1,0 +1,290 @@
+"""The second act: four embedding processes and writers on real sockets, of which some are killed or stopped."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Final
+from urllib.parse import quote
+
+from tabulate import tabulate
+
+from pybk.admin.demo.child import Child
+from pybk.admin.demo.progress import meter
+from pybk.admin.demo.reading import LostEntryError, read_back
+from pybk.admin.demo.replicas import BookieDirectory, Replica, fragments_of, unlocked
+from pybk.admin.demo.source import Source
+from pybk.admin.demo.writing import Progress
+from pybk.cluster import open_cluster
+from pybk.errors import PybkError
+from pybk.ledger import LedgerMetadata
+from pybk.manager import LedgerManager
+
+TITLE: Final = "Four bookies in four processes, one killed; a writer killed, another one paused"
+NODES: Final = 4
+INPUT_BYTES: Final = 4 << 20
+PAUSED_AFTER: Final = 3
+CHANGE_SECONDS_MAX: Final = 30.0
+NODE: Final = "pybk.admin.demo.node"
+WRITER: Final = "pybk.admin.demo.remote_writer"
+HEADERS: Final = ["ledger", "entries", "bookie", "held", "bytes", "replica"]
+
+
+@dataclass(slots=True)
+class Written:
+    """What a writer process reported of its ledger.
+
+    Attributes:
+        ledger_id: The ledger.
+        confirmed: Last entry that was acknowledged.
+        entries: Entries that were reported.
+        payload_bytes: Their payload bytes.
+        seconds: What writing them took.
+        latencies: Seconds of each single append.
+        pause: Seconds of the longest call since the bookie was killed.
+    """
+
+    ledger_id: int
+    confirmed: int = -1
+    entries: int = 0
+    payload_bytes: int = 0
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    pause: float = 0.0
+
+    def add(self, progress: Progress) -> None:
+        """Add what was reported."""
+        self.confirmed = progress.confirmed
+        self.entries += progress.entries
+        self.payload_bytes += progress.payload_bytes
+        self.seconds += progress.seconds
+        self.latencies += progress.latencies
+
+
+class Cluster:
+    """Four nodes, and this process as a client that looks on.
+
+    Args:
+        directory: Where all of it lies.
+        source: What is written.
+        stack: Ends the processes.
+    """
+
+    def __init__(self, directory: str, source: Source, stack: ExitStack) -> None:
+        self.source = source
+        self.url = f"lmdb://{quote(os.path.abspath(directory))}/metadata"
+        self.secret = secrets.token_bytes(32)
+        self.password = secrets.token_bytes(16)
+        self.paths = {f"node-{number}": os.path.join(directory, f"node-{number}") for number in range(1, NODES + 1)}
+        common = {"metadata": self.url, "secret": self.secret.hex()}
+        self.nodes = {
+            name: stack.enter_context(Child(NODE, {**common, "path": path, "name": name}))
+            for name, path in self.paths.items()
+        }
+        for node in self.nodes.values():
+            node.answer()
+        self.client = stack.enter_context(LedgerManager.connect(self.url, cluster_secret=self.secret))
+
+    def writer(self) -> Child:
+        """Start a writer process."""
+        source, password = self.source, self.password.hex()
+        task = {"files": source.files, "bytes": source.file_bytes, "password": password}
+        return Child(WRITER, {**task, "metadata": self.url, "secret": self.secret.hex()})
+
+    def fragments(self, ledger_id: int) -> list[list[str]]:
+        """Return who holds each fragment of a ledger, as the metadata store says now."""
+        found = self.client.ledger_metadata(ledger_id).fragments
+        return [[bookie.bookie_id for bookie in fragment.ensemble] for fragment in found]
+
+    def kill(self, name: str) -> None:
+        """Kill a node with SIGKILL."""
+        node = self.nodes.pop(name)
+        node.signal(signal.SIGKILL)
+        node.end()
+
+    def recover(self, ledger_id: int) -> tuple[str, int]:
+        """Have the first node that lives open a ledger; return which one, and the last entry that it found."""
+        name, node = next(iter(self.nodes.items()))
+        node.tell({"ledger": ledger_id, "password": self.password.hex()})
+        found = node.answer()
+        print(
+            f"{name} opened ledger {ledger_id}: fenced, recovered and closed it behind entry {found['last']:,} in "
+            f"{found['seconds'] * 1e3:,.0f} ms."
+        )
+        return name, found["last"]
+
+    def end(self) -> None:
+        """Have all nodes close their managers, and wait for that."""
+        for name, node in self.nodes.items():
+            if node.end():
+                raise PybkError(f"{name} ended with an error; it is above")
+
+
+def write_and_kill(cluster: Cluster) -> Written:
+    """Have a writer write; kill a bookie of its ensemble, then, once writing has gone on, the writer."""
+    total = min(cluster.source.file_bytes, INPUT_BYTES)
+    victim = ""
+    killed_at = 0.0
+    with cluster.writer() as writer, meter("writing to three bookies", total, "B") as bar:
+        written = Written(writer.answer()["ledger"])
+        for report in writer.reports():
+            progress = Progress(*report["progress"])
+            written.add(progress)
+            bar.update(progress.payload_bytes)
+            if victim:
+                written.pause = max(written.pause, progress.longest)
+                changed = len(cluster.fragments(written.ledger_id)) > 1
+                if changed and written.payload_bytes >= total:
+                    break
+                if not changed and time.monotonic() > killed_at + CHANGE_SECONDS_MAX:
+                    raise PybkError(f"{victim} was killed {CHANGE_SECONDS_MAX:.0f} s ago and is in the ensemble still")
+            elif written.payload_bytes * 2 >= total:
+                victim = cluster.fragments(written.ledger_id)[0][1]
+                cluster.kill(victim)
+                killed_at = time.monotonic()
+        writer.signal(signal.SIGKILL)
+        for report in writer.reports():  # what it had reported before the kill came
+            written.add(Progress(*report["progress"]))
+        if writer.end() != -signal.SIGKILL:
+            raise PybkError("the writer process ended by itself; its error is above")
+    before, after, *_ = cluster.fragments(written.ledger_id)
+    print(
+        f"Killed {victim} with SIGKILL: the ensemble changed from {', '.join(before)} to {', '.join(after)}, and "
+        f"writing went on; its longest pause was {written.pause * 1e3:,.0f} ms.\n"
+        f"Killed writer process {writer.pid} with SIGKILL after it had acknowledged {written.confirmed + 1:,} entries."
+    )
+    return written
+
+
+def check_kept(written: Written, last: int) -> None:
+    """Raise unless all that was acknowledged is in a recovered ledger."""
+    if written.confirmed > last:
+        raise LostEntryError(
+            f"ledger {written.ledger_id} ends with entry {last} after its recovery, but {written.confirmed} was "
+            "acknowledged"
+        )
+
+
+def pause_and_refuse(cluster: Cluster) -> Written:
+    """Stop a writer, have its ledger recovered meanwhile, let it go on, and see it refused."""
+    with cluster.writer() as writer:
+        written = Written(writer.answer()["ledger"])
+        for report in islice(writer.reports(), PAUSED_AFTER):
+            written.add(Progress(*report["progress"]))
+        writer.signal(signal.SIGSTOP)
+        print(f"Stopped writer process {writer.pid} with SIGSTOP.")
+        _, last = cluster.recover(written.ledger_id)
+        writer.signal(signal.SIGCONT)
+        refused = ""
+        for report in writer.reports():
+            if "fenced" in report:
+                refused = report["fenced"]
+            else:
+                written.add(Progress(*report["progress"]))
+        status = writer.end()
+    check_kept(written, last)
+    if not refused:
+        raise PybkError(f"the writer that was paused was not refused; it ended with exit code {status}")
+    print(
+        f"Let it go on with SIGCONT; its next append raised LedgerFencedError: {refused}.\n"
+        f"None of its {written.confirmed + 1:,} acknowledged entries is lost, and none was acknowledged since."
+    )
+    return written
+
+
+def read_all(cluster: Cluster, written: Iterable[Written]) -> None:
+    """Read ledgers through the client and compare them with the input."""
+    for one in written:
+        with cluster.client.open_ledger(one.ledger_id, password=cluster.password) as reader:
+            read = read_back(reader, chain.from_iterable(cluster.source.repeated()))
+        print(
+            f"Read ledger {one.ledger_id} over the network: {read.entries:,} entries, byte for byte, "
+            f"{read.entries / max(read.seconds, 1e-9):,.0f} entries/s verified."
+        )
+
+
+def check_replicas(
+    cluster: Cluster, metadata: LedgerMetadata, directories: dict[str, BookieDirectory]
+) -> list[list[str]]:
+    """Check every surviving replica of every fragment of a ledger; return the table's rows.
+
+    Raises:
+        LostEntryError: An entry differs, or fewer surviving bookies than the ack quorum hold it.
+    """
+    opened, _ = open_cluster(cluster.url, cluster.secret)
+    with opened:
+        ledger = unlocked(metadata, opened.identity, cluster.password)
+    rows = []
+    for fragment, first, last in fragments_of(metadata):
+        names = [bookie.bookie_id for bookie in fragment.ensemble]
+        found = [directories[name].check(ledger, first, last, cluster.source) for name in names if name in directories]
+        for entry_id in set(chain.from_iterable(replica.missing for replica in found)):
+            holders = sum(entry_id not in replica.missing for replica in found)
+            if holders < metadata.ack_quorum:
+                raise LostEntryError(f"{holders} bookies hold ledger {metadata.ledger_id} entry {entry_id}")
+        held = {replica.bookie_id: replica for replica in found}
+        rows += [_row(metadata.ledger_id, first, last, name, held.get(name)) for name in names]
+    return rows
+
+
+def _row(ledger_id: int, first: int, last: int, name: str, replica: Replica | None) -> list[str]:
+    head = [str(ledger_id), f"{first:,} to {last:,}", name]
+    if replica is None:
+        return [*head, "", "", "killed"]
+    state = "each entry verified"
+    if replica.missing:
+        state += f"; {len(replica.missing):,} are on the others only"
+    return [*head, f"{replica.entries:,}", f"{replica.payload_bytes:,}", state]
+
+
+def run(directory: str, source: Source) -> None:
+    """Play the act in an empty directory.
+
+    Raises:
+        LostEntryError: An acknowledged entry is missing or different.
+        PybkError: Something did not happen that was to be shown.
+    """
+    with ExitStack() as stack:
+        begin = time.perf_counter()
+        cluster = Cluster(directory, source, stack)
+        print(
+            f"{NODES} processes embed a bookie each and listen on tcp sockets of this host, with CURVE; up in "
+            f"{time.perf_counter() - begin:.1f} s. A writer process writes each entry to 3 of them, acknowledged by 2."
+        )
+        killed = write_and_kill(cluster)
+        name, last = cluster.recover(killed.ledger_id)
+        check_kept(killed, last)
+        print(
+            f"All {killed.confirmed + 1:,} acknowledged entries are in it, and {last - killed.confirmed:,} that were "
+            "on their way."
+        )
+        paused = pause_and_refuse(cluster)
+        read_all(cluster, (killed, paused))
+        ledgers = [cluster.client.ledger_metadata(one.ledger_id) for one in (killed, paused)]
+        cluster.end()
+        rows = []
+        directories = {}
+        for name in cluster.nodes:
+            directories[name] = BookieDirectory(name, cluster.paths[name])
+            stack.enter_context(closing(directories[name]))
+        with meter("reading each replica by itself", len(ledgers), " ledgers") as bar:
+            for metadata in ledgers:
+                rows += check_replicas(cluster, metadata, directories)
+                bar.update(1)
+    print("The bookies have ended; their directories hold:\n")
+    print(
+        tabulate(
+            rows, headers=HEADERS, disable_numparse=True, colalign=["right", "right", "left", *["right"] * 2, "left"]
+        )
+    )
+    latencies = sorted(killed.latencies)
+    print(
+        f"\nWriting: {killed.entries / killed.seconds:,.0f} entries/s; single appends p50 "
+        f"{latencies[len(latencies) // 2] * 1e6:,.0f} µs, p99 {latencies[len(latencies) * 99 // 100] * 1e6:,.0f} µs."
+    )

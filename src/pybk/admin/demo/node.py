@@ -1,0 +1,29 @@
+"""An embedding process of the cluster act: a bookie and a client at once, which recovers ledgers when it is told to."""
+
+from __future__ import annotations
+
+import time
+
+from pybk.admin.demo.child import orders, report, task
+from pybk.manager import LedgerManager
+
+
+def main() -> None:
+    """Join the cluster, and open with recovery each ledger that is ordered."""
+    todo = task()
+    with LedgerManager.open(
+        todo["path"],
+        listen="tcp://127.0.0.1:*",
+        metadata=todo["metadata"],
+        cluster_secret=bytes.fromhex(todo["secret"]),
+        bookie_id=todo["name"],
+    ) as manager:
+        report("serving")
+        for order in orders():
+            begin = time.perf_counter()
+            with manager.open_ledger(order["ledger"], password=bytes.fromhex(order["password"])) as reader:
+                report({"last": reader.last_add_confirmed, "seconds": time.perf_counter() - begin})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Looking into the directories of bookies that have ended: what each replica holds, entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice, pairwise
+from typing import Final, NamedTuple
+
+from pybk.admin.demo.reading import LostEntryError
+from pybk.admin.demo.source import Source
+from pybk.bookie.replicas import Replicas
+from pybk.client.ledger import RemoteLedger
+from pybk.client.wire import whole
+from pybk.config import StoreConfig
+from pybk.digest import KeyRing, entry_digest
+from pybk.entry import EntryBatch
+from pybk.ledger import Fragment, LedgerMetadata
+from pybk.metadata.cluster import ClusterIdentity
+from pybk.replication.messages import Status
+
+READ_BYTES: Final = 1 << 20
+
+
+class Replica(NamedTuple):
+    """What a bookie was found to hold of a fragment.
+
+    Attributes:
+        bookie_id: The bookie.
+        entries: How many of the fragment's entries, all with sound digests and equal to the input.
+        payload_bytes: Their payload bytes.
+        missing: Ids of those that it does not hold.
+    """
+
+    bookie_id: str
+    entries: int
+    payload_bytes: int
+    missing: list[int]
+
+
+def fragments_of(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int, int]]:
+    """Yield the fragments of a closed ledger, each with its first and last entry."""
+    ends = [fragment.first_entry_id for fragment in metadata.fragments] + [metadata.last_entry_id + 1]
+    for fragment, (first, end) in zip(metadata.fragments, pairwise(ends), strict=True):
+        yield fragment, first, end - 1
+
+
+def unlocked(metadata: LedgerMetadata, identity: ClusterIdentity, password: bytes) -> RemoteLedger:
+    """Return a ledger that checks entries' digests."""
+    ring = KeyRing(identity.cluster_id, identity.salt, cost=identity.cost)
+    keys = ring.ledger_keys(password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
+    ledger = RemoteLedger(metadata, 0, b"")
+    ledger.unlock(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
+    return ledger
+
+
+class BookieDirectory:
+    """The directory of a bookie that has ended.
+
+    Args:
+        bookie_id: The bookie.
+        path: Its directory.
+    """
+
+    def __init__(self, bookie_id: str, path: str) -> None:
+        self.bookie_id = bookie_id
+        self._replicas = Replicas.open(path, config=StoreConfig())
+
+    def close(self) -> None:
+        """Give it free."""
+        self._replicas.close()
+
+    def check(self, ledger: RemoteLedger, first: int, last: int, source: Source) -> Replica:
+        """Read what it holds of a ledger, check each digest, and compare each entry with the input's line.
+
+        Raises:
+            DigestMismatchError: An entry is not what its writer made.
+            LostEntryError: An entry is not the line that was written, or cannot be read.
+        """
+        lines = islice(chain.from_iterable(source.repeated()), first, None)
+        missing = []
+        payload_bytes = 0
+        at = first
+        while at <= last:
+            batch = self._read(ledger, at, last)
+            if batch is None:
+                missing.append(at)
+                next(lines)
+                at += 1
+                continue
+            ledger.digest.check_many(batch)
+            for index, entry_id in enumerate(batch.entry_ids.tolist()):
+                payload = bytes(batch.payload(index))
+                if entry_id != at + index or payload != next(lines):
+                    raise LostEntryError(
+                        f"ledger {ledger.ledger_id} entry {entry_id} of {self.bookie_id} is not the line that was "
+                        "written"
+                    )
+                payload_bytes += len(payload)
+            at += len(batch)
+        return Replica(self.bookie_id, last - first + 1 - len(missing), payload_bytes, missing)
+
+    def _read(self, ledger: RemoteLedger, first: int, last: int) -> EntryBatch | None:
+        """Read some entries from one on; None if that one is not here."""
+        status, run = self._replicas.read(ledger.ledger_id, first, last, 1, READ_BYTES)
+        if run is not None:
+            return ledger.batch_of(run, whole(run))
+        if status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
+            return None
+        raise LostEntryError(
+            f"ledger {ledger.ledger_id} entry {first} of {self.bookie_id} cannot be read: {status.name}"
+        )
