@@ -1,0 +1,264 @@
+"""What a cluster mends by itself or when asked: lost bookies, damaged copies, limbo, and ledgers that were deleted."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.bookie.replicas import Replicas
+from pybk.bookie.service import BookieService
+from pybk.client.home import ClusterHome
+from pybk.config import StoreConfig
+from pybk.errors import IllegalOperationError, NoSuchLedgerError, UnauthorizedError
+from pybk.flags import WriteFlag
+from pybk.manager import LedgerManager
+from pybk.replication.messages import Add, Reply, Run, Status
+from pybk.transport.keys import ClusterKeys
+from pybk.transport.links import Links
+from tests.cluster.inside import Inside, inside
+from tests.realstore import QUICK, open_quick
+
+PASSWORD = b"correct horse"
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path, count=4) as cluster:
+        yield cluster
+
+
+def home_of(manager: LedgerManager) -> ClusterHome:
+    home = manager._home
+    assert isinstance(home, ClusterHome)
+    return home
+
+
+def service_of(manager: LedgerManager) -> BookieService:
+    service = home_of(manager).bookie
+    assert isinstance(service, BookieService)
+    return service
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+def payload(number: int) -> bytes:
+    return b"entry %d " % number * 20
+
+
+def fill(client: LedgerManager, count: int = 300, **options: Any) -> int:
+    with client.create_ledger(password=PASSWORD, **options) as writer:
+        for number in range(10):
+            writer.append(payload(number))
+        writer.append_many([payload(number) for number in range(10, count)])
+    return writer.ledger_id
+
+
+def check(client: LedgerManager, ledger_id: int, count: int = 300) -> None:
+    with client.open_ledger(ledger_id, password=PASSWORD) as reader:
+        assert reader.last_add_confirmed == count - 1
+        assert [entry.payload for entry in reader.read(0, count - 1)] == [payload(number) for number in range(count)]
+
+
+def held(cluster: Inside, ledger_id: int) -> dict[str, list[int]]:
+    """Return which entries each bookie that serves has of a ledger."""
+    found = {}
+    for manager in cluster.bookies:
+        service = service_of(manager)
+        if not service._stopping.is_set():
+            read = service.replicas.read
+            found[service.bookie.bookie_id] = [
+                number for number in range(300) if read(ledger_id, number, number, 1, 1 << 20)[0] is Status.OK
+            ]
+    return found
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 2), (3, 2, 2)])
+def test_a_lost_bookie_is_replaced_by_one_that_has_the_same_bytes(four: Inside, shape: tuple[int, int, int]) -> None:
+    client = four.connect()
+    ledger_id = fill(client, ensemble_size=shape[0], write_quorum=shape[1], ack_quorum=shape[2])
+    ensemble = client.ledger_metadata(ledger_id).fragments[0].ensemble
+    lost = ensemble[0].bookie_id
+    before = held(four, ledger_id)[lost]
+    four.bookies[int(lost[-1])].close()
+    until(lambda: lost not in home_of(client).directory.bookies)
+    done = client.replicate(ledger_id)
+    assert (done.ledgers, done.fragments, done.left) == (1, 1, ())
+    after = client.ledger_metadata(ledger_id).fragments[0].ensemble
+    assert after[1:] == ensemble[1:]
+    assert after[0] not in ensemble
+    assert held(four, ledger_id)[after[0].bookie_id] == before
+    check(client, ledger_id)
+    assert client.replicate(ledger_id).fragments == 0
+
+
+def test_all_ledgers_of_a_bookie_that_leaves_are_moved_off_it(four: Inside) -> None:
+    client = four.connect()
+    ledgers = [fill(client, 30, ensemble_size=3) for _ in range(4)]
+    leaving = client.ledger_metadata(ledgers[0]).fragments[0].ensemble[0].bookie_id
+    concerned = [
+        ledger_id
+        for ledger_id in ledgers
+        if leaving in [bookie.bookie_id for bookie in client.ledger_metadata(ledger_id).fragments[0].ensemble]
+    ]
+    done = client.replicate(leaving)
+    assert (done.ledgers, done.fragments, done.left) == (len(concerned), len(concerned), ())
+    for ledger_id in ledgers:
+        ensemble = client.ledger_metadata(ledger_id).fragments[0].ensemble
+        assert leaving not in [bookie.bookie_id for bookie in ensemble]
+        check(client, ledger_id, 30)
+
+
+def test_the_open_end_of_a_ledger_waits_for_its_recovery(four: Inside) -> None:
+    client = four.connect()
+    writer = client.create_ledger(password=PASSWORD)
+    writer.append(payload(0))
+    lost = writer.metadata.fragments[0].ensemble[0].bookie_id
+    done = client.replicate(lost)
+    assert done.fragments == 0
+    assert "open it with recovery" in done.left[0]
+    writer.close()
+    assert client.replicate(lost).fragments == 1
+
+
+def test_a_store_of_one_process_has_nothing_to_replicate(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as manager, pytest.raises(IllegalOperationError, match="one copy"):
+        manager.replicate(0)
+
+
+def test_a_damaged_copy_is_read_elsewhere_and_mended(four: Inside) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 40, ensemble_size=3)
+    ensemble = client.ledger_metadata(ledger_id).fragments[0].ensemble
+    service = service_of(four.bookies[int(ensemble[0].bookie_id[-1])])
+    wrong = 17
+    damage(service, payload(wrong))
+    # Read from the damaged bookie first.
+    directory = home_of(client).directory
+    directory.local = service.bookie
+    with client.open_ledger(ledger_id, password=PASSWORD) as reader:
+        assert [entry.payload for entry in reader.read(wrong, wrong)] == [payload(wrong)]
+
+    def mended() -> bool:
+        status, run = service.replicas.read(ledger_id, wrong, wrong, 1, 1 << 20, checked=True)
+        return status is Status.OK and run is not None and payload(wrong) in b"".join(run.body)
+
+    until(mended)
+    check(client, ledger_id, 40)
+
+
+def damage(service: BookieService, found: bytes) -> None:
+    """Flip a bit of some bytes wherever a bookie keeps them; its checksums say so from then on."""
+    store = service.replicas.store
+    hits = 0
+    for row in list(store.volumes.rows.values()):
+        path = Path(store.volumes.path_of(row))
+        if path.is_dir():
+            continue
+        data = path.read_bytes()
+        at = data.find(found)
+        if at >= 0:
+            hits += 1
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([data[at] ^ 1]))
+    assert hits == 1
+
+
+def test_a_ledger_in_limbo_gets_back_what_it_lacks(four: Inside) -> None:
+    client = four.connect()
+    writer = client.create_ledger(password=PASSWORD, write_flags=WriteFlag.DEFERRED_FORCE)
+    for number in range(20):
+        writer.append(payload(number))
+    writer.force()
+    writer.close()
+    name = writer.metadata.fragments[0].ensemble[0].bookie_id
+    place = int(name[-1])
+    four.bookies[place].close()
+    unclean(four.directory / name)
+    again = four.open_bookie(place)
+    until(lambda: not service_of(again).in_limbo())
+    assert service_of(again).replicas.read(writer.ledger_id, 20, 20, 1, 100)[0] is Status.NO_SUCH_ENTRY
+    check(client, writer.ledger_id, 20)
+
+
+def unclean(path: Path) -> None:
+    """Have a store take its last end for one by accident."""
+    replicas = Replicas.open(str(path), config=StoreConfig(**QUICK))
+    replicas.store.close(clean=False)
+
+
+def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: Inside) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 30)
+    kept = fill(client, 30)
+    with pytest.raises(UnauthorizedError):
+        client.delete_ledger(ledger_id, password=b"another")
+    client.delete_ledger(ledger_id, password=PASSWORD)
+    with pytest.raises(NoSuchLedgerError):
+        client.open_ledger(ledger_id, password=PASSWORD)
+    services = [service_of(manager) for manager in four.bookies]
+    for service in services:
+        service.collect()
+    assert any(ledger_id in service.replicas.ledgers() for service in services)
+    for service in services:
+        service.collect()
+    until(lambda: not any(ledger_id in service.replicas.ledgers() for service in services))
+    check(client, kept, 30)
+
+
+def test_a_tombstone_of_somebody_without_the_password_deletes_nothing(four: Inside) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 30)
+    metadata = home_of(client)._metadata
+    metadata.delete_ledger(ledger_id, metadata.read_ledger(ledger_id).version, bytes(64))
+    for service in map(service_of, four.bookies):
+        if ledger_id in service.replicas.ledgers():
+            service.collect()
+            service.collect()
+            assert service._posted == service._posted.__class__()
+            assert ledger_id in service.replicas.ledgers()
+
+
+def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(four: Inside) -> None:
+    client = four.connect()
+    closed = fill(client, 10, ensemble_size=3)
+    writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
+    writer.append(payload(0))
+    sources = {closed: client.ledger_metadata(closed), writer.ledger_id: writer.metadata}
+    keys = ClusterKeys.derive(four.secret or b"", home_of(client)._metadata.cluster_id)
+    with Links(keys) as links:
+        for ledger_id, allowed in ((closed, True), (writer.ledger_id, False)):
+            bookie = sources[ledger_id].fragments[0].ensemble[0]
+            service = service_of(four.bookies[int(bookie.bookie_id[-1])])
+            _, run = service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)
+            assert run is not None
+            address, public = home_of(client).directory.find(bookie) or ("", None)
+            link = links.connect(bookie, address, public)
+            whole = Run(0, 1, array("q", run.sizes), (b"".join(run.body),))
+            copy = Add(ledger_id, (whole,), 0, recovery=True)
+            beyond = replace(copy, runs=(Run(10, 1, whole.sizes, whole.body),))
+            plain = replace(copy, recovery=False)
+            said = [ask(links, link, number, add) for number, add in enumerate((copy, beyond, plain))]
+            refused = Status.UNAUTHORIZED
+            assert said == [Status.OK if allowed else refused, refused, refused]
+
+
+def ask(links: Links, link: Any, request_id: int, add: Add) -> Status:
+    assert link.send(request_id, add)
+    for _ in range(100):
+        for _, answered, reply in links.poll(100):
+            assert answered == request_id
+            assert isinstance(reply, Reply)
+            return reply.status
+    raise AssertionError("no answer")
