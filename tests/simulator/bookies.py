@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.messages import LacReply, ReadReply, Reply, Request, Status
-from tests.simulator.disk import LEDGER, ModelReplicas
+from tests.simdisk import SimCrash
+from tests.simulator.disk import LEDGER
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class SimBookie:
         """Be a new instance, with an empty disk."""
         self.instances += 1
         self.bookie = Bookie(self.name, bytes([self.number, self.instances]).ljust(INSTANCE_BYTES, b"-"))
-        self.replicas = ModelReplicas(self.random, deferred=self.world.plan.deferred, short=self.world.plan.short)
+        self.replicas = self.world.make_disk(self.random, self.world.plan)
         self.world.disks[self.bookie] = self.replicas
         self.machine = BookieMachine(self.replicas)
 
@@ -57,7 +59,7 @@ class SimBookie:
             reply: Reply | LacReply | ReadReply = Reply(Status.WRONG_INSTANCE)
             self.world.network.send(self.name, client.name, client.answered, token, reply, to)
             return
-        self.perform(self.machine.receive(asked, request, b"description", self.world.clock.now))
+        self.let(lambda: self.machine.receive(asked, request, self.replicas.description, self.world.clock.now))
         if not self.committing:
             self.committing = True
             self.world.clock.after(int(self.random.random() * MS / 2), self.commit, self.life)
@@ -66,7 +68,7 @@ class SimBookie:
         """Sync."""
         if life == self.life:
             self.committing = False
-            self.perform(self.machine.commit())
+            self.let(self.machine.commit)
 
     def woken(self, life: int) -> None:
         """Let the machine look who waited long enough."""
@@ -76,7 +78,7 @@ class SimBookie:
     def looked_up(self, life: int, ledger_id: int, exists: bool | None) -> None:
         """Tell the machine whether a ledger exists."""
         if life == self.life:
-            self.perform(self.machine.ledger_known(ledger_id, exists, self.world.clock.now))
+            self.let(lambda: self.machine.ledger_known(ledger_id, exists, self.world.clock.now))
             if not self.committing:
                 self.committing = True
                 self.world.clock.after(int(self.random.random() * MS / 2), self.commit, life)
@@ -87,6 +89,16 @@ class SimBookie:
             effects = self.machine.ledger_deleted(LEDGER)
             self.world.judge.collected(self.bookie)
             self.perform(effects)
+
+    def let(self, act: Callable[[], list[BookieEffect]]) -> None:
+        """Let the machine do something, in the middle of which the bookie may stop."""
+        try:
+            effects = act()
+        except SimCrash:
+            self.crash()
+            self.world.clock.after(5 * MS, self.restart)
+            return
+        self.perform(effects)
 
     def perform(self, effects: list[BookieEffect]) -> None:
         """Do what the machine asks for."""
@@ -138,7 +150,6 @@ class SimBookie:
     def wipe(self) -> None:
         """Come back with empty directories, as another instance."""
         self.crash()
-        self.replicas.lost.update(self.replicas.durable)
-        self.replicas.durable.clear()
+        self.replicas.lose()
         self.begin()
         self.restart()

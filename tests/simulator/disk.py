@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from random import Random
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from pybk.replication.bookie import Replicas
 from pybk.replication.messages import Run, Status
 from pybk.replication.runs import entries_of
 
@@ -21,11 +22,50 @@ class State(NamedTuple):
     lac: int
 
 
+class Disk(Replicas, Protocol):
+    """What the simulation asks of a bookie's disk, besides what its machine does."""
+
+    lac: int
+    description: object
+
+    @property
+    def fenced(self) -> bool: ...
+
+    def held(self, entry_id: int) -> bytes | None:
+        """Return an entry that is durable."""
+
+    def pending(self, entry_id: int) -> bytes | None:
+        """Return an entry that was taken and is not durable."""
+
+    def has(self, entry_id: int) -> bool:
+        """Tell whether an entry can be read."""
+
+    def had(self, entry_id: int) -> bool:
+        """Tell whether an entry is, or was, durable."""
+
+    def crash(self) -> None:
+        """Lose what is not durable."""
+
+    def lose(self) -> None:
+        """Lose everything, for ever."""
+
+    def forget(self) -> None:
+        """Lose everything, the fence included, and know that something may be lost."""
+
+    def damage(self, random: Random) -> None:
+        """Make an entry unreadable."""
+
+    def heal(self) -> None:
+        """Break no more."""
+
+
 class ModelReplicas:
     """The replica of the one ledger that there is.
 
     It keeps no rule for the machine: a fence, for instance, refuses nothing here.
     """
+
+    description: object = b"description"
 
     def __init__(self, random: Random, *, deferred: bool, short: float) -> None:
         self.random = random
@@ -126,22 +166,30 @@ class ModelReplicas:
         self.limbo = self.limbo or self.deferred
 
     def forget(self) -> None:
-        """Lose everything, the fence included, and know that something may be lost."""
-        self.lost.update(self.durable)
-        self.durable.clear()
+        self.lose()
         self.fenced = self.known = self.known_durable = False
         self.lac = -1
         self.limbo = True
 
-    def damage(self, entry_id: int) -> None:
-        """Make an entry unreadable."""
-        if entry_id in self.durable:
-            self.corrupt[entry_id] = None
+    def lose(self) -> None:
+        self.lost.update(self.durable)
+        self.durable.clear()
+
+    def damage(self, random: Random) -> None:
+        if self.durable:
+            self.corrupt[random.choice(sorted(self.durable))] = None
+
+    def heal(self) -> None:
+        """Nothing breaks by itself here."""
+
+    def held(self, entry_id: int) -> bytes | None:
+        return self.durable.get(entry_id)
+
+    def pending(self, entry_id: int) -> bytes | None:
+        return self.staged.get(entry_id)
 
     def has(self, entry_id: int) -> bool:
-        """Tell whether an entry can be read."""
         return entry_id in self.durable and entry_id not in self.corrupt
 
     def had(self, entry_id: int) -> bool:
-        """Tell whether an entry is, or was, durable."""
         return entry_id in self.durable or entry_id in self.lost

@@ -122,8 +122,8 @@ class Faults:
             bookie.forget()
         elif world.plan.loses_data == "wiped":
             bookie.wipe()
-        elif bookie.replicas.durable:
-            bookie.replicas.damage(self.random.choice(sorted(bookie.replicas.durable)))
+        else:
+            bookie.replicas.damage(self.random)
 
     def replicate(self) -> None:
         """Give the places of a bookie in some fragment to another, though nothing is wrong with it."""

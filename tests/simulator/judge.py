@@ -15,7 +15,7 @@ from pybk.replication.runs import entries_of
 from tests.simulator.disk import LAC_OFFSET
 
 if TYPE_CHECKING:
-    from tests.simulator.disk import ModelReplicas
+    from tests.simulator.disk import Disk
     from tests.simulator.world import World
 
 _unpack_lac = Struct(">q").unpack_from
@@ -112,7 +112,7 @@ class Judge:
         if reply.status in NEGATIVE and not isinstance(reply, Reply):
             self.denied(bookie, request, reply)
 
-    def added(self, bookie: Bookie, disk: ModelReplicas, request: Add) -> None:
+    def added(self, bookie: Bookie, disk: Disk, request: Add) -> None:
         """An add was acknowledged."""
         self.check(request.recovery or bookie not in self.fenced, f"AB2: {bookie} acknowledged an add though fenced")
         # A recovery's fence may make the ledger known again; what it adds counts only if it can be closed.
@@ -122,14 +122,14 @@ class Judge:
         acked = self.acked.setdefault(bookie, {})
         for run in request.runs:
             for entry_id in range(run.first, run.last + 1, run.stride):
-                held = disk.durable.get(entry_id)
+                held = disk.held(entry_id)
                 if request.deferred and held is None:
-                    held = disk.staged.get(entry_id)
+                    held = disk.pending(entry_id)
                 self.check(held is not None, f"{bookie} acknowledged entry {entry_id}, which is not durable")
                 self.check(held == self.entries.get(entry_id), f"I4, I14: entry {entry_id} of {bookie} is another")
                 acked[entry_id] = None
 
-    def noted(self, bookie: Bookie, disk: ModelReplicas) -> None:
+    def noted(self, bookie: Bookie, disk: Disk) -> None:
         """I6, I13: the last add confirmed that a bookie knows."""
         before = self.lacs.get(bookie, -1)
         self.check(disk.lac >= before, f"I13: the LAC of {bookie} went from {before} to {disk.lac}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from pybk.digest import DigestType
@@ -12,28 +13,36 @@ from pybk.replication.placement import Candidate, choose
 from pybk.replication.reading import fragment_of
 from tests.simulator.bookies import SimBookie
 from tests.simulator.clients import Copier, Reader, Recoverer, Writer
-from tests.simulator.disk import LEDGER, ModelReplicas
+from tests.simulator.disk import LEDGER, Disk, ModelReplicas
 from tests.simulator.faults import Faults
 from tests.simulator.judge import Judge
 from tests.simulator.metadata import SimMetadata
 from tests.simulator.network import Clock, Network
-from tests.simulator.plan import MS, draw
+from tests.simulator.plan import MS, Plan, draw
 
 REPLICATION_TRIES = 4
 PATIENCE_NS = 60_000 * MS
 """How long the cluster may take to get well after the faults stopped."""
 
 
+def model_disk(random: Random, plan: Plan) -> Disk:
+    """Make a disk that is a model."""
+    return ModelReplicas(random, deferred=plan.deferred, short=plan.short)
+
+
 class World:
     """Everything of one seed."""
 
-    def __init__(self, seed: int, *, traced: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, traced: bool = False, make_disk: Callable[[Random, Plan], Disk] = model_disk
+    ) -> None:
         self.seed = seed
         self.plan = draw(seed)
         self.clock = Clock(traced=traced)
         self.network = Network(seed, self.plan, self.clock)
         self.judge = Judge(self)
-        self.disks: dict[Bookie, ModelReplicas] = {}
+        self.make_disk = make_disk
+        self.disks: dict[Bookie, Disk] = {}
         self.under_replicated: dict[tuple[Bookie, int], None] = {}
         self.spurious = self.plan.spurious
         self.quiet = False
@@ -111,6 +120,8 @@ class World:
         self.network.heal()
         self.metadata.heal()
         self.spurious = 0.0
+        for disk in self.disks.values():
+            disk.heal()
         for bookie in self.bookies.values():
             bookie.restart()
         for client in (self.writer, *self.recoverers, *self.readers):
@@ -156,7 +167,7 @@ class World:
             ensemble = fragment_of(metadata.fragments, entry_id).ensemble
             for place in self.plan.quorum.write_set(entry_id):
                 bookie = ensemble[place]
-                if not self.disks[bookie].has(entry_id) and entry_id not in self.disks[bookie].staged:
+                if not self.disks[bookie].has(entry_id) and self.disks[bookie].pending(entry_id) is None:
                     recorded = any(who == bookie and first <= entry_id for who, first in self.under_replicated)
                     self.judge.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
 
