@@ -20,7 +20,7 @@ class EmbeddedHome:
     Threads: any.
     """
 
-    deletes_by_password = False
+    changes_by_password = False
 
     def __init__(self, store: Store | ReadOnlyStore) -> None:
         self.store = store

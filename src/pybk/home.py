@@ -146,8 +146,8 @@ class LedgerHome(Protocol):
         """Whether nothing can be changed here."""
 
     @property
-    def deletes_by_password(self) -> bool:
-        """Whether a ledger is deleted by those alone who know its password."""
+    def changes_by_password(self) -> bool:
+        """Whether a ledger is deleted and moved by those alone who know its password."""
 
     @property
     def ended(self) -> bool:

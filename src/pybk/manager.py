@@ -362,11 +362,7 @@ class LedgerManager:
 
         Durability: On return it is gone for good; its disk space comes back in the background while writes go on.
         """
-        home = self._usable()
-        descriptor = home.descriptor(existing_id(ledger_id))
-        if password is not None or home.deletes_by_password:
-            self._unlock(descriptor, b"" if password is None else password)
-        home.delete(descriptor)
+        self._usable().delete(self._entitled(ledger_id, password))
 
     async def delete_ledger_async(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete in a thread, so that the event loop goes on."""
@@ -397,20 +393,33 @@ class LedgerManager:
         """Look up in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.ledger_metadata, ledger_id)
 
-    def move_ledger(self, ledger_id: int, target: StorageHint) -> None:
+    def move_ledger(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
         """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends go on.
+
+        Args:
+            ledger_id: The ledger.
+            target: The tier; in a cluster, that of each bookie that has a part of it.
+            password: As for ``delete_ledger``.
 
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
-            StorageFullError: The target has no room; the ledger stays readable where it is.
+            UnauthorizedError: The password is another; nothing was changed.
+            StorageFullError: The target has no room, or a bookie did not answer; all stays readable where it is.
         """
-        home = self._usable()
         tier = member_of(StorageHint, target, "target")
-        home.move(home.descriptor(existing_id(ledger_id)), tier)
+        self._usable().move(self._entitled(ledger_id, password), tier)
 
-    async def move_ledger_async(self, ledger_id: int, target: StorageHint) -> None:
+    async def move_ledger_async(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
         """Move in a thread, so that the event loop goes on."""
-        await asyncio.to_thread(self.move_ledger, ledger_id, target)
+        await asyncio.to_thread(self.move_ledger, ledger_id, target, password=password)
+
+    def _entitled(self, ledger_id: int, password: bytes | None) -> LedgerDescriptor:
+        """Return a ledger to be changed as a whole, once its password is found right where that is asked for."""
+        home = self._usable()
+        descriptor = home.descriptor(existing_id(ledger_id))
+        if password is not None or home.changes_by_password:
+            self._unlock(descriptor, b"" if password is None else password)
+        return descriptor
 
     def replicate(self, what: int | str) -> Replicated:
         """Copy what lost bookies held to others, byte for byte, and have those take their places.

@@ -15,8 +15,8 @@ from pybk.bookie.replicas import Replicas
 from pybk.bookie.service import BookieService
 from pybk.client.home import ClusterHome
 from pybk.config import StoreConfig
-from pybk.errors import IllegalOperationError, NoSuchLedgerError, UnauthorizedError
-from pybk.flags import WriteFlag
+from pybk.errors import IllegalOperationError, NoSuchLedgerError, StorageFullError, UnauthorizedError
+from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.replication.messages import Add, Reply, Run, Status
 from pybk.transport.keys import ClusterKeys
@@ -196,6 +196,33 @@ def unclean(path: Path) -> None:
     """Have a store take its last end for one by accident."""
     replicas = Replicas.open(str(path), config=StoreConfig(**QUICK))
     replicas.store.close(clean=False)
+
+
+def test_a_ledger_is_moved_by_all_bookies_that_have_it(four: Inside) -> None:
+    client = four.connect()
+    writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
+    for number in range(20):
+        writer.append(payload(number))
+    client.move_ledger(writer.ledger_id, StorageHint.HDD, password=PASSWORD)
+    assert client.ledger_metadata(writer.ledger_id).tier is StorageHint.HDD
+    for number in range(20, 40):
+        writer.append(payload(number))
+    writer.close()
+    check(client, writer.ledger_id, 40)
+    names = [bookie.bookie_id for bookie in writer.metadata.fragments[0].ensemble]
+    for name in names:
+        service = service_of(four.bookies[int(name[-1])])
+        replica = service.replicas._replica(writer.ledger_id)
+        assert replica is not None
+        assert {descriptor.metadata.tier for descriptor in replica.parts()} == {StorageHint.HDD}
+    client.move_ledger(writer.ledger_id, StorageHint.SSD, password=PASSWORD)
+    check(client, writer.ledger_id, 40)
+    with pytest.raises(UnauthorizedError):
+        client.move_ledger(writer.ledger_id, StorageHint.NVME, password=b"another")
+    four.bookies[int(names[0][-1])].close()
+    with pytest.raises(StorageFullError, match=names[0]):
+        client.move_ledger(writer.ledger_id, StorageHint.NVME, password=PASSWORD)
+    check(client, writer.ledger_id, 40)
 
 
 def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: Inside) -> None:

@@ -316,6 +316,16 @@ class Replica:
                 self.limbo = True
             self._deferred = [commit for commit in self._deferred if not commit.done]
 
+    def parts(self) -> list[LedgerDescriptor]:
+        """Return the store's ledgers that are the extents."""
+        with self.lock:
+            self.look_back()
+            return [held.descriptor for held in self.extents if held.created is None]
+
+    def tier(self) -> StorageHint | None:
+        """Return where the entries are, None if there are none; the lock is held."""
+        return next((held.descriptor.metadata.tier for held in self.extents), None)
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read(self, first: int, last: int, stride: int, bytes_max: int, *, checked: bool) -> tuple[Status, Run | None]:

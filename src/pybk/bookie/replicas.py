@@ -10,6 +10,7 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from pybk.bookie.identity import IDENTITY_KEY, Identity
 from pybk.bookie.replica import Description, Replica, View
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
-from pybk.errors import CookieError, CorruptError, PybkError, UsageError
+from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, PybkError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
@@ -356,6 +357,18 @@ class Replicas:
                     replica.fences.append(self.store.create(metadata, when_full=True))
                 return
 
+    def move(self, ledger_id: int, tier: StorageHint) -> None:
+        """Bring what is here of a ledger to a tier; done, and durable, on return. Adds and reads go on meanwhile.
+
+        Raises:
+            StorageFullError: The tier has no room; what was not moved stays where it is.
+            StorageFailedError: The store takes nothing more.
+        """
+        replica = self._replica(ledger_id)
+        for descriptor in [] if replica is None else replica.parts():
+            with suppress(NoSuchLedgerError):  # deleted meanwhile
+                self.store.move(descriptor, tier)
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read(
@@ -437,10 +450,15 @@ class Replicas:
         if description is not None:
             custom[_DESCRIPTION_KEY] = description.encoded
             custom[_TYPE_KEY] = description.ledger_type.encode()
-        return self._metadata(kind, custom, description)
+        # What comes later goes where the rest was moved.
+        return self._metadata(kind, custom, description, replica.tier())
 
     def _metadata(
-        self, kind: LedgerType, custom: Mapping[str, bytes], description: Description | None = None
+        self,
+        kind: LedgerType,
+        custom: Mapping[str, bytes],
+        description: Description | None = None,
+        tier: StorageHint | None = None,
     ) -> LedgerMetadata:
         """Return the metadata of a new ledger of the store."""
         store = self.store
@@ -453,7 +471,7 @@ class Replicas:
             creation_time_ns=time.time_ns(),
             creation_sequence=store.new_creation_sequence(),
             custom_metadata=custom,
-            tier=next((tier for tier in StorageHint if tier in hints), store.config.default_tier),
+            tier=tier or next((tier for tier in StorageHint if tier in hints), store.config.default_tier),
             key_salt=b"",
             verifier=b"",
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pybk.bookie.replica import Description
 from pybk.bookie.replicas import Replicas
-from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError
+from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.metadata.bookies import BookieRegistration
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
@@ -25,6 +25,7 @@ from pybk.replication.messages import (
     Add,
     Force,
     LacReply,
+    Move,
     Read,
     ReadLac,
     ReadReply,
@@ -186,6 +187,9 @@ class BookieService:
                 continue
             encoded = peer.rights.get(request.ledger_id)
             description = None if encoded is None else self._describe(encoded)
+            if isinstance(request, Move):
+                self._looking.submit(self._move, peer, request_id, request)
+                continue
             self._perform(machine.receive((peer, request_id), request, description, now_ns))
         self._served += len(arrived)
         self._perform(machine.commit())
@@ -249,6 +253,16 @@ class BookieService:
             else:
                 wake_ns = effect.time_ns  # type: ignore[union-attr]
                 self._wake_ns = wake_ns if self._wake_ns is None else min(self._wake_ns, wake_ns)
+
+    def _move(self, peer: Peer, request_id: int, request: Move) -> None:
+        """Move what is here of a ledger, beside all else."""
+        status = Status.OK
+        try:
+            self.replicas.move(request.ledger_id, request.tier)
+        except PybkError as error:
+            logger.warning("ledger %d cannot be moved to %s: %s", request.ledger_id, request.tier.value, error)
+            status = Status.READ_ONLY if isinstance(error, StorageFullError) else Status.UNKNOWN
+        self._post(lambda: [Respond((peer, request_id), Reply(status))])
 
     def _look_up(self, ledger_id: int) -> None:
         """Find out whether a ledger exists that this bookie hears of for the first time (C11)."""
@@ -392,7 +406,7 @@ def _request(message: WireRequest) -> Request:
     if isinstance(message, LacPacket):
         (lac,) = _packet_lac(message.packet)
         return WriteLac(message.ledger_id, lac, message.packet)
-    assert isinstance(message, Add | ReadLac | Read | Force), "the server answers all else itself"
+    assert isinstance(message, Add | ReadLac | Read | Force | Move), "the server answers all else itself"
     return message
 
 

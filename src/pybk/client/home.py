@@ -15,14 +15,13 @@ from pybk.client.engine import Engine
 from pybk.client.ledger import RemoteLedger
 from pybk.client.limbo import LimboBookie, Mender
 from pybk.client.reading import LacReading, Reading, Recovering
-from pybk.client.repairing import repair
 from pybk.client.replicating import Replicator
+from pybk.client.telling import move, repair
 from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
 from pybk.errors import (
     ClosedError,
     ForkedProcessError,
-    IllegalOperationError,
     LedgerDeletedError,
     MetadataVersionError,
     NoSuchLedgerError,
@@ -90,7 +89,7 @@ class ClusterHome:
     """
 
     read_only = False
-    deletes_by_password = True
+    changes_by_password = True
     poll_seconds: float | None = _POLL_SECONDS
 
     def __init__(
@@ -322,10 +321,15 @@ class ClusterHome:
             ledger.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-        """Refuse: bookies place what they keep by the ledger's hints."""
-        raise IllegalOperationError(
-            f"ledger {descriptor.ledger_id} lives on bookies, which place it by its storage hints; it cannot be moved"
-        )
+        """Record the tier, so that later bookies know it, and have those that there are move what they have."""
+        ledger = _remote(descriptor)
+        while ledger.metadata.tier is not tier:
+            moved = replace(ledger.metadata, tier=tier, version=ledger.metadata.version + 1)
+            try:
+                ledger.renew(moved, self._metadata.write_ledger(moved, ledger.version), anyway=True)
+            except MetadataVersionError:
+                ledger.renew(*self._metadata.read_ledger(ledger.ledger_id), anyway=True)
+        move(self.engine, ledger, tier)
 
     def replicate(self, what: int | str) -> Replicated:
         """Complete a ledger, or all ledgers that a bookie is missing from."""

@@ -92,9 +92,15 @@ class RemoteLedger(LedgerDescriptor):
 
     # ---- moving on -----------------------------------------------------------------------------------------------
 
-    def renew(self, metadata: LedgerMetadata, version: int) -> None:
-        """Take newer metadata over; a closed ledger's last entry is final (D4: nobody reads beyond it)."""
-        if version < self.version or self.metadata.state is LedgerState.CLOSED:
+    def renew(self, metadata: LedgerMetadata, version: int, *, anyway: bool = False) -> None:
+        """Take newer metadata over; a closed ledger's last entry is final (D4: nobody reads beyond it).
+
+        Args:
+            metadata: The metadata.
+            version: The metadata store's.
+            anyway: Also if the ledger is closed: bookies or tier may have changed.
+        """
+        if version < self.version or (self.metadata.state is LedgerState.CLOSED and not anyway):
             return
         self.metadata = self.metadata_pushed = metadata
         self.version = version

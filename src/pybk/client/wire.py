@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.errors import PybkError
 from pybk.replication.messages import (
     LacReply,
+    Move,
     Read,
     ReadLac,
     ReadReply,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from pybk.ledger import Bookie
 
 logger = logging.getLogger(__name__)
+
+MOVE_NS: Final = 3600 * 10**9
+"""How long a bookie may take to move a ledger; that it is gone is noticed long before."""
 
 
 class Addresses(Protocol):
@@ -67,7 +71,11 @@ class BookieWire:
         if ledger.unlocked and ledger.ledger_id not in self._granted:
             self._grant(ledger)
         message: WireRequest = self._packed(ledger, request) if isinstance(request, WriteLac) else request
-        timeout_ns = TIMEOUT_NS + (request.wait_ns if type(request) is ReadLac else 0)
+        timeout_ns = TIMEOUT_NS
+        if type(request) is ReadLac:
+            timeout_ns += request.wait_ns
+        elif type(request) is Move:
+            timeout_ns = MOVE_NS
         if not link.send(request_id, message, timeout_ns):
             return False
         self._asked[request_id] = ledger, request

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from pybk.flags import StorageHint
 from pybk.ledger import Bookie, LedgerMetadata
 
 Parts = Sequence[bytes | memoryview]
@@ -146,7 +147,20 @@ class WriteLac:
     packet: bytes = b""
 
 
-Request = Add | ReadLac | Read | Force | WriteLac
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bring what the bookie has of a ledger to another of its tiers; answered when that is done.
+
+    Attributes:
+        ledger_id: The ledger.
+        tier: Which tier.
+    """
+
+    ledger_id: int
+    tier: StorageHint
+
+
+Request = Add | ReadLac | Read | Force | WriteLac | Move
 
 
 # ---- replies: bookie to client -------------------------------------------------------------------------------------
@@ -414,8 +428,14 @@ class ReadEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
-    """Every bookie that was sent a sound entry has answered, or will not."""
+class Told:
+    """Every bookie that was to be told something has answered, or will not.
+
+    Attributes:
+        refused: Who did not do it, and what was answered; None for no answer.
+    """
+
+    refused: tuple[tuple[Bookie, Status | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +502,7 @@ Effect = (
     | LacIs
     | ReadEnded
     | UnderReplicated
-    | Repaired
+    | Told
     | Failed
     | Done
 )

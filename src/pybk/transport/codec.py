@@ -9,7 +9,8 @@ from struct import Struct
 from typing import Any, Final
 
 from pybk.errors import UsageError
-from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
+from pybk.flags import StorageHint
+from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
 from pybk.transport.frames import FrameError, Header, Outgoing, blob, runs
 from pybk.transport.keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
 
@@ -18,6 +19,7 @@ SESSION_BYTES: Final = 16
 DESCRIPTION_BYTES_MAX: Final = 4 << 10
 """Bound on the authenticated description of a ledger."""
 
+_TIERS: Final = tuple(StorageHint)
 _FIRST_FLAG: Final = 1
 _SECOND_FLAG: Final = 2
 _STATUS_BITS: Final = 0xFF
@@ -43,6 +45,7 @@ class Kind(IntEnum):
     ANSWER = 19
     READ = 20
     FORCE = 22
+    MOVE = 26
     LAC_PACKET = 24
 
 
@@ -95,7 +98,7 @@ class Ping:
     """Ask whether the bookie is there; answered by ``Reply``."""
 
 
-WireRequest = Add | ReadLac | Read | Force | LacPacket | Authorize | Ping
+WireRequest = Add | ReadLac | Read | Force | Move | LacPacket | Authorize | Ping
 WireReply = Reply | Answer
 
 
@@ -130,6 +133,10 @@ def _encode_read(read: Read) -> Outgoing:
 
 def _encode_force(force: Force) -> Outgoing:
     return Outgoing(Kind.FORCE, 0, force.ledger_id)
+
+
+def _encode_move(move: Move) -> Outgoing:
+    return Outgoing(Kind.MOVE, 0, move.ledger_id, (_TIERS.index(move.tier), 0, 0, 0))
 
 
 def _encode_lac_packet(lac: LacPacket) -> Outgoing:
@@ -167,6 +174,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     ReadLac: _encode_read_lac,
     Read: _encode_read,
     Force: _encode_force,
+    Move: _encode_move,
     LacPacket: _encode_lac_packet,
     Authorize: _encode_authorize,
     Ping: _encode_ping,
@@ -235,6 +243,13 @@ def _decode_force(header: Header, head: bytes, _frames: Sequence[memoryview]) ->
     return Force(header.ledger_id)
 
 
+def _decode_move(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Move:
+    blob(header, head, 0)
+    if not 0 <= header.a < len(_TIERS):
+        raise FrameError(f"a move to tier {header.a}, of which there are {len(_TIERS)}")
+    return Move(header.ledger_id, _TIERS[header.a])
+
+
 def _decode_lac_packet(header: Header, head: bytes, _frames: Sequence[memoryview]) -> LacPacket:
     packet = blob(header, head, LAC_PACKET_BYTES)
     if len(packet) != LAC_PACKET_BYTES:
@@ -259,6 +274,7 @@ _REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireR
     Kind.READ_LAC: _decode_read_lac,
     Kind.READ: _decode_read,
     Kind.FORCE: _decode_force,
+    Kind.MOVE: _decode_move,
     Kind.LAC_PACKET: _decode_lac_packet,
     Kind.AUTHORIZE: _decode_authorize,
     Kind.PING: _decode_ping,

@@ -1,0 +1,49 @@
+"""Requests to several bookies whose order does not matter, such as repairs and moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from pybk.ledger import Bookie
+from pybk.replication.messages import Answered, Effect, Event, Request, Send, Status, Told, Unanswered
+
+
+class TellMachine:
+    """Sends each bookie its request once, and ends with ``Told`` when all have answered or will not.
+
+    Args:
+        requests: To whom what.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, requests: Iterable[tuple[Bookie, Request]]) -> None:
+        tokens = count(1)
+        self._asked = {next(tokens): each for each in requests}
+        self._refused: list[tuple[Bookie, Status | None]] = []
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begin.
+
+        Args:
+            now_ns: The time.
+        """
+        if not self._asked:
+            return [Told(())]
+        return [Send(token, bookie, request) for token, (bookie, request) in self._asked.items()]
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take what happened and return what to do.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if not isinstance(event, Answered | Unanswered) or event.token not in self._asked:
+            return []
+        bookie, _ = self._asked.pop(event.token)
+        status = event.reply.status if isinstance(event, Answered) else None
+        if status is not Status.OK:
+            self._refused.append((bookie, status))
+        return [] if self._asked else [Told(tuple(self._refused))]
