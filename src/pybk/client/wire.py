@@ -125,7 +125,7 @@ class BookieWire:
     def _look_again(self, link: Link) -> None:
         """Drop a link whose bookie has moved, so that the next request goes where it is now."""
         found = self._addresses.find(link.bookie)
-        if found is not None and found[0] != link.address and self._by_bookie.get(link.bookie) is link:
+        if found is not None and found != link.place and self._by_bookie.get(link.bookie) is link:
             del self._by_bookie[link.bookie]
 
     def close(self) -> None:

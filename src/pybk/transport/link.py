@@ -124,6 +124,11 @@ class Link:
         return f"<Link to {self.bookie} at {self.address}, {'up' if self.is_up else 'down'}>"
 
     @property
+    def place(self) -> tuple[str, bytes | None]:
+        """The address and the CURVE key that is expected there."""
+        return self.address, self._server_public
+
+    @property
     def is_up(self) -> bool:
         """Whether there is a session."""
         return self._mac is not None
