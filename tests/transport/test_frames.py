@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
 from pybk.errors import UsageError
-from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
+from pybk.flags import StorageHint
+from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
 from pybk.transport import codec, frames
 from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import FrameError, Outgoing, is_authentic, is_whole, open_head
@@ -45,10 +46,11 @@ requests: st.SearchStrategy[WireRequest] = st.one_of(
     st.builds(Add, ids, st.lists(runs(), min_size=1, max_size=4).map(tuple), lacs, st.booleans(), st.booleans()),
     st.builds(ReadLac, ids, st.booleans(), st.none() | lacs, ids),
     st.builds(
-        lambda ledger, ends, stride, size, fence: Read(ledger, min(ends), max(ends), stride, size, fence),
-        *(ids, st.tuples(ids, ids), st.integers(1, INT_MAX), ids, st.booleans()),
+        lambda ledger, ends, stride, size, flags: Read(ledger, min(ends), max(ends), stride, size, *flags),
+        *(ids, st.tuples(ids, ids), st.integers(1, INT_MAX), ids, st.tuples(st.booleans(), st.booleans())),
     ),
     st.builds(Force, ids),
+    st.builds(Move, ids, st.sampled_from(StorageHint)),
     st.builds(LacPacket, ids, packets),
     st.builds(Authorize, ids, st.binary(max_size=4096), st.binary(min_size=64, max_size=64)),
     st.just(Ping()),
@@ -122,6 +124,8 @@ MESSAGES: list[tuple[WireRequest | WireReply, bool]] = [
     (add(7, entries(0, (BODY, 40)), entries(1, (32,) * 20, 3)), True),
     (ReadLac(7, True, 5, 100), True),
     (Read(7, 0, 10, 1, 1000), True),
+    (Read(7, 0, 10, 3, 1000, True, True), True),
+    (Move(7, StorageHint.HDD), True),
     (Authorize(7, b"description", b"s" * 64), True),
     (LacPacket(7, b"p" * 32), True),
     (Reply(Status.FENCED, True), False),
@@ -235,6 +239,8 @@ TABLE = 112
         (Read(7, 5, 9, 1, 10), 80, "<q", -1),
         (ReadLac(7, False, 3, 10), 56, "<q", -2),
         (ReadLac(7, False, 3, 10), 64, "<q", -1),
+        (Move(7, StorageHint.NVME), 56, "<q", 3),
+        (Move(7, StorageHint.NVME), 56, "<q", -1),
         (Force(7), 3, "<B", 99),  # the kind
         (Force(7), 3, "<B", codec.Kind.REPLY),
         (Force(7), 3, "<B", codec.Kind.LAC_PACKET),
