@@ -127,6 +127,7 @@ class BookieWire:
         found = self._addresses.find(link.bookie)
         if found is not None and found != link.place and self._by_bookie.get(link.bookie) is link:
             del self._by_bookie[link.bookie]
+            link.close()
 
     def close(self) -> None:
         """Close all links."""
