@@ -106,6 +106,22 @@ def test_a_restarted_bookie_takes_its_registration_over_at_once(world: World) ->
     assert [found.addresses for found in other.list_bookies()] == [("tcp://127.0.0.1:9",)]
 
 
+def test_a_registration_that_was_taken_over_is_not_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    store = SimStore()
+    tree = store.tree()
+    old, new = cluster_on(tree), cluster_on(store.tree())
+    old.claim_cookie(bookie(1))
+    before = old.register(registration(bookie(1)))
+    after = new.register(registration(bookie(1), addresses=("tcp://127.0.0.1:9",)))
+    store.expire(tree.session())
+    while store.deliver():
+        pass
+    assert [found.addresses for found in new.list_bookies()] == [("tcp://127.0.0.1:9",)]
+    assert after.registered
+    assert not before.registered
+    assert "registered by another process" in caplog.text
+
+
 def test_another_instance_does_not_take_a_registration_over(world: World) -> None:
     old, new = cluster_on(world.open()), cluster_on(world.open())
     old.claim_cookie(bookie(1))

@@ -382,3 +382,16 @@ def test_nothing_runs_while_nobody_watches(tmp_path: Path) -> None:
     assert len(polls) <= rest + 1
     tree.close()
     assert threading.active_count() == before
+
+
+def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(tree: LmdbTree, tmp_path: Path) -> None:
+    other = LmdbTree(str(tmp_path / "metadata"))
+    for number in range(5):
+        session = tree.session()
+        other._change(lambda transaction, _, session=session: lmdb_records.end_session(transaction, session))  # type: ignore[misc]
+        tree.create(f"lease/{number}", b"v", leased=True)
+        assert tree.alive(tree.session())
+        assert tree.session() != session
+    tree.close()
+    assert other.children("lease") == []
+    other.close()
