@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -56,6 +57,8 @@ _PAGE: Final = 500
 _DEFAULTS: Final = Quorums(3, 3, 2)
 _ENTRIES_GUESSED: Final = 64
 
+
+logger = logging.getLogger(__name__)
 
 _HOMES: Final[WeakSet[ClusterHome]] = WeakSet()
 
@@ -157,7 +160,7 @@ class ClusterHome:
     def close(self) -> None:
         """Wait for what is outstanding; open ledgers stay open."""
         for ledger in list(self._held):
-            if ledger.writing is not None and ledger.writing.appender.error is None and not ledger.deferred:
+            if ledger.writing is not None and ledger.writing.appender.error is None:
                 self._settle(ledger.writing)
         self.ended = True
         if self._mender is not None:
@@ -174,13 +177,15 @@ class ClusterHome:
             self.bookie.close()
         self._metadata.close()
 
-    @staticmethod
-    def _settle(writing: Writing) -> None:
+    def _settle(self, writing: Writing) -> None:
         """Wait for a writer's appends; those that fail tell who waits for them."""
         try:
-            writing.appender.flush()
-        except PybkError:
-            return
+            if writing.ledger.deferred:
+                self._force(writing, writing.ledger.last_pushed)
+            else:
+                writing.appender.flush()
+        except PybkError as error:
+            logger.warning("ledger %d: what was appended last may be lost: %s", writing.ledger.ledger_id, error)
 
     def health(self) -> Health:
         """Return how the client is."""

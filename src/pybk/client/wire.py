@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+GRANTS_MAX: Final = 4096
+"""Ledgers whose rights are kept at hand; that of an older one is proved again when it is used."""
+
 MOVE_NS: Final = 3600 * 10**9
 """How long a bookie may take to move a ledger; that it is gone is noticed long before."""
 
@@ -55,7 +58,7 @@ class BookieWire:
         self._links = links
         self._addresses = addresses
         self._by_bookie: dict[Bookie, Link] = {}
-        self._granted: set[int] = set()
+        self._granted: dict[int, None] = {}
         self._asked: dict[int, tuple[RemoteLedger, Request]] = {}
         self._packet: tuple[WriteLac, LacPacket] | None = None
 
@@ -95,13 +98,12 @@ class BookieWire:
 
     def _grant(self, ledger: RemoteLedger) -> None:
         """Have the right to a ledger proved to each bookie that is asked anything about it."""
+        if len(self._granted) >= GRANTS_MAX:
+            oldest = next(iter(self._granted))
+            del self._granted[oldest]
+            self._links.revoke(oldest)
         self._links.grant(ledger.ledger_id, ledger.description, RightsKey(ledger.keys.right_key))
-        self._granted.add(ledger.ledger_id)
-
-    def forget(self, ledger_id: int) -> None:
-        """Prove the right to a ledger no more."""
-        self._granted.discard(ledger_id)
-        self._links.revoke(ledger_id)
+        self._granted[ledger.ledger_id] = None
 
     def _packed(self, ledger: RemoteLedger, request: WriteLac) -> WireRequest:
         """Return a LAC with its proof, made once for all bookies that it is told to one after the other."""

@@ -42,9 +42,9 @@ _ERRORS: Final[dict[Reason, type[PybkError]]] = {
 }
 
 
-def error_of(failed: Failed) -> PybkError:
+def error_of(failed: Failed, *, outcome_unknown: bool | None = None) -> PybkError:
     """Return what the application is told when a machine gave up."""
-    return _ERRORS[failed.reason](failed.detail)
+    return _ERRORS[failed.reason](failed.detail, outcome_unknown=outcome_unknown)
 
 
 class Writing(Conversation[WriterMachine]):
@@ -101,7 +101,7 @@ class Writing(Conversation[WriterMachine]):
         elif type(effect) is UnderReplicated:
             self.engine.report_missing(self.ledger, effect)
         elif type(effect) is Failed:
-            error = error_of(effect)
+            error = error_of(effect, outcome_unknown=True)
             self.appender.fail(error)
             self._forced(error)
             self.end(error)
