@@ -1,0 +1,140 @@
+"""What the cluster's tests run in processes of their own: bookies and writers, which end with their standard input.
+
+``child.py bookie ARGUMENTS`` is ``pybk bookie ARGUMENTS``. ``child.py writer JSON`` writes a ledger as ``Orders`` says,
+and says what it does on its standard output, a line each: ``ledger ID``, ``pushed ENTRY`` before an entry is appended,
+``acked ENTRY`` after it was acknowledged, ``error CLASS`` for each append that was refused, ``closed LAST``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from pybk.admin.cli import main
+from pybk.errors import PybkError
+from pybk.manager import LedgerManager
+
+if TYPE_CHECKING:
+    from pybk.futures import AppendFuture
+    from pybk.writer import LedgerWriter
+
+PASSWORD = b"the password of all ledgers here"
+_PUSHED_AHEAD = 50
+_REFUSED_MAX = 5
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a writer is to do.
+
+    Attributes:
+        url: The metadata store's.
+        routes: Other addresses than those registered, by bookie.
+        shape: Ensemble size, write quorum, ack quorum.
+        window: Entries outstanding at most.
+        entries: How many to write before closing the ledger; None writes until it is refused.
+        pause_s: Seconds between two entries.
+        largest: Bytes of the longest payloads.
+    """
+
+    url: str
+    routes: dict[str, str] = field(default_factory=dict)
+    shape: tuple[int, int, int] = (3, 3, 2)
+    window: int = 20
+    entries: int | None = None
+    pause_s: float = 0.0
+    largest: int = 400
+
+    def text(self) -> str:
+        """Return the orders as an argument."""
+        return json.dumps(asdict(self))
+
+
+def payload(ledger_id: int, entry_id: int, largest: int = 400) -> bytes:
+    """Return what every writer appends as this entry, of some length up to ``largest``."""
+    name = b"%d/%d " % (ledger_id, entry_id)
+    seed = blake2b(name, digest_size=64).digest()
+    size = int.from_bytes(seed[:4], "big") % (largest + 1)
+    return (name + seed * (size // 64 + 1))[:size]
+
+
+def route(manager: LedgerManager, routes: dict[str, str]) -> None:
+    """Have a client reach bookies at other addresses than those that are registered."""
+    directory = manager._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
+    find = directory.find
+
+    def through(bookie: object) -> object:
+        found = find(bookie)
+        return found and (routes.get(bookie.bookie_id, found[0]), found[1])  # type: ignore[attr-defined]  # a Bookie
+
+    directory.find = through
+
+
+def _say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def _write(writer: LedgerWriter, orders: Orders) -> None:
+    """Append as ordered; raises what the first entry that fails does."""
+    pending: deque[AppendFuture[int]] = deque()
+    pushed = -1
+    number = 0
+    while orders.entries is None or number < orders.entries:
+        while len(pending) >= orders.window or (pending and pending[0].done()):
+            _say("acked", pending.popleft().result(60))
+        if number > pushed:
+            pushed = number + _PUSHED_AHEAD  # the bound is said ahead, for one line for each entry is slow
+            _say("pushed", pushed)
+        pending.append(writer.append_async(payload(writer.ledger_id, number, orders.largest)))
+        number += 1
+        if orders.pause_s:
+            time.sleep(orders.pause_s)
+    for future in pending:
+        _say("acked", future.result(60))
+    writer.close()
+    _say("closed", writer.last_add_confirmed)
+
+
+def _run_writer(orders: Orders) -> None:
+    secret = os.environ.get("PYBK_CLUSTER_SECRET")
+    client = LedgerManager.connect(orders.url, cluster_secret=None if secret is None else secret.encode())
+    route(client, orders.routes)
+    ensemble, write, ack = orders.shape
+    writer = client.create_ledger(password=PASSWORD, ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+    _say("ledger", writer.ledger_id)
+    try:
+        _write(writer, orders)
+    except PybkError as error:
+        _say("error", type(error).__name__, error)
+        for _ in range(_REFUSED_MAX):
+            try:
+                _say("acked", writer.append(b"this must not be in the ledger"))
+            except PybkError as again:
+                _say("error", type(again).__name__, again)
+    client.close()
+    _say("end")
+
+
+def _end_with_standard_input() -> None:
+    def watch() -> None:
+        while os.read(0, 1 << 10):
+            pass
+        os._exit(3)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    _end_with_standard_input()
+    if sys.argv[1] == "bookie":
+        sys.exit(main(sys.argv[1:]))
+    values = json.loads(sys.argv[2])
+    values["shape"] = tuple(values["shape"])
+    _run_writer(Orders(**values))

@@ -1,0 +1,259 @@
+"""Clusters of real processes: bookies and writers that can be killed, stopped, cut off and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pybk.ledger import Bookie
+from pybk.manager import LedgerManager
+from tests.cluster.child import Orders, route
+from tests.cluster.inside import SECRET, make_cluster
+from tests.cluster.proxy import Proxy
+from tests.realstore import ROOT
+
+START_S = 30.0
+
+
+def eventually(what: Callable[[], Any], seconds: float = 15.0, why: str = "it did not come about") -> Any:
+    """Wait until something is true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        if time.monotonic() > deadline:
+            raise AssertionError(why)
+        time.sleep(0.01)
+    return found
+
+
+class Child:
+    """A process that says things line by line.
+
+    Attributes:
+        lines: What it said.
+    """
+
+    def __init__(self, arguments: list[str], secret: bytes | None, log: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        environment.pop("PYBK_CLUSTER_SECRET", None)
+        if secret is not None:
+            environment["PYBK_CLUSTER_SECRET"] = secret.decode()
+        self._log = log
+        with open(log, "ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.cluster.child", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+                env=environment,
+            )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.decode().rstrip("\n"))
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, stopped or not."""
+        return self._process.poll() is None
+
+    def said(self, word: str) -> list[str]:
+        """Return the rest of all lines that began with a word."""
+        return [line[len(word) + 1 :] for line in list(self.lines) if line.startswith(word + " ")]
+
+    def wait_for(self, what: Callable[[], Any], seconds: float = START_S) -> Any:
+        """Wait until something is true, as long as the process runs or has just ended."""
+
+        def happened() -> Any:
+            found = what()
+            if not found and not self.alive:
+                self._reader.join(5)
+                found = what() or True
+            return found
+
+        eventually(happened, seconds, f"not in {seconds} s; it said {self.lines[-5:]}, {self.complaint()}")
+        found = what()
+        assert found, f"it ended before; it said {self.lines[-5:]}, {self.complaint()}"
+        return found
+
+    def complaint(self) -> str:
+        """Return the end of its standard error."""
+        return self._log.read_text(errors="replace")[-1500:]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it; what it said up to then is known afterwards."""
+        self._process.kill()
+        self.join()
+
+    def join(self, seconds: float = 60.0) -> int:
+        """Wait for its end and return its exit status."""
+        status = self._process.wait(seconds)
+        self._reader.join(10)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        return status
+
+
+class BookieProcess:
+    """One bookie, in a process of its own whenever it runs.
+
+    Attributes:
+        name: Its bookie id.
+        directory: Its directory.
+        proxy: What clients with ``routes`` reach it through.
+    """
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self.directory = cluster.directory / name
+        self._cluster = cluster
+        self._child: Child | None = None
+        self.proxy = Proxy("tcp://127.0.0.1:9")
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._child is not None and self._child.alive
+
+    @property
+    def child(self) -> Child:
+        """Its process."""
+        assert self._child is not None
+        return self._child
+
+    def begin(self, listen: str = "tcp://127.0.0.1:*") -> Child:
+        """Start its process."""
+        cluster = self._cluster
+        arguments = ["bookie", str(self.directory), "--listen", listen, "--metadata", cluster.url, "--id", self.name]
+        self._child = Child([*arguments, "--json"], cluster.secret, cluster.directory / f"{self.name}.log")
+        return self._child
+
+    def serving(self) -> str:
+        """Wait until it serves, and return its address."""
+        line = self.child.wait_for(lambda: self.child.lines and self.child.lines[0])
+        address: str = json.loads(line)["addresses"][0]
+        self.proxy.target = address
+        return address
+
+    def start(self, listen: str = "tcp://127.0.0.1:*") -> str:
+        """Start it, and return its address once it serves."""
+        self.begin(listen)
+        return self.serving()
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        self.child.kill()
+
+    def stop(self) -> None:
+        """Stop it with SIGSTOP."""
+        self.child.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on with SIGCONT."""
+        self.child.signal(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """Have it close, and return its exit status."""
+        self.child.signal(signal.SIGTERM)
+        return self.child.join()
+
+    def wipe(self) -> None:
+        """Forget everything that it kept."""
+        shutil.rmtree(self.directory)
+
+
+class Cluster:
+    """Bookies in processes, and clients of this process and of others.
+
+    Attributes:
+        directory: Where everything lies.
+        url: The metadata store's.
+        secret: The cluster's; None for none.
+        bookies: By name.
+    """
+
+    def __init__(self, directory: Path, *, url: str | None = None, secret: bytes | None = SECRET) -> None:
+        self.directory = directory
+        self.secret = secret
+        self.url = url or make_cluster(directory, secret)
+        self.bookies: dict[str, BookieProcess] = {}
+        self.writers: list[Child] = []
+        self._clients: list[LedgerManager] = []
+
+    def add(self, count: int) -> None:
+        """Start more bookies."""
+        new = [BookieProcess(self, f"bookie-{len(self.bookies) + number}") for number in range(count)]
+        for bookie in new:
+            self.bookies[bookie.name] = bookie
+            bookie.begin()
+        for bookie in new:
+            bookie.serving()
+
+    def bookie(self, which: Bookie) -> BookieProcess:
+        """Return the bookie that metadata names."""
+        return self.bookies[which.bookie_id]
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """The proxies' addresses by bookie."""
+        return {name: bookie.proxy.address for name, bookie in self.bookies.items()}
+
+    def connect(self, *, routed: bool = False) -> LedgerManager:
+        """Return a client; it is closed with the cluster."""
+        client = LedgerManager.connect(self.url, cluster_secret=self.secret)
+        self._clients.append(client)
+        if routed:
+            route(client, self.routes)
+        return client
+
+    def writer(self, *, routed: bool = False, **orders: Any) -> Child:
+        """Start a writer in a process of its own and return it once its ledger exists."""
+        ordered = Orders(self.url, self.routes if routed else {}, **orders)
+        child = Child(["writer", ordered.text()], self.secret, self.directory / f"writer-{len(self.writers)}.log")
+        self.writers.append(child)
+        child.wait_for(lambda: child.said("ledger"))
+        return child
+
+    def close(self) -> None:
+        """Close the clients and kill all processes."""
+        for child in [*self.writers, *(bookie.child for bookie in self.bookies.values() if bookie._child is not None)]:
+            child.kill()
+        for client in self._clients:
+            client.close()
+        for bookie in self.bookies.values():
+            bookie.proxy.close()
+
+
+@contextmanager
+def running(directory: Path, count: int, **arguments: Any) -> Iterator[Cluster]:
+    """Run a cluster of so many bookies; other arguments as for ``Cluster``."""
+    cluster = Cluster(directory, **arguments)
+    try:
+        cluster.add(count)
+        yield cluster
+    finally:
+        cluster.close()

@@ -1,0 +1,285 @@
+"""Bookies and writers that are killed, stopped, wiped and moved, as real processes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pybk.errors import LedgerError, NotEnoughBookiesError
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.manager import LedgerManager
+from tests.cluster.child import PASSWORD, payload
+from tests.cluster.processes import BookieProcess, Child, Cluster, eventually, running
+from tests.cluster.verdict import check_ledger, check_writer, last_acked
+from tests.realstore import contents
+
+
+@pytest.fixture(scope="module")
+def four_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("four"), 4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(four_bookies: Cluster) -> Iterator[Cluster]:
+    yield four_bookies
+    for bookie in four_bookies.bookies.values():
+        bookie.proxy.heal()
+        if bookie.alive:
+            bookie.go_on()
+        else:
+            bookie.start()
+    _wait_for_bookies(four_bookies.connect(), 4)
+
+
+def _wait_for_bookies(client: LedgerManager, count: int) -> None:
+    directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home
+    eventually(lambda: len(directory.bookies) == count)
+
+
+def _metadata(cluster: Cluster, writer: Child) -> LedgerMetadata:
+    return cluster.connect().ledger_metadata(int(writer.said("ledger")[0]))
+
+
+def _ensemble(cluster: Cluster, writer: Child) -> list[BookieProcess]:
+    return [cluster.bookie(bookie) for bookie in _metadata(cluster, writer).fragments[-1].ensemble]
+
+
+def _spare(cluster: Cluster, writer: Child) -> list[BookieProcess]:
+    ensemble = _ensemble(cluster, writer)
+    return [bookie for bookie in cluster.bookies.values() if bookie not in ensemble]
+
+
+def _more(writer: Child, count: int = 200, seconds: float = 20.0) -> float:
+    """Wait until a writer has so many more entries acknowledged; return how many seconds that took."""
+    began = time.monotonic()
+    wanted = last_acked(writer) + count
+    writer.wait_for(lambda: last_acked(writer) >= wanted, seconds)
+    return time.monotonic() - began
+
+
+def _under_replicated(cluster: Cluster, writer: Child) -> set[str]:
+    ledger_id = int(writer.said("ledger")[0])
+    store = cluster.connect()._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home
+    return {record.bookie.bookie_id for record in store.list_under_replicated() if record.ledger_id == ledger_id}
+
+
+# ---- bookies that are killed -----------------------------------------------------------------------------------------
+
+
+def test_a_killed_bookie_is_replaced_by_the_spare_and_writing_goes_on(cluster: Cluster) -> None:
+    writer = cluster.writer()
+    _more(writer)
+    killed, spare = _ensemble(cluster, writer)[1], _spare(cluster, writer)[0]
+    killed.kill()
+    assert _more(writer) < 5
+    eventually(lambda: spare in _ensemble(cluster, writer))
+    writer.kill()
+    metadata = check_writer(cluster, writer)
+    assert len(metadata.fragments) == 2
+    assert killed.name not in {bookie.bookie_id for bookie in metadata.fragments[1].ensemble}
+
+
+def test_without_a_spare_writing_goes_on_and_what_is_missing_is_recorded(cluster: Cluster) -> None:
+    writer = cluster.writer()
+    _spare(cluster, writer)[0].kill()
+    _wait_for_bookies(cluster.connect(), 3)
+    _more(writer)
+    first, second, third = _ensemble(cluster, writer)
+    first.kill()
+    assert _more(writer) < 5
+    eventually(lambda: _under_replicated(cluster, writer) == {first.name})
+    second.kill()
+    refused = writer.wait_for(lambda: writer.said("error"))
+    assert refused[0].startswith("NotEnoughBookiesError")
+    assert "need 2 bookies of every 3" in refused[0]
+    assert f"found were {third.name}" in refused[0]
+    writer.join()
+    with pytest.raises((NotEnoughBookiesError, LedgerError)):
+        cluster.connect().open_ledger(int(writer.said("ledger")[0]), password=PASSWORD)
+    first.start()
+    second.start()
+    check_writer(cluster, writer)
+
+
+def test_all_bookies_are_killed_at_once_and_start_clean(cluster: Cluster) -> None:
+    writers = [cluster.writer(shape=shape) for shape in ((3, 3, 2), (4, 3, 2), (4, 2, 2))]
+    for writer in writers:
+        _more(writer)
+    before = {found.bookie for found in cluster.connect()._home.directory.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
+    for bookie in cluster.bookies.values():
+        bookie.kill()
+    for writer in writers:
+        writer.kill()
+    for bookie in cluster.bookies.values():
+        bookie.begin()
+    for bookie in cluster.bookies.values():
+        bookie.serving()
+    client = cluster.connect()
+    _wait_for_bookies(client, 4)
+    after = {found.bookie for found in client._home.directory.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
+    assert after == before, "a bookie is another instance after a restart"
+    for writer in writers:
+        check_writer(cluster, writer)
+
+
+def test_a_bookie_that_was_killed_and_started_gives_what_it_acknowledged_and_takes_more(cluster: Cluster) -> None:
+    for bookie in list(cluster.bookies.values())[3:]:
+        bookie.kill()
+    _wait_for_bookies(cluster.connect(), 3)
+    writer = cluster.writer(shape=(3, 3, 3), pause_s=0.005)
+    _more(writer, 50)
+    killed = _ensemble(cluster, writer)[0]
+    killed.kill()
+    killed.start()
+    writer.kill()
+    metadata = check_writer(cluster, writer)
+    for bookie in cluster.bookies.values():
+        if bookie is not killed and bookie.alive:
+            bookie.kill()
+    client = cluster.connect()
+    assert contents(client, metadata.ledger_id, PASSWORD) == [
+        payload(metadata.ledger_id, entry_id) for entry_id in range(metadata.last_entry_id + 1)
+    ]
+    with client.create_ledger(ensemble_size=1) as more:
+        more.append(b"it takes new ledgers, too")
+    assert more.metadata.fragments[0].ensemble[0].bookie_id == killed.name
+
+
+# ---- bookies that are stopped, wiped or moved ------------------------------------------------------------------------
+
+
+def test_a_stopped_bookie_holds_nobody_up_and_gets_everything_when_it_goes_on(cluster: Cluster) -> None:
+    writer = cluster.writer(entries=1500, pause_s=0.001)
+    _more(writer, 50)
+    slow = _ensemble(cluster, writer)[2]
+    slow.stop()
+    assert _more(writer, 400) < 5
+    slow.go_on()
+    assert writer.join() == 0
+    metadata = check_writer(cluster, writer)
+    assert len(metadata.fragments) == 1, "a short stop replaced the bookie"
+
+
+def test_what_a_stopped_bookie_owes_is_bounded(cluster: Cluster) -> None:
+    writer = cluster.writer(largest=200_000, entries=700, window=8)
+    _more(writer, 20)
+    before = _resident_bytes(writer)
+    slow = _ensemble(cluster, writer)[0]
+    slow.stop()
+    assert writer.wait_for(lambda: writer.said("closed")) == ["699"]
+    grown = _peak_bytes(writer) - before
+    slow.go_on()
+    assert grown < 60 << 20, f"the writer grew by {grown >> 20} MiB"
+    check_writer(cluster, writer, largest=200_000)
+
+
+def _resident_bytes(child: Child) -> int:
+    return _status(child, "VmRSS:")
+
+
+def _peak_bytes(child: Child) -> int:
+    return _status(child, "VmHWM:")
+
+
+def _status(child: Child, name: str) -> int:
+    lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+def test_a_wiped_bookie_of_the_same_name_is_refused_with_the_remedy(cluster: Cluster) -> None:
+    bookie = cluster.bookies["bookie-0"]
+    bookie.kill()
+    kept = bookie.directory.rename(bookie.directory.with_name("kept"))
+    assert bookie.begin().join() != 0
+    assert "bookie-0" in bookie.child.complaint()
+    assert "another name" in bookie.child.complaint()
+    bookie.wipe()
+    kept.rename(bookie.directory)
+    bookie.start()
+
+
+@pytest.mark.parametrize("same_port", [True, False])
+def test_clients_find_a_bookie_again_wherever_it_is(cluster: Cluster, same_port: bool) -> None:
+    bookie = cluster.bookies["bookie-1"]
+    client = cluster.connect()
+    for other in cluster.bookies.values():
+        if other is not bookie:
+            other.kill()
+    _wait_for_bookies(client, 1)
+    writer = client.create_ledger(ensemble_size=1, password=PASSWORD)
+    ledger_id = writer.ledger_id
+    writer.append(payload(ledger_id, 0))
+    address = bookie.proxy.target
+    bookie.kill()
+    assert (bookie.start(address if same_port else "tcp://127.0.0.1:*") == address) is same_port
+    _wait_for_bookies(client, 1)
+    reader = client.open_ledger(ledger_id, password=PASSWORD)
+    assert [entry.payload for entry in reader.read(0, 0)] == [payload(ledger_id, 0)]
+    with client.create_ledger(ensemble_size=1) as more:
+        more.append(b"and it is written to")
+    check_ledger(cluster, ledger_id, 0, 0)
+
+
+# ---- writers that are killed or stopped ------------------------------------------------------------------------------
+
+
+def test_a_killed_writers_ledger_is_recovered_quickly_with_all_that_was_acknowledged(cluster: Cluster) -> None:
+    writer = cluster.writer(window=1000)
+    _more(writer, 3000)
+    writer.kill()
+    client = cluster.connect()
+    began = time.monotonic()
+    client.open_ledger(int(writer.said("ledger")[0]), password=PASSWORD)
+    took = time.monotonic() - began
+    assert took < 2, f"recovery took {took:.2f} s"
+    check_writer(cluster, writer)
+
+
+def test_a_writer_that_was_stopped_while_another_recovered_is_refused_when_it_goes_on(cluster: Cluster) -> None:
+    writer = cluster.writer(pause_s=0.0005)
+    _more(writer)
+    writer.signal(signal.SIGSTOP)
+    ledger_id = int(writer.said("ledger")[0])
+    reader = cluster.connect().open_ledger(ledger_id, password=PASSWORD)
+    closed = reader.metadata
+    assert closed.state is LedgerState.CLOSED
+    writer.signal(signal.SIGCONT)
+    assert writer.join() == 0
+    refused = writer.said("error")
+    assert len(refused) == 6
+    assert {line.split()[0] for line in refused} == {"LedgerFencedError"}
+    metadata = check_writer(cluster, writer)
+    assert (metadata.last_entry_id, metadata.length) == (closed.last_entry_id, closed.length)
+
+
+def test_two_who_recover_at_once_agree(cluster: Cluster) -> None:
+    writer = cluster.writer(window=200)
+    _more(writer)
+    ledger_id = int(writer.said("ledger")[0])
+    clients = [cluster.connect() for _ in range(3)]
+    ends: list[int] = []
+    failed: list[LedgerError] = []
+
+    def recover(client: LedgerManager) -> None:
+        try:
+            ends.append(client.open_ledger(ledger_id, password=PASSWORD).last_add_confirmed)
+        except LedgerError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=recover, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failed
+    assert len(ends) == 3
+    assert len(set(ends)) == 1
+    writer.join()
+    assert {line.split()[0] for line in writer.said("error")} == {"LedgerFencedError"}
+    assert check_writer(cluster, writer).last_entry_id == ends[0]
