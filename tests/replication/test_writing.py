@@ -387,6 +387,22 @@ def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
     assert writer.only(Failed).reason is Reason.METADATA_UNREACHABLE
 
 
+def test_who_is_there_is_asked_again_and_then_done_without() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.lose(1)
+    for _ in range(METADATA_TRIES):
+        writer.only(ChooseBookies)
+        writer.tell(MetadataUnreachable())
+        writer.only(WakeAt)
+        writer.tell(Woken())
+    writer.tell(MetadataUnreachable())
+    assert writer.only(UnderReplicated).bookie == bookie(1)
+    writer.answer(0)
+    writer.answer(2)
+    assert writer.effects == [Confirmed(0)]
+
+
 def test_close_writes_the_last_confirmed_entry_and_its_length_once() -> None:
     writer = Writer()
     writer.submit(0, 4)

@@ -6,31 +6,40 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from random import Random
 
-from tests.simulator.world import World
+from tests.simulator.disk import Disk
+from tests.simulator.plan import Plan, draw
+from tests.simulator.real_disk import RealDisk, suits
+from tests.simulator.world import World, model_disk
 
 LAST_EVENTS = 40
 LINE = 200
 
 
-def run(seed: int, *, traced: bool = False) -> tuple[World, Exception | None]:
-    """Run a seed, and return what came of it."""
-    world = World(seed, traced=traced)
+def run(seed: int, *, traced: bool = False, real: bool = False) -> tuple[World, Exception | None]:
+    """Run a seed, on the model of a disk or on the library's storage, and return what came of it."""
+    make_disk: Callable[[Random, Plan], Disk] = RealDisk if real else model_disk
+    world = World(seed, traced=traced, make_disk=make_disk)
     try:
         world.run()
     except Exception as error:  # noqa: BLE001  # whatever a machine raises is a failure of the seed
         return world, error
+    finally:
+        for disk in world.disks.values():
+            disk.close()
     return world, None
 
 
-def explain(seed: int) -> None:
+def explain(seed: int, *, real: bool) -> None:
     """Print what is known about a seed that failed."""
-    world, error = run(seed, traced=True)
+    world, error = run(seed, traced=True, real=real)
     for line in world.clock.trace[-LAST_EVENTS:]:
         print(line[:LINE])
     print(f"seed {seed}: {type(error).__name__}: {error}")
     print(f"  {world.plan}")
-    print(f"  commit {_commit()}; again: python -m tests.simulator --seed {seed}")
+    print(f"  commit {_commit()}; again: python -m tests.simulator {'--real ' * real}--seed {seed}")
 
 
 def _commit() -> str:
@@ -44,11 +53,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--sums", action="store_true", help="print a checksum of the events of each seed")
+    parser.add_argument("--real", action="store_true", help="bookies on the library's storage, on a simulated disk")
     arguments = parser.parse_args()
     events = failures = 0
     began = time.perf_counter()
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        world, error = run(seed, traced=arguments.trace or arguments.sums)
+        if arguments.real and not suits(draw(seed)):
+            continue
+        world, error = run(seed, traced=arguments.trace or arguments.sums, real=arguments.real)
         events += world.clock.events
         if arguments.trace:
             print("\n".join(world.clock.trace))
@@ -56,7 +68,7 @@ def main() -> int:
             print(f"{seed} {world.clock.events} {world.clock.trace_sum:08x}")
         if error is not None:
             failures += 1
-            explain(seed)
+            explain(seed, real=arguments.real)
     seconds = time.perf_counter() - began
     print(f"{arguments.seeds} seeds, {events} events, {failures} failures, {events / seconds:,.0f} events/s")
     return 1 if failures else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -86,15 +87,15 @@ class SimBookie:
     def ledger_deleted(self) -> None:
         """Collect the deleted ledger."""
         if self.up:
-            effects = self.machine.ledger_deleted(LEDGER)
             self.world.judge.collected(self.bookie)
-            self.perform(effects)
+            self.let(lambda: self.machine.ledger_deleted(LEDGER))
 
     def let(self, act: Callable[[], list[BookieEffect]]) -> None:
         """Let the machine do something, in the middle of which the bookie may stop."""
-        try:
+        effects: list[BookieEffect] = []
+        with suppress(SimCrash):
             effects = act()
-        except SimCrash:
+        if self.replicas.stopped:
             self.crash()
             self.world.clock.after(5 * MS, self.restart)
             return

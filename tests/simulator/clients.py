@@ -157,7 +157,8 @@ class Client:
 
     def chosen(self, machine: int, effect: ChooseBookies) -> None:
         """Bookies were found."""
-        self.tell(machine, BookiesChosen(self.world.choose(effect)))
+        unreachable = self.world.metadata.is_unreachable()
+        self.tell(machine, MetadataUnreachable() if unreachable else BookiesChosen(self.world.choose(effect)))
 
     def wake_at(self, effect: WakeAt) -> None:
         self.wakes += 1

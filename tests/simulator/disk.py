@@ -25,11 +25,18 @@ class State(NamedTuple):
 class Disk(Replicas, Protocol):
     """What the simulation asks of a bookie's disk, besides what its machine does."""
 
-    lac: int
-    description: object
+    @property
+    def lac(self) -> int: ...
 
     @property
     def fenced(self) -> bool: ...
+
+    @property
+    def description(self) -> object: ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it stopped in the middle of something, so that nothing works until ``crash`` was called."""
 
     def held(self, entry_id: int) -> bytes | None:
         """Return an entry that is durable."""
@@ -58,6 +65,9 @@ class Disk(Replicas, Protocol):
     def heal(self) -> None:
         """Break no more."""
 
+    def close(self) -> None:
+        """Let go of what it holds."""
+
 
 class ModelReplicas:
     """The replica of the one ledger that there is.
@@ -66,6 +76,7 @@ class ModelReplicas:
     """
 
     description: object = b"description"
+    stopped = False
 
     def __init__(self, random: Random, *, deferred: bool, short: float) -> None:
         self.random = random
@@ -181,6 +192,9 @@ class ModelReplicas:
 
     def heal(self) -> None:
         """Nothing breaks by itself here."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
     def held(self, entry_id: int) -> bytes | None:
         return self.durable.get(entry_id)

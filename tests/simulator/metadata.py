@@ -42,6 +42,10 @@ class SimMetadata:
         """Lose nothing and show nothing old any more."""
         self.loss = self.stale = 0.0
 
+    def is_unreachable(self) -> bool:
+        """Tell whether an operation now comes to nothing."""
+        return self.loss > 0 and self.random.random() < self.loss
+
     def read(self, client: Client, *, fresh: bool) -> None:
         """Read for a client."""
         if self.random.random() < self.loss:

@@ -20,6 +20,11 @@ STOPS = 0.02
 """How often the bookie stops in the middle of a sync."""
 
 
+def suits(plan: Plan) -> bool:
+    """Tell whether a plan can be tried: what the storage refuses, or does by other threads, has tests of its own."""
+    return plan.loses_data in ("", "wiped") and not plan.deferred
+
+
 class RealDisk:
     """One bookie's storage."""
 
@@ -68,6 +73,7 @@ class RealDisk:
         self._replicas.note_lac(ledger_id, lac, packet)
 
     def delete(self, ledger_id: int) -> None:
+        self._fs.heal()
         self._replicas.delete(ledger_id)
 
     def _may_stop(self) -> None:
@@ -75,6 +81,10 @@ class RealDisk:
             self._fs.crash_at(self.random.randrange(2), only="write_durable")
 
     # ---- what the simulation asks ----------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        return self._fs.dead
 
     @property
     def lac(self) -> int:

@@ -14,9 +14,11 @@ from tests.simulator.__main__ import run
 from tests.simulator.mutants import KILLED_AT, MUTANTS
 from tests.simulator.mutating import Mutant, kills
 from tests.simulator.plan import draw
+from tests.simulator.real_disk import suits
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 400
+REAL_SEEDS = 60
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS // 4))
@@ -24,6 +26,14 @@ def test_no_invariant_is_broken(first: int) -> None:
     for seed in range(first, first + SEEDS // 4):
         world, error = run(seed)
         assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{world.plan}"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_invariant_is_broken_on_the_storage_itself() -> None:
+    for seed in range(REAL_SEEDS):
+        if suits(draw(seed)):
+            world, error = run(seed, real=True)
+            assert error is None, f"python -m tests.simulator --real --seed {seed}: {error}\n{world.plan}"
 
 
 def test_the_seeds_try_what_they_should() -> None:

@@ -250,10 +250,10 @@ class WriterMachine:
                 batch.durable |= bit
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
-        """Bookies were found for some of the places; the others go on without."""
+        """Bookies were found for some of the places; the others go on without, also if nobody could be asked."""
         if self._phase is not _Phase.CHOOSING:
             return []
-        self._phase = _Phase.STEADY
+        self._phase, self._tries = _Phase.STEADY, 0
         if self._close_asked:
             return []
         adds = self._adds
@@ -329,16 +329,20 @@ class WriterMachine:
         return self._end(Reason.FENCED, f"somebody else recovers or closed the ledger; it is {found.state.value}")
 
     def _metadata_unreachable(self, event: MetadataUnreachable, now_ns: int) -> list[Effect]:
-        """Whether the change took effect is unknown: ask later."""
-        if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
+        """Whether the change took effect, or who is there, is unknown: ask later."""
+        if self._phase is _Phase.STEADY:
             return []
         self._tries += 1
         if self._tries > METADATA_TRIES:
+            if self._phase is _Phase.CHOOSING:
+                return self._bookies_chosen(BookiesChosen({}), now_ns)
             return self._end(Reason.METADATA_UNREACHABLE, f"the metadata store did not answer {self._tries} times")
         return [WakeAt(now_ns + (METADATA_RETRY_NS << (self._tries - 1)))]
 
     def _woken(self, event: Woken, now_ns: int) -> list[Effect]:
         """The time to ask again has come."""
+        if self._phase is _Phase.CHOOSING:
+            return self._choose()
         return [ReadMetadata()] if self._phase in (_Phase.CHANGING, _Phase.CLOSING) else []
 
     # ---- what follows ----------------------------------------------------------------------------------------------
