@@ -349,7 +349,6 @@ def test_everything_is_refused_in_a_forked_child_and_the_parent_goes_on(tmp_path
 # ---- not kept yet ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="a cluster's client reads unconfirmed entries up to the last add confirmed only")
 def test_unconfirmed_entries_can_be_read(three: Inside) -> None:
     writer = three.connect().create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
     writer.append_many(numbered(3))
@@ -357,7 +356,6 @@ def test_unconfirmed_entries_can_be_read(three: Inside) -> None:
     assert [entry.payload for entry in reader.read_unconfirmed(0, 2)] == numbered(3)
 
 
-@pytest.mark.xfail(reason="a cluster's client does not know the length of an open ledger that it reads")
 def test_the_length_of_an_open_ledger_is_that_of_what_is_confirmed(three: Inside) -> None:
     writer = three.connect().create_ledger()
     writer.append_many(numbered(3))

@@ -118,6 +118,8 @@ class LedgerAppender:
             self._fresh = True
             if len(formed) == 1:
                 self._tell_formed()
+                if self.ledger.deferred:  # nobody waits for it, so nobody would send it
+                    self._baton.kick()
         elif len(run.parts) != 2 * len(run.sizes):
             run.trim()
         run.commit.payload_bytes += nbytes
@@ -163,7 +165,8 @@ class LedgerAppender:
     def take(self) -> StagedRun | None:
         """Return the next batch to send, sealed, if not too many are under way; by the driver."""
         with self._mutex:
-            if not self._formed or len(self._sent) >= BATCHES_UNDER_WAY:
+            # What is deferred stays under way until it is forced, and is bounded by its bytes alone.
+            if not self._formed or (len(self._sent) >= BATCHES_UNDER_WAY and not self.ledger.deferred):
                 return None
             commit = self._formed[0]
             run = commit.runs[0]

@@ -17,7 +17,7 @@ from pybk.client.ledger import RemoteLedger
 from pybk.client.limbo import LimboBookie, Mender
 from pybk.client.reading import LacReading, Reading, Recovering
 from pybk.client.replicating import Replicator
-from pybk.client.telling import move, repair
+from pybk.client.telling import flush, move, repair
 from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
 from pybk.errors import (
@@ -369,8 +369,10 @@ class ClusterHome:
     def look(self, descriptor: LedgerDescriptor) -> None:
         """See how far an open ledger is: the LAC first, then the metadata, whose end is final."""
         ledger = _remote(descriptor)
-        if ledger.writing is not None or ledger.metadata.state is LedgerState.CLOSED:
-            return
+        if ledger.writing is None and not ledger.is_final:
+            self._look(ledger)
+
+    def _look(self, ledger: RemoteLedger) -> None:
         reading = LacReading(self.engine, ledger, rank=self.directory.rank())
         error = None
         try:
@@ -456,8 +458,11 @@ class ClusterHome:
         return None
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
-        """See what bookies have; what a deferred writer keeps back is its own."""
-        self.look(descriptor)
+        """Have bookies sync what they took from a deferred writer, and see how far that goes."""
+        ledger = _remote(descriptor)
+        if not ledger.is_final:
+            flush(self.engine, ledger)
+            self._look(ledger)
 
     def check_space(self) -> None:
         """Bookies say for themselves when they are full."""

@@ -117,6 +117,12 @@ class RemoteLedger(LedgerDescriptor):
         self.length_durable = length
         self.confirm(last)
 
+    def written(self, last: int, length: int) -> None:
+        """Take note that a bookie holds an entry, confirmed or not, and of the payload bytes up to there."""
+        if last > self.last_durable and not self.is_final:
+            self.last_durable = last
+            self.length_durable = length
+
     def when_advanced(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once at the next change, which bookies are asked to tell."""
         super().when_advanced(callback)

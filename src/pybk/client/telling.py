@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pybk.client.engine import Conversation
 from pybk.errors import StorageFullError
-from pybk.replication.messages import Add, Effect, Move, Run, Status, Told
+from pybk.replication.messages import Add, Effect, Force, Move, Run, Status, Told
 from pybk.replication.telling import TellMachine
 
 if TYPE_CHECKING:
@@ -80,3 +80,10 @@ def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
         raise StorageFullError(
             f"ledger {ledger.ledger_id} is not all on {tier.value}: {said}; move it again when they can"
         )
+
+
+def flush(engine: Engine, ledger: RemoteLedger) -> None:
+    """Have the bookies of a ledger's last fragment sync what they acknowledged before; returns when they answered."""
+    ensemble = ledger.metadata.fragments[-1].ensemble
+    telling = Telling(engine, ledger, TellMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
+    engine.run(telling, telling.machine.start)

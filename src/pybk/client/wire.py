@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.errors import PybkError
@@ -18,6 +19,7 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
+from pybk.replication.runs import length_at
 from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
 from pybk.transport.keys import RightsKey, open_lac, seal_lac
 from pybk.transport.link import TIMEOUT_NS, Link
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from pybk.ledger import Bookie
 
 logger = logging.getLogger(__name__)
+
+_GRACE_NS: Final = 1_000_000_000
+"""How long after its time a request waits for the links to say that it has ended."""
 
 GRANTS_MAX: Final = 4096
 """Ledgers whose rights are kept at hand; that of an older one is proved again when it is used."""
@@ -59,7 +64,8 @@ class BookieWire:
         self._addresses = addresses
         self._by_bookie: dict[Bookie, Link] = {}
         self._granted: dict[int, None] = {}
-        self._asked: dict[int, tuple[RemoteLedger, Request]] = {}
+        self._asked: dict[int, tuple[RemoteLedger, Request, int]] = {}
+        self._sweep_ns = 0
         self._packet: tuple[WriteLac, LacPacket] | None = None
 
     def interrupt(self) -> None:
@@ -81,7 +87,7 @@ class BookieWire:
             timeout_ns = MOVE_NS
         if not link.send(request_id, message, timeout_ns):
             return False
-        self._asked[request_id] = ledger, request
+        self._asked[request_id] = ledger, request, time.monotonic_ns() + timeout_ns + _GRACE_NS
         return True
 
     def _connect(self, bookie: Bookie) -> Link | None:
@@ -116,13 +122,27 @@ class BookieWire:
         """Return replies, checked, by request id; None for requests that will have none."""
         replies: list[tuple[int, Reply | LacReply | ReadReply | None]] = []
         for link, request_id, reply in self._links.poll(timeout_ms):
-            ledger, request = self._asked.pop(request_id)
+            asked = self._asked.pop(request_id, None)
+            if asked is None:
+                continue
+            ledger, request, _ = asked
             if reply is None:
                 self._look_again(link)
                 replies.append((request_id, None))
             else:
                 replies.append((request_id, _checked(ledger, request, reply)))
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._sweep_ns:
+            self._sweep_ns = now_ns + _GRACE_NS
+            replies += self._sweep(now_ns)
         return replies
+
+    def _sweep(self, now_ns: int) -> list[tuple[int, None]]:
+        """Give up requests of whose end nothing was heard: an interrupt in the links may have lost it."""
+        late = [request_id for request_id, asked in self._asked.items() if asked[2] < now_ns]
+        for request_id in late:
+            del self._asked[request_id]
+        return [(request_id, None) for request_id in late]
 
     def _look_again(self, link: Link) -> None:
         """Drop a link whose bookie has moved, so that the next request goes where it is now."""
@@ -178,6 +198,7 @@ def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
     if said is None:
         logger.warning("ledger %d: a bookie's last entry, %d, is damaged", ledger.ledger_id, run.first)
         return LacReply(Status.UNKNOWN)
+    ledger.written(run.first, length_at(whole(run)))
     return LacReply(Status.OK, max(said, lac), entry_id=run.first)
 
 
