@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
+from pybk.replication.messages import ChooseBookies
 from tests.simulator.plan import MS, Plan
 
 
@@ -51,6 +52,8 @@ class Clock:
 
 
 def _describe(argument: Any) -> str:
+    if isinstance(argument, ChooseBookies):  # which has a set, whose order is another in each process
+        return f"places {argument.places}, not {sorted(argument.excluded)}"
     name = getattr(argument, "name", None)
     return str(name) if isinstance(name, str) else repr(argument)
 

@@ -17,8 +17,8 @@ from tests.simulator.plan import draw
 from tests.simulator.real_disk import suits
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 400
-REAL_SEEDS = 60
+SEEDS = 1200
+REAL_SEEDS = 100
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS // 4))
