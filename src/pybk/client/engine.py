@@ -248,8 +248,8 @@ class Engine:
                 self.tell(conversation, Woken())
 
     def tell(self, conversation: AnyConversation, event: Event) -> None:
-        """Tell a machine an event, and perform what it asks for."""
-        if not conversation.commit.done:
+        """Tell a machine an event, and perform what it asks for; one that has ended may still learn who missed what."""
+        if self._closed is None:
             self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
 
     def perform(self, conversation: AnyConversation, effects: list[Effect]) -> None:
