@@ -10,9 +10,22 @@ from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.replication.adding import Batch
-from pybk.replication.messages import Answered, Effect, Event, Reply, Run, Send, Status, Unanswered
+from pybk.replication.messages import (
+    Answered,
+    BookiesChosen,
+    ChooseBookies,
+    Effect,
+    Event,
+    Reply,
+    Run,
+    Send,
+    Status,
+    Unanswered,
+    WriteMetadata,
+)
 from pybk.replication.quorum import Quorum
 from pybk.replication.runs import cut
+from pybk.replication.writing import WriterMachine
 
 LEDGER = 5
 _pack_header = Struct(">qqqq").pack
@@ -96,3 +109,34 @@ class Driven:
         """Return the one effect of a kind that the last event brought."""
         (found,) = [effect for effect in self.effects if isinstance(effect, kind)]
         return found
+
+
+class Writer(Driven):
+    def __init__(
+        self,
+        opened: LedgerMetadata | None = None,
+        *,
+        straggler_bytes: int = 1 << 20,
+        deferred: bool = False,
+    ) -> None:
+        self.writer = WriterMachine(opened or metadata(), 7, straggler_bytes=straggler_bytes, deferred=deferred)
+        super().__init__(self.writer)
+        self.shape = (
+            self.writer.metadata.ensemble_size,
+            self.writer.metadata.write_quorum,
+            self.writer.metadata.ack_quorum,
+        )
+
+    def submit(self, first: int, last: int) -> None:
+        self.take(self.writer.submit(batch(first, last, self.shape), self.now))
+
+    def replace(self, number: int, by: int, *, place: int) -> WriteMetadata:
+        """Let a bookie fail, and give its place to another; the change is left to be written."""
+        self.lose(number)
+        assert self.only(ChooseBookies).places == (place,)
+        self.tell(BookiesChosen({place: bookie(by)}))
+        return self.only(WriteMetadata)
+
+
+def confirmed(writer: Writer) -> int:
+    return writer.writer.last_add_confirmed

@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.ledger import Fragment, LedgerState
 from pybk.replication.messages import (
-    Acknowledged,
     Add,
     BookiesChosen,
     ChooseBookies,
     Confirmed,
     Done,
     Failed,
-    Force,
     MetadataIs,
     MetadataRefused,
     MetadataUnreachable,
@@ -30,39 +28,8 @@ from pybk.replication.messages import (
     WriteLac,
     WriteMetadata,
 )
-from pybk.replication.writing import METADATA_TRIES, WriterMachine
-from tests.replication.driving import Driven, batch, bookie, metadata
-
-
-class Writer(Driven):
-    def __init__(
-        self,
-        opened: LedgerMetadata | None = None,
-        *,
-        straggler_bytes: int = 1 << 20,
-        deferred: bool = False,
-    ) -> None:
-        self.writer = WriterMachine(opened or metadata(), 7, straggler_bytes=straggler_bytes, deferred=deferred)
-        super().__init__(self.writer)
-        self.shape = (
-            self.writer.metadata.ensemble_size,
-            self.writer.metadata.write_quorum,
-            self.writer.metadata.ack_quorum,
-        )
-
-    def submit(self, first: int, last: int) -> None:
-        self.take(self.writer.submit(batch(first, last, self.shape), self.now))
-
-    def replace(self, number: int, by: int, *, place: int) -> WriteMetadata:
-        """Let a bookie fail, and give its place to another; the change is left to be written."""
-        self.lose(number)
-        assert self.only(ChooseBookies).places == (place,)
-        self.tell(BookiesChosen({place: bookie(by)}))
-        return self.only(WriteMetadata)
-
-
-def confirmed(writer: Writer) -> int:
-    return writer.writer.last_add_confirmed
+from pybk.replication.writing import METADATA_TRIES
+from tests.replication.driving import Writer, batch, bookie, confirmed, metadata
 
 
 def test_a_batch_is_one_message_per_bookie_and_is_confirmed_by_the_ack_quorum() -> None:
@@ -454,71 +421,3 @@ def test_answers_after_close_still_tell_who_misses_what() -> None:
     writer.tell(MetadataWritten(8))
     writer.lose(2)
     assert writer.effects == [UnderReplicated(bookie(2), 0)]
-
-
-# ---- deferred force ------------------------------------------------------------------------------------------------
-
-
-def test_deferred_entries_are_acknowledged_and_confirmed_by_force() -> None:
-    writer = Writer(deferred=True)
-    writer.submit(0, 2)
-    assert all(isinstance(send.request, Add) and send.request.deferred for send in writer.sends)
-    writer.answer(0)
-    writer.take(writer.writer.force(0))
-    assert not any(isinstance(send.request, Force) for send in writer.sends), "it is not acknowledged yet"
-    writer.answer(1)
-    assert Acknowledged(2) in writer.effects
-    assert confirmed(writer) == -1
-    forced = [send for send in writer.sends if isinstance(send.request, Force)]
-    assert [send.bookie for send in forced] == [bookie(0), bookie(1), bookie(2)]
-    writer.sends = forced
-    writer.answer(2)
-    writer.answer(0)
-    assert confirmed(writer) == -1, "bookie 2 had acknowledged nothing when it was asked"
-    writer.answer(1)
-    assert writer.effects == [Confirmed(2)]
-
-
-def test_unforced_entries_are_resent_durably_to_a_new_bookie() -> None:
-    writer = Writer(deferred=True)
-    writer.submit(0, 0)
-    writer.submit(1, 1)
-    for number in (0, 1):
-        writer.answer(number)
-        writer.answer(number)
-    writer.take(writer.writer.force(0))
-    writer.sends = [send for send in writer.sends if isinstance(send.request, Force)]
-    writer.answer(0)
-    writer.replace(1, 3, place=1)
-    writer.tell(MetadataWritten(8))
-    resent = [send.request for send in writer.pending(3)]
-    assert [isinstance(request, Add) and request.deferred for request in resent] == [False, False]
-    writer.answer(3)
-    assert writer.effects == [Confirmed(0)]
-    writer.answer(3)
-    assert writer.effects == [Confirmed(1)]
-
-
-def test_a_bookie_that_cannot_force_is_replaced() -> None:
-    writer = Writer(deferred=True)
-    writer.submit(0, 0)
-    for number in (0, 1, 2):
-        writer.answer(number)
-    writer.take(writer.writer.force(0))
-    writer.answer(2, Reply(Status.LIMBO))
-    assert writer.only(ChooseBookies).places == (2,)
-
-
-def test_what_a_failed_force_may_have_left_behind_is_recorded() -> None:
-    """C13: the quorum has forced it, and the bookie that has not may have lost it."""
-    writer = Writer(deferred=True)
-    writer.submit(0, 1)
-    for number in (0, 1, 2):
-        writer.answer(number)
-    writer.take(writer.writer.force(0))
-    writer.answer(0)
-    writer.answer(1)
-    assert confirmed(writer) == 1
-    writer.answer(2, Reply(Status.LIMBO))
-    writer.tell(BookiesChosen({}))
-    assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)

@@ -233,11 +233,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No reply came in time, or the link broke: whether the request took effect is unknown, and a reply may still come.
-
-    Attributes:
-        token: The request's.
-    """
+    """No reply came in time, or the link broke: the request may have taken effect, and a reply may still come."""
 
     token: int
 
@@ -369,11 +365,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """All entries up to this are acknowledged by their quorums.
-
-    Attributes:
-        last_add_confirmed: The last.
-    """
+    """All entries up to this are durable at their quorums."""
 
     last_add_confirmed: int
 
@@ -402,11 +394,7 @@ class Got:
 
 @dataclass(frozen=True, slots=True)
 class LacIs:
-    """The last add confirmed was read.
-
-    Attributes:
-        last_add_confirmed: The highest that was proven; -1 for none.
-    """
+    """The last add confirmed was read: the highest that was proven, -1 for none."""
 
     last_add_confirmed: int
 
