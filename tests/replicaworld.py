@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pybk.bookie.replica import Description
+from pybk.bookie.description import Description
 from pybk.bookie.replicas import Replicas, ReplicaState
 from pybk.digest import DigestType, entry_digest
 from pybk.flags import LedgerType, StorageHint, WriteFlag

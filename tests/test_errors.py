@@ -22,6 +22,7 @@ from pybk.errors import (
     MetadataVersionError,
     NoSuchEntryError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     PybkError,
     ReadRangeError,
     StorageFailedError,
@@ -37,6 +38,7 @@ ERRORS: list[Any] = [kind for _, kind in inspect.getmembers(errors, inspect.iscl
 BOOKKEEPER_CODES = {
     ReadRangeError: -1,
     DigestMismatchError: -5,
+    NotEnoughBookiesError: -6,
     NoSuchLedgerError: -7,
     LedgerRecoveryError: -10,
     LedgerClosedError: -11,
@@ -77,6 +79,7 @@ def test_retryable_is_only_what_passes_by_itself() -> None:
         TooManyRequestsError,
         StorageFullError,
         MetadataUnreachableError,
+        NotEnoughBookiesError,
     }
 
 

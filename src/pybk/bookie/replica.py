@@ -12,15 +12,16 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import numpy as np
 
+from pybk.bookie.description import Description
 from pybk.bookie.extents import Extents, Held
 from pybk.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
-from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.flags import StorageHint
 from pybk.replication.messages import Run, Status
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
@@ -40,51 +41,6 @@ _COMPARED_BYTES: Final = 1 << 20
 _DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
 
 View = bytes | memoryview
-
-
-class Described(Protocol):
-    """What keeping a ledger depends on, as metadata and descriptions of ledgers have it."""
-
-    @property
-    def ledger_type(self) -> LedgerType:
-        """What the ledger is for."""
-
-    @property
-    def storage_hints(self) -> frozenset[StorageHint]:
-        """Where its entries should live."""
-
-    @property
-    def write_flags(self) -> WriteFlag:
-        """How its entries are written."""
-
-    @property
-    def digest_type(self) -> DigestType:
-        """What its entries carry."""
-
-
-class Description(NamedTuple):
-    """What never changes of a replicated ledger, as a bookie is told with the first thing it stores of it.
-
-    Attributes:
-        encoded: The authenticated bytes that it came in; kept and given back as they are.
-        ledger_type: What the ledger is for.
-        storage_hints: Where its entries should live.
-        write_flags: How its entries are written.
-        digest_type: What its entries carry.
-    """
-
-    encoded: bytes
-    ledger_type: LedgerType
-    storage_hints: frozenset[StorageHint]
-    write_flags: WriteFlag
-    digest_type: DigestType
-
-    @classmethod
-    def of(cls, described: Described, encoded: bytes) -> Description:
-        """Take what a bookie needs of a ledger's description or metadata; ``encoded`` is their authenticated part."""
-        return cls(
-            encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
-        )
 
 
 class Replica:

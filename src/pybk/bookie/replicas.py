@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from pybk.bookie.description import Description
 from pybk.bookie.extents import Held
 from pybk.bookie.identity import IDENTITY_KEY, Identity
-from pybk.bookie.replica import Description, Replica, View
+from pybk.bookie.replica import Replica, View
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, PybkError, UsageError

@@ -14,7 +14,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Self
 
-from pybk.bookie.replica import Description
+from pybk.bookie.description import Description
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.ledger import INSTANCE_BYTES, Bookie

@@ -1,0 +1,53 @@
+"""What a bookie is told of a ledger with the first thing that it stores of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from pybk.digest import DigestType
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+
+
+class Described(Protocol):
+    """What keeping a ledger depends on, as metadata and descriptions of ledgers have it."""
+
+    @property
+    def ledger_type(self) -> LedgerType:
+        """What the ledger is for."""
+
+    @property
+    def storage_hints(self) -> frozenset[StorageHint]:
+        """Where its entries should live."""
+
+    @property
+    def write_flags(self) -> WriteFlag:
+        """How its entries are written."""
+
+    @property
+    def digest_type(self) -> DigestType:
+        """What its entries carry."""
+
+
+class Description(NamedTuple):
+    """What never changes of a replicated ledger, as a bookie is told with the first thing it stores of it.
+
+    Attributes:
+        encoded: The authenticated bytes that it came in; kept and given back as they are.
+        ledger_type: What the ledger is for.
+        storage_hints: Where its entries should live.
+        write_flags: How its entries are written.
+        digest_type: What its entries carry.
+    """
+
+    encoded: bytes
+    ledger_type: LedgerType
+    storage_hints: frozenset[StorageHint]
+    write_flags: WriteFlag
+    digest_type: DigestType
+
+    @classmethod
+    def of(cls, described: Described, encoded: bytes) -> Description:
+        """Take what a bookie needs of a ledger's description or metadata; ``encoded`` is their authenticated part."""
+        return cls(
+            encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
+        )
