@@ -158,6 +158,11 @@ def test_a_registration_that_was_removed_is_made_again(world: World) -> None:
     assert node is not None
     tree.delete(registered.key, node.version)
     assert world.wait_for(lambda: len(cluster.list_bookies()) == 1)
+    node = tree.get(registered.key, latest=True)
+    assert node is not None
+    tree.delete(registered.key, node.version)
+    registered.update(registration(bookie(1), load=4.0))
+    assert world.wait_for(lambda: [found.load for found in cluster.list_bookies()] == [4.0])
 
 
 def test_registering_again_goes_on_until_the_store_can_be_reached() -> None:

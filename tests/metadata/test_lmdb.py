@@ -25,10 +25,10 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.metadata import hostfile, lmdb_records
-from pybk.metadata.hostfile import SESSION_SLOTS, WRITER_SLOT, HostFile, is_stopped
+from pybk.metadata.hostfile import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb import LmdbTree
 from pybk.storage import environment
-from pybk.storage.environment import LmdbEnvironment
+from pybk.storage.environment import LmdbEnvironment, ReadTransaction
 from tests.metadata.lmdb_child import SESSION_TIMEOUT_S
 from tests.metadata.worlds import wait_for
 
@@ -131,11 +131,11 @@ def test_processes_stopped_while_writing_block_nobody(tree: LmdbTree, tmp_path: 
     resumed = 0
     with child(tmp_path / "metadata", "count") as process:
         line_of(process)
-        for number in range(25):
+        for number in range(40):
             time.sleep(chance.uniform(0.001, 0.01))
             process.send_signal(signal.SIGSTOP)
             assert wait_for(lambda: is_stopped(process.pid))
-            resumed += tree._file.locked(WRITER_SLOT)
+            resumed += tree._file.turn_holder() == process.pid
             began = time.monotonic()
             tree.create(f"keys/{number}", b"v")
             assert time.monotonic() - began < 1.0
@@ -144,18 +144,19 @@ def test_processes_stopped_while_writing_block_nobody(tree: LmdbTree, tmp_path: 
         before = tree.get("counter")
         assert wait_for(lambda: tree.get("counter") != before), "it goes on counting"
     assert resumed > 0, "no stop met a turn, so the test showed nothing"
-    assert len(tree.children("keys")) == 25
+    assert len(tree.children("keys")) == 40
 
 
 def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(tree: LmdbTree, tmp_path: Path) -> None:
-    turn = tree._file.try_lock(WRITER_SLOT)
+    turn = tree._file.try_turn()
     other = HostFile(str(tmp_path / "metadata" / "sessions"))
     try:
-        assert not other.try_lock(WRITER_SLOT)
-        os.pwrite(other._fd, hostfile._SLOT.pack(turn, 1), hostfile._SLOT.size * (SESSION_SLOTS - 1))
+        assert other.turn_holder() == os.getpid()
+        assert not other.try_turn()
+        os.pwrite(other.usable(), hostfile._SLOT.pack(turn, 1), 0)
     finally:
         other.close()
-        tree._file.unlock(WRITER_SLOT)
+        tree._file.end_turn(0)
     tree.create("key", b"v")
     assert tree.get("key") is not None
 
@@ -394,4 +395,40 @@ def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(tre
         assert tree.session() != session
     tree.close()
     assert other.children("lease") == []
+    other.close()
+
+
+def test_a_change_while_a_watch_begins_is_told(tree: LmdbTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = LmdbTree(str(tmp_path / "metadata"))
+    tree.watch("another", lambda: None)
+    look = tree._look
+
+    def look_and_be_overtaken(transaction: ReadTransaction, key: str) -> object:
+        seen = look(transaction, key)
+        if key == "key" and other.get("key") is None:
+            thread = threading.Thread(target=lambda: other.create("key", b"v"))
+            thread.start()
+            thread.join()
+            time.sleep(0.1)  # time for the others to be looked at
+        return seen
+
+    monkeypatch.setattr(tree, "_look", look_and_be_overtaken)
+    told = threading.Event()
+    tree.watch("key", told.set)
+    assert told.wait(5)
+    other.close()
+
+
+def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(tree: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tree._file.try_turn
+
+    def interrupted() -> int:
+        real()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tree._file, "try_turn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tree.create("key", b"v")
+    other = LmdbTree(tree._path, timeout_s=1)
+    other.create("key", b"v")
     other.close()

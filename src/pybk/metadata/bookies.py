@@ -151,7 +151,9 @@ class RegisteredBookie:
             try:
                 self._version = self._bookies._put(Kind.BOOKIE, self.key, payload, self._version)
             except MetadataVersionError as error:
-                if not self._bookies._tree.alive(self._session):
+                tree = self._bookies._tree
+                if not tree.alive(self._session) or tree.get(self.key, latest=True) is None:
+                    self._look_after()
                     return
                 raise CookieError(
                     f"{registration.bookie}: somebody else has registered as this bookie; end one of the two: {error}"

@@ -16,11 +16,12 @@ from pybk.errors import (
     MetadataExistsError,
     MetadataUnreachableError,
     MetadataVersionError,
+    StorageError,
     UnsupportedFormatError,
 )
 from pybk.metadata import lmdb_records as records
 from pybk.metadata.callbacks import Callback, Callbacks
-from pybk.metadata.hostfile import SESSION_SLOTS, WRITER_SLOT, HostFile, is_stopped
+from pybk.metadata.hostfile import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb_records import FORMAT_NAME, Record, Session, node_name
 from pybk.metadata.tree import Node, checked_key, checked_value
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction, WriteTransaction
@@ -93,8 +94,7 @@ class LmdbTree:
         self._slot = 0
         self._beat_at = 0.0
         self._swept_at = 0.0
-        self._polled = -1
-        self._seen: dict[Callback, object] = {}
+        self._seen: dict[Callback, tuple[int, object]] = {}
         self._closed = False
         self._wake = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -195,7 +195,7 @@ class LmdbTree:
         checked_key(key)
         watch = self._callbacks.add(key, callback)
         with self._damage(), self._environment.read() as transaction:
-            seen = self._look(transaction, key)
+            seen = (records.last_number(transaction), self._look(transaction, key))
         with self._lock:
             self._seen[watch] = seen
             self._start_keeper()
@@ -219,7 +219,7 @@ class LmdbTree:
         if session:
             try:
                 self._change(lambda transaction, number: records.end_session(transaction, session))
-            except MetadataUnreachableError as error:
+            except (MetadataUnreachableError, StorageError) as error:
                 logger.info("%s: leases are left for others to remove: %s", self._path, error)
         self._file.close()
         self._environment.close()
@@ -244,10 +244,10 @@ class LmdbTree:
             raise MetadataUnreachableError(
                 f"{self._path}: other threads of this process have been changing the metadata store for {timeout_s} s"
             )
+        turn, pause = 0, _PAUSE_MIN_S
         try:
-            pause = _PAUSE_MIN_S
             patient = time.monotonic() + _PATIENCE_S
-            while not (turn := self._file.try_lock(WRITER_SLOT)):
+            while not (turn := self._file.try_turn()):
                 now = time.monotonic()
                 if now >= deadline:
                     raise self._turn_denied(timeout_s)
@@ -256,15 +256,14 @@ class LmdbTree:
                     patient = now + _PATIENCE_S
                 time.sleep(pause)
                 pause = min(pause * 1.5, _PAUSE_MAX_S)
-            try:
-                yield
-            finally:
-                self._file.end_turn(turn)
+            yield
         finally:
+            # Whether there is a turn to end or not: an interrupt may have come before it was known.
+            self._file.end_turn(turn)
             self._turn_lock.release()
 
     def _turn_denied(self, timeout_s: float) -> MetadataUnreachableError:
-        pid = self._file.pid(WRITER_SLOT)
+        pid = self._file.turn_holder()
         state = (
             f"is stopped: resume it (kill -CONT {pid}) or end it" if is_stopped(pid) else "is slow: look at its disk"
         )
@@ -414,22 +413,23 @@ class LmdbTree:
 
     def _poll(self) -> None:
         """See what has changed of what is watched."""
-        watched = self._callbacks.watched()
         with self._lock:
-            self._seen = {watch: self._seen[watch] for watch in watched if watch in self._seen}
-            seen = list(self._seen.items())
-        if not seen:
+            watched = set(self._callbacks.watched())
+            self._seen = {watch: seen for watch, seen in self._seen.items() if watch in watched}
+            before = dict(self._seen)
+        if not before:
             return
         with self._damage(), self._environment.read() as transaction:
             number = records.last_number(transaction)
-            if number == self._polled:
-                return
-            found = {watch: self._look(transaction, watch.key or "") for watch, _ in seen}
-        self._polled = number
-        for watch, before in seen:
-            if found[watch] != before:
-                with self._lock:
-                    self._seen[watch] = found[watch]
+            found = {
+                watch: (number, self._look(transaction, watch.key or ""))
+                for watch, (looked_at, _) in before.items()
+                if looked_at != number
+            }
+        for watch, seen in found.items():
+            with self._lock:
+                self._seen[watch] = seen
+            if seen[1] != before[watch][1]:
                 self._callbacks.due(watch)
 
     def _look(self, transaction: ReadTransaction, key: str) -> object:
