@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from pybk.admin.cli import main
-from pybk.errors import PybkError
+from pybk.errors import NotEnoughBookiesError, PybkError
 from pybk.manager import LedgerManager
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PASSWORD = b"the password of all ledgers here"
 _PUSHED_AHEAD = 50
 _REFUSED_MAX = 5
+_CREATED_IN_S = 20
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,24 @@ def _write(writer: LedgerWriter, orders: Orders) -> None:
     _say("closed", writer.last_add_confirmed)
 
 
+def _create(client: LedgerManager, shape: tuple[int, int, int]) -> LedgerWriter:
+    """Create a ledger as soon as there are bookies enough."""
+    ensemble, write, ack = shape
+    for left in reversed(range(_CREATED_IN_S * 10)):
+        try:
+            return client.create_ledger(password=PASSWORD, ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+        except NotEnoughBookiesError:
+            if not left:
+                raise
+            time.sleep(0.1)
+    raise AssertionError("the last try either returned or raised")
+
+
 def _run_writer(orders: Orders) -> None:
     secret = os.environ.get("PYBK_CLUSTER_SECRET")
     client = LedgerManager.connect(orders.url, cluster_secret=None if secret is None else secret.encode())
     route(client, orders.routes)
-    ensemble, write, ack = orders.shape
-    writer = client.create_ledger(password=PASSWORD, ensemble_size=ensemble, write_quorum=write, ack_quorum=ack)
+    writer = _create(client, orders.shape)
     _say("ledger", writer.ledger_id)
     try:
         _write(writer, orders)

@@ -230,11 +230,16 @@ class Cluster:
             route(client, self.routes)
         return client
 
-    def writer(self, *, routed: bool = False, **orders: Any) -> Child:
-        """Start a writer in a process of its own and return it once its ledger exists."""
+    def begin_writer(self, *, routed: bool = False, **orders: Any) -> Child:
+        """Start a writer in a process of its own; keyword arguments as ``Orders`` has them."""
         ordered = Orders(self.url, self.routes if routed else {}, **orders)
         child = Child(["writer", ordered.text()], self.secret, self.directory / f"writer-{len(self.writers)}.log")
         self.writers.append(child)
+        return child
+
+    def writer(self, **orders: Any) -> Child:
+        """Start a writer as ``begin_writer`` does, and return it once its ledger exists."""
+        child = self.begin_writer(**orders)
         child.wait_for(lambda: child.said("ledger"))
         return child
 
