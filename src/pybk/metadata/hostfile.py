@@ -29,7 +29,10 @@ from pybk.errors import ClosedError, ForkedProcessError
 SESSION_SLOTS: Final = 1
 """The first slot of a session; the one before says which turn somebody waits for."""
 
-_WAITED_SLOT: Final = struct.Struct("<QQ")
+_WAITED_SLOT: Final = 0
+_TURN_AT: Final = 1 << 40
+_TURN_BITS: Final = 32
+_SLOT: Final = struct.Struct("<QQ")
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 _guard: Final = threading.RLock()
