@@ -200,12 +200,32 @@ def test_without_a_spare_writing_goes_on_with_the_quorum() -> None:
     assert [send.bookie for send in writer.sends] == [bookie(0), bookie(2)]
     writer.lose(2)
     writer.tell(BookiesChosen({}))
+    assert writer.only(ChooseBookies).excluded == frozenset(), "those that failed may be back"
+    writer.tell(BookiesChosen({}))
     failed = writer.only(Failed)
     assert failed.reason is Reason.NOT_ENOUGH_BOOKIES
     assert "2 bookies of every 3" in failed.detail
     assert "b0@00000000" in failed.detail
     assert writer.writer.ended
     assert writer.writer.submit(batch(2, 2), 0) == []
+
+
+def test_below_the_quorum_those_that_failed_are_tried_once_more() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    for number in (0, 1, 2):
+        writer.lose(number)
+    writer.tell(BookiesChosen({}))
+    writer.tell(BookiesChosen({}))
+    assert writer.only(ChooseBookies).places == (0, 1, 2)
+    writer.tell(BookiesChosen({place: bookie(place) for place in range(3)}))
+    writer.tell(MetadataWritten(8))
+    assert len(writer.sends) == 3
+    for number in (0, 1):
+        writer.lose(number)
+    writer.tell(BookiesChosen({}))
+    writer.tell(BookiesChosen({}))
+    assert writer.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES, "it has not helped"
 
 
 def test_a_bookie_that_was_given_up_may_take_its_place_again() -> None:

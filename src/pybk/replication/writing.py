@@ -64,9 +64,9 @@ class WriterMachine:
     """Writes one open ledger, as its only writer.
 
     Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
-    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum. After ``Done``
-    or ``Failed`` the machine does nothing more, except that after ``Done`` it still takes answers to adds, and tells
-    who failed as under-replicated.
+    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum. Below that, those
+    that failed are tried once more before the writer ends. After ``Done`` or ``Failed`` the machine does nothing more,
+    except that after ``Done`` it still takes answers to adds, and tells who failed as under-replicated.
 
     Args:
         metadata: The ledger's, open, with at least one fragment.
@@ -102,6 +102,7 @@ class WriterMachine:
         self._replacements: dict[int, Bookie] = {}
         self._wanted = metadata
         self._tries = 0
+        self._forgiven_at = -2
         self._close_asked = False
         self._watched = False
         self._lac_told = -1
@@ -263,8 +264,13 @@ class WriterMachine:
             if place not in self._replacements:
                 effects += adds.give_up(place)
         lacking = not_enough(adds, self._replacements)
-        if lacking:
+        if lacking and self._forgiven_at == adds.lac:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
+        if lacking:
+            # Those that failed may be back. They get one more chance, and another only when it has helped.
+            self._forgiven_at = adds.lac
+            adds.avoided.clear()
+            return effects + self._choose()
         if self._replacements:
             self._phase = _Phase.CHANGING
             effects += self._write(self._changed(self.metadata))
