@@ -114,6 +114,7 @@ class RegisteredBookie:
         self._lock = threading.RLock()
         self._closed = False
         self._owner = secrets.token_hex(OWNER_BYTES)
+        self._superseded = False
         self._watches: list[Watch] = []
         tree = bookies._tree
         self._session, self._version = bookies._take_over(self.key, registration, self._owner, old=True)
@@ -144,20 +145,19 @@ class RegisteredBookie:
                 raise ClosedError(f"the registration of {self._registration.bookie} is closed")
             if registration.bookie != self._registration.bookie:
                 raise UsageError(f"{registration.bookie} cannot update the registration of {self._registration.bookie}")
-            self._registration = registration
-            if not self.registered:
-                return  # told when the bookie is registered again
-            payload = _registration_json(registration, self._owner)
-            try:
-                self._version = self._bookies._put(Kind.BOOKIE, self.key, payload, self._version)
-            except MetadataVersionError as error:
-                tree = self._bookies._tree
-                if not tree.alive(self._session) or tree.get(self.key, latest=True) is None:
+            self._registration = registration  # told when the bookie is registered again, if it is not now
+            if self.registered:
+                payload = _registration_json(registration, self._owner)
+                try:
+                    self._version = self._bookies._put(Kind.BOOKIE, self.key, payload, self._version)
+                except MetadataVersionError:
+                    tree = self._bookies._tree
+                    self._superseded = tree.alive(self._session) and tree.get(self.key, latest=True) is not None
                     self._look_after()
-                    return
+            if self._superseded:
                 raise CookieError(
-                    f"{registration.bookie}: somebody else has registered as this bookie; end one of the two: {error}"
-                ) from error
+                    f"{registration.bookie}: another process has registered as this bookie; end one of the two"
+                )
 
     def close(self) -> None:
         """Take the registration back; again does nothing.
@@ -194,8 +194,10 @@ class RegisteredBookie:
                 self._session, self._version = self._bookies._take_over(
                     self.key, self._registration, self._owner, old=False
                 )
+                self._superseded = False
             except CookieError as error:
                 # Registering over it would have two processes with one instance's directories take turns.
+                self._superseded = True
                 logger.warning("%s is registered by another process now: %s", self._registration.bookie, error)
 
 
