@@ -50,7 +50,7 @@ def connect(url: str, secret: bytes | None, config: StoreConfig) -> ClusterHome:
     metadata, keys = open_cluster(url, secret)
     with ExitStack() as undo:
         undo.callback(metadata.close)
-        home = ClusterHome(url, Directory(metadata), Links(keys), config)
+        home = ClusterHome(url, Directory(metadata), lambda: Links(keys), config)
         undo.pop_all()
     return home
 
@@ -85,6 +85,6 @@ def join(
             rack=rack,
         )
         undo.callback(bookie.close)
-        home = ClusterHome(url, Directory(metadata, bookie.bookie), Links(keys), config, bookie)
+        home = ClusterHome(url, Directory(metadata, bookie.bookie), lambda: Links(keys), config, bookie)
         undo.pop_all()
     return home

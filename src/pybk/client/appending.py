@@ -188,23 +188,27 @@ class LedgerAppender:
         return finished
 
     def _done(self, commit: Commit) -> None:
+        self._baton.finish(commit)
         with self._mutex:
             self._outstanding -= commit.payload_bytes
             self._sent.popleft()
         commit.runs[0].parts = []
-        self._baton.finish(commit)
 
     def fail(self, error: PybkError) -> None:
-        """Take nothing more and fail what is under way and what is staged; by the driver, or when closing."""
+        """Take nothing more, and fail what is under way and what is staged; by the driver, or when closing.
+
+        May be repeated, as each batch stays until who waits for it has been told.
+        """
         with self._mutex:
-            self.error = self.ledger.error = error
-            failed = [*self._sent, *self._formed]
-            self._sent.clear()
-            self._formed.clear()
-            self._outstanding = 0
-        for commit in failed:
-            commit.error = error
-            self._baton.finish(commit)
+            self.ledger.error = error
+            self.error = error
+        for batches in (self._sent, self._formed):
+            while batches:
+                if not batches[0].done:
+                    batches[0].error = error
+                self._baton.finish(batches[0])
+                batches.popleft()
+        self._outstanding = 0
 
     def after_fork(self, error: PybkError) -> None:
         """Be of no use in a forked child: nothing is locked or pending, and all that is asked raises ``error``."""

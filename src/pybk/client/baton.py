@@ -99,10 +99,13 @@ class Baton:
             if self._holder is not token:
                 return
             for waiter, commit in self._waiting.items():
-                if waiter.locked() and not commit.done:
+                if not waiter.locked():
+                    continue
+                if not commit.done:
                     self._holder = waiter
                     waiter.release()
                     return
+                waiter.release()  # an interrupt kept it from being told
             self._holder = None
             if not self._ticking or self._callbacks or self._work.busy():
                 self._kick_background()
@@ -165,6 +168,8 @@ class Baton:
             self._holder = token
         try:
             self._work.turn()
+        except Exception:
+            logger.exception("driving the client failed; what was under way is given up")
         finally:
             self._leave(token)
         self._run_callbacks()
@@ -194,6 +199,9 @@ class Baton:
             self._holder = token
         try:
             return self._work.idle()
+        except Exception:
+            logger.exception("looking after the client's links failed")
+            return False
         finally:
             self._leave(token)
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet
 
 from pybk.client.baton import Baton
-from pybk.errors import PybkError
+from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
 from pybk.replication.messages import (
     Answered,
     ChooseBookies,
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_INTERRUPTED: Final = (
+    "the client was interrupted in the middle of its work, and what was under way is not known: read again, and open "
+    "ledgers that were being written to recover them"
+)
 _WAIT_SECONDS: Final = 1.0
 _QUIET_MS: Final = 1
 _METADATA_THREADS: Final = 4
@@ -59,6 +64,16 @@ class Wire(Protocol):
 
     def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
         """Return replies by request id, None for those that will not come; waits for the first of them."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
+
+    def begin_turn(self) -> None:
+        """Take note that ``poll`` is not waiting."""
+
+    def begin_again(self) -> None:
+        """Drop all links and what was asked; may be repeated."""
 
     def interrupt(self) -> None:
         """Have ``poll`` return at once, now or the next time; any thread."""
@@ -88,6 +103,9 @@ class Writer(Protocol):
 
     def tell_lac(self) -> None:
         """Tell bookies the LAC if no add will."""
+
+    def give_up(self, error: PybkError) -> None:
+        """Fail for good, unless it has ended."""
 
 
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
@@ -142,6 +160,8 @@ class Engine:
         self._wakes: list[tuple[int, int, AnyConversation]] = []
         self._wake_at: dict[AnyConversation, int] = {}
         self._waited: set[AnyConversation] = set()
+        self._broken = False
+        self._writers: WeakSet[Writer] = WeakSet()
         self._formed: dict[Writer, None] = {}
         self._active: dict[Writer, None] = {}
         self._untold: dict[Writer, None] = {}
@@ -187,7 +207,22 @@ class Engine:
         return bool(self._posted or self._waited or self._formed or self._active)
 
     def turn(self) -> None:
-        """Send what there is, wait for what comes, and act on it."""
+        """Send what there is, wait for what comes, and act on it.
+
+        An exception in the middle of it, such as KeyboardInterrupt, leaves machines of which nothing is known: they are
+        given up in the next turn, so that nobody waits for them for ever.
+        """
+        if self._broken:
+            self._give_up()
+            return  # it may have been all that somebody waits for
+        self._wire.begin_turn()
+        try:
+            self._turn()
+        except BaseException:
+            self._broken = not self._wire.waiting
+            raise
+
+    def _turn(self) -> None:
         now_ns = time.monotonic_ns()
         did_posted = self._do_posted()
         self._submit(now_ns)
@@ -200,10 +235,27 @@ class Engine:
 
     def idle(self) -> bool:
         """Take what late bookies say, and do what waits for quiet; tell whether there was or may be more."""
+        if self._broken:
+            self._give_up()
         self._receive(0)
         told = bool(self._untold)
         self._tell_lacs()
         return told or bool(self._asked)
+
+    def _give_up(self) -> None:
+        """End all that an interrupt in the middle of a turn may have left half done; may be repeated."""
+        for writer in list(self._writers):
+            writer.give_up(LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
+        for conversation in list(self._waited):
+            conversation.end(EntryUnknownError(_INTERRUPTED))
+        self._asked.clear()
+        self._formed.clear()
+        self._active.clear()
+        self._untold.clear()
+        self._wakes.clear()
+        self._wake_at.clear()
+        self._wire.begin_again()
+        self._broken = False
 
     def _tell_lacs(self) -> None:
         while self._untold:
@@ -293,12 +345,17 @@ class Engine:
 
     def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
         """Let go of a conversation and wake who waits for it."""
-        self._waited.discard(conversation)
-        self._wake_at.pop(conversation, None)
-        conversation.commit.error = error
+        if not conversation.commit.done:
+            conversation.commit.error = error
         self.baton.finish(conversation.commit)
+        self._wake_at.pop(conversation, None)
+        self._waited.discard(conversation)  # last: until then an interrupt has it ended again
 
     # ---- writers -------------------------------------------------------------------------------------------------
+
+    def attach(self, writer: Writer) -> None:
+        """Take note of a writer, for as long as it is there; any thread."""
+        self._writers.add(writer)
 
     def formed(self, writer: Writer) -> None:
         """Have a writer asked for its batches in the next turn; any thread."""

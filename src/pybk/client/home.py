@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -84,7 +84,7 @@ class ClusterHome:
     Args:
         where: Names the metadata store in messages; no secret is in it.
         directory: Who is there.
-        links: To the bookies.
+        make_links: Makes the links to the bookies.
         config: Settings of handles.
         bookie: The bookie of this process, closed with this; None for none.
 
@@ -96,7 +96,12 @@ class ClusterHome:
     poll_seconds: float | None = _POLL_SECONDS
 
     def __init__(
-        self, where: str, directory: Directory, links: Links, config: StoreConfig, bookie: LocalBookie | None = None
+        self,
+        where: str,
+        directory: Directory,
+        make_links: Callable[[], Links],
+        config: StoreConfig,
+        bookie: LocalBookie | None = None,
     ) -> None:
         self.where = where
         self.config = config
@@ -106,7 +111,7 @@ class ClusterHome:
         self.directory: Final = directory
         self.bookie: Final = bookie
         self._metadata = directory.metadata
-        self._wire = BookieWire(links, directory)
+        self._wire = BookieWire(make_links, directory)
         self.engine: Final = Engine(self._wire, directory)
         self._held: WeakSet[RemoteLedger] = WeakSet()
         self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()

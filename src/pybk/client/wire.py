@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.errors import PybkError
@@ -52,15 +54,17 @@ class BookieWire:
     """The links of one client.
 
     Args:
-        links: The links.
+        make_links: Makes the links.
         addresses: Where bookies are.
         describe: Gives what bookies check rights with.
 
     Threads: the holder of the baton, but for ``interrupt``.
     """
 
-    def __init__(self, links: Links, addresses: Addresses) -> None:
-        self._links = links
+    def __init__(self, make_links: Callable[[], Links], addresses: Addresses) -> None:
+        self._make_links = make_links
+        self._links = make_links()
+        self._changing = threading.Lock()
         self._addresses = addresses
         self._by_bookie: dict[Bookie, Link] = {}
         self._granted: dict[int, None] = {}
@@ -68,9 +72,32 @@ class BookieWire:
         self._sweep_ns = 0
         self._packet: tuple[WriteLac, LacPacket] | None = None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
+        return self._links.waiting
+
+    def begin_turn(self) -> None:
+        """Take note that ``poll`` is not waiting, whatever became of the last one."""
+        self._links.waiting = False
+
     def interrupt(self) -> None:
         """Have ``poll`` return at once."""
-        self._links.wake()
+        with self._changing:
+            self._links.wake()
+
+    def begin_again(self) -> None:
+        """Drop all links, of which nothing can be known after an interrupt; may be repeated."""
+        fresh = self._make_links()
+        with self._changing:
+            old, self._links = self._links, fresh
+        self._by_bookie.clear()
+        self._granted.clear()
+        self._asked.clear()
+        try:
+            old.close()
+        except Exception:  # whatever the interrupt left half done: nobody uses it any more
+            logger.warning("links that an interrupt left cannot be closed", exc_info=True)
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
         """Send a request; False if the bookie is not there, or owes too much."""

@@ -70,6 +70,7 @@ class Writing(Conversation[WriterMachine]):
         super().__init__(engine, ledger, machine)
         self.appender = LedgerAppender(ledger, engine.baton, lambda: engine.formed(self), outstanding_bytes_max)
         self._meter = meter
+        engine.attach(self)
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._forcing: list[tuple[int, Commit]] = []
 
@@ -119,13 +120,14 @@ class Writing(Conversation[WriterMachine]):
         for run in self.appender.acknowledged(last):
             self._meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
         while self._forcing and self._forcing[0][0] <= last:
-            _, commit = self._forcing.pop(0)
-            self.engine.baton.finish(commit)
+            self.engine.baton.finish(self._forcing[0][1])
+            self._forcing.pop(0)
         self.submit(now_ns)
 
     def _forced(self, error: PybkError) -> None:
         for _, commit in self._forcing:
-            commit.error = error
+            if not commit.done:
+                commit.error = error
             self.engine.baton.finish(commit)
         self._forcing = []
 
@@ -139,6 +141,12 @@ class Writing(Conversation[WriterMachine]):
         """Look again for bookies in the places of those that were given up."""
         if not self.commit.done:
             self.engine.perform(self, self.machine.bookies_changed(now_ns))
+
+    def give_up(self, error: PybkError) -> None:
+        """Fail for good, because the machine's state is not known any more."""
+        self.appender.fail(self.appender.error or error)
+        self._forced(error)
+        self.end(error)
 
     def force(self, last: int, commit: Commit) -> None:
         """Have everything up to an entry made durable, and ``commit`` done then."""

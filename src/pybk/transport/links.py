@@ -53,6 +53,7 @@ class Links:
 
     Attributes:
         counters: What was met.
+        waiting: Whether ``poll`` has taken nothing yet: an exception that ends it then loses nothing.
 
     Threads: one at a time, but for ``wake``.
     """
@@ -78,6 +79,7 @@ class Links:
         self._links: list[Link] = []
         self._grants: dict[int, tuple[bytes, RightsKey]] = {}
         self._outcomes: list[Outcome] = []
+        self.waiting = False
         self._due_ns = 0
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -153,7 +155,10 @@ class Links:
         while self._touched:
             self._touched.pop()._look()
         timeout_ms = 0 if self._outcomes else min(timeout_ms, (self._due_ns - now_ns) // 10**6 + 1)
-        for descriptor, _ in self._epoll.poll(timeout_ms / 1000):
+        self.waiting = True
+        ready = self._epoll.poll(timeout_ms / 1000)
+        self.waiting = False
+        for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor in self._by_descriptor:  # else its link was lost in this turn
