@@ -6,7 +6,7 @@ from pybk.digest import EntryDigest, LedgerKeys
 from pybk.entry import EntryBatch
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
-from pybk.home import Health, Identity, Quorums, Replicated
+from pybk.home import Health, Identity, Quorums, Replicated, health_of
 from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log import Log
@@ -74,15 +74,10 @@ class EmbeddedHome:
     def health(self) -> Health:
         """Return how the store is."""
         store = self.store
-        free = {d.path: store.fs.free_bytes(d.path) for d in store.volumes.directories}
-        if isinstance(store, ReadOnlyStore):
-            return Health("read_only", "opened read-only", 0, 0, free)
-        state, reason = "ok", ""
-        if store.log.error is not None:
-            state, reason = "failed", str(store.log.error)
-        elif store.maintenance.full is not None:
-            state, reason = "read_only", store.maintenance.full
-        return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free)
+        if isinstance(store, Store):
+            return health_of(store)
+        free = {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
+        return Health("read_only", "opened read-only", 0, 0, free)
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 

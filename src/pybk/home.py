@@ -19,6 +19,7 @@ from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,17 @@ class Health:
     outstanding_bytes: int
     tail_bytes: int
     free_bytes: Mapping[str, int]
+
+
+def health_of(store: Store) -> Health:
+    """Return how a live store is."""
+    state, reason = "ok", ""
+    if store.log.error is not None:
+        state, reason = "failed", str(store.log.error)
+    elif store.maintenance.full is not None:
+        state, reason = "read_only", store.maintenance.full
+    free = {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
+    return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free)
 
 
 class Identity(NamedTuple):

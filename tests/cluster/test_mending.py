@@ -289,3 +289,14 @@ def ask(links: Links, link: Any, request_id: int, add: Add) -> Status:
             assert isinstance(reply, Reply)
             return reply.status
     raise AssertionError("no answer")
+
+
+def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = four.bookies[0]
+    assert manager.health().state == "ok"
+    assert manager.health().free_bytes
+    assert four.connect().health().state == "ok"
+    service = service_of(manager)
+    monkeypatch.setattr(service._machine, "commit", lambda: 1 / 0)
+    until(lambda: manager.health().state == "failed")
+    assert "serves no more: ZeroDivisionError" in manager.health().reason

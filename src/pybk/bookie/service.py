@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Self
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from pybk.bookie.description import Description
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageFullError
+from pybk.home import Health, health_of
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.metadata.bookies import BookieRegistration
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
@@ -340,6 +342,13 @@ class BookieService:
             return True
         logger.warning("ledger %d has a tombstone that nobody who knows its password made; it is kept", ledger_id)
         return False
+
+    def health(self) -> Health:
+        """Return how the bookie is: as its store, or failed if it serves no more."""
+        health = health_of(self.replicas.store)
+        if self._error is None:
+            return health
+        return replace(health, state="failed", reason=f"bookie {self.bookie} serves no more: {self._error!r}")
 
     def in_limbo(self) -> list[int]:
         """Return the ledgers in limbo."""

@@ -74,6 +74,9 @@ os.register_at_fork(after_in_child=_mark_forked)
 class LocalBookie(LimboBookie, Protocol):
     """The bookie that serves in this process."""
 
+    def health(self) -> Health:
+        """Return how it is."""
+
     def close(self) -> None:
         """Serve no more."""
 
@@ -197,6 +200,9 @@ class ClusterHome:
         outstanding = sum(
             ledger.writing.appender.outstanding_bytes for ledger in list(self._held) if ledger.writing is not None
         )
+        if self.bookie is not None:
+            health = self.bookie.health()
+            return replace(health, outstanding_bytes=health.outstanding_bytes + outstanding)
         there = len(self.directory.bookies)
         state, reason = ("ok", "") if there else ("failed", f"no bookie is registered at {self.where}")
         return Health(state, reason, outstanding, 0, {})
