@@ -30,6 +30,7 @@ BOOKIES = 5
 WRITERS = 2
 LARGEST = 2000
 SHAPES = [(3, 3, 2), (3, 3, 2), (4, 3, 2), (5, 3, 2), (4, 2, 2), (2, 2, 1), (3, 3, 3), (5, 5, 3)]
+FOLLOWED_S = 5.0
 HURT_MAX = 2
 """Bookies that are not well at the same time."""
 
@@ -66,6 +67,10 @@ class TailingReader:
     def _follow(self, ledger_id: int) -> None:
         with self._client.open_ledger(ledger_id, password=PASSWORD, recover=False) as reader:
             first = self.seen[ledger_id]
+            # One whose writer was killed may stay open for ever.
+            leaving = threading.Timer(FOLLOWED_S, reader.close)
+            leaving.daemon = True
+            leaving.start()
             for entry_id, entry in enumerate(reader.follow(first), first):
                 if (entry.entry_id, entry.payload) != (entry_id, payload(ledger_id, entry_id, LARGEST)):
                     self.wrong.append(f"ledger {ledger_id}: entry {entry_id} was read as {entry!r:.200}")
@@ -256,6 +261,7 @@ class Nemesis:
         directory = self._cluster.connect()._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
         eventually(lambda: len(directory.bookies) == BOOKIES, 30, "a bookie did not come back")
         assert not self._reader.wrong, self._reader.wrong[:10]
+        self.counts.update({f"following ended by {name}": count for name, count in self._reader.errors.items()})
         for writer in self._cluster.writers:
             if not writer.said("ledger"):
                 self.counts["writers without a ledger"] += 1

@@ -1,0 +1,66 @@
+"""A cluster whose metadata store, a real ZooKeeper, cannot be reached for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pybk.ledger import LedgerState
+from tests.cluster.child import PASSWORD, payload
+from tests.cluster.inside import SECRET
+from tests.cluster.processes import Cluster, eventually, running
+from tests.cluster.verdict import check_ledger, check_writer, last_acked
+from tests.zookeeper_server import ZooKeeperServer, zookeeper_server
+
+__all__ = ["zookeeper_server"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, zookeeper_server: ZooKeeperServer) -> Iterator[Cluster]:
+    try:
+        with running(tmp_path, 4, url=zookeeper_server.url(), secret=SECRET) as cluster:
+            yield cluster
+    finally:
+        zookeeper_server.resume()
+
+
+def test_writing_needs_no_metadata_store_and_a_lost_bookie_is_replaced_when_it_is_back(
+    cluster: Cluster, zookeeper_server: ZooKeeperServer
+) -> None:
+    client = cluster.connect()
+    writer = client.create_ledger(password=PASSWORD)
+    writer.append(payload(writer.ledger_id, 0))
+    zookeeper_server.pause()
+    for entry_id in range(1, 200):
+        assert writer.append(payload(writer.ledger_id, entry_id)) == entry_id
+    cluster.bookie(writer.metadata.fragments[0].ensemble[0]).kill()
+    futures = [writer.append_async(payload(writer.ledger_id, entry_id)) for entry_id in range(200, 300)]
+    time.sleep(1.0)
+    zookeeper_server.resume()
+    assert [future.result(30) for future in futures] == list(range(200, 300))
+    eventually(lambda: len(client.ledger_metadata(writer.ledger_id).fragments) == 2)
+    assert writer.append(payload(writer.ledger_id, 300)) == 300
+    writer.close()
+    check_ledger(cluster, writer.ledger_id, 300, 300)
+
+
+def test_bookies_whose_sessions_ended_are_there_again_and_a_writer_goes_on(
+    cluster: Cluster, zookeeper_server: ZooKeeperServer
+) -> None:
+    writer = cluster.writer(pause_s=0.002)
+    writer.wait_for(lambda: last_acked(writer) > 10)  # until then bookies ask whether there is such a ledger
+    zookeeper_server.kill()
+    before = last_acked(writer)
+    time.sleep(7.0)  # no session lasts longer than 5 seconds
+    assert last_acked(writer) > before + 100
+    zookeeper_server.start()
+    client = cluster.connect()
+    directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
+    eventually(lambda: len(directory.bookies) == 4, 30, "a bookie did not register again")
+    writer.kill()
+    assert check_writer(cluster, writer).state is LedgerState.CLOSED
+    with client.create_ledger() as more:
+        more.append(b"it goes on")
