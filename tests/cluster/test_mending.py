@@ -300,3 +300,6 @@ def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(service._machine, "commit", lambda: 1 / 0)
     until(lambda: manager.health().state == "failed")
     assert "serves no more: ZeroDivisionError" in manager.health().reason
+    client = four.connect()
+    until(lambda: service.bookie.bookie_id not in home_of(client).directory.bookies)
+    check(client, fill(client, 30), 30)

@@ -174,6 +174,8 @@ class BookieService:
         except BaseException as error:
             self._error = error
             logger.exception("bookie %s serves no more", self.bookie)
+            self._stopping.set()
+            self._server.close()  # so that clients need not wait for what will not come
 
     def _turn(self) -> None:
         """Take what waits, store it together, answer."""
@@ -318,9 +320,13 @@ class BookieService:
                     collect_at = time.monotonic() + COLLECT_SECONDS
             except MetadataError as error:
                 logger.warning("bookie %s: the metadata store: %s", self.bookie, error)
-            except CookieError:
+            except CookieError as error:
                 logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
+                self._error = error
                 self._stopping.set()
+                self._server.wake()
+        if self._error is not None:
+            self._registered.close()
 
     def collect(self) -> None:
         """Drop the ledgers whose tombstones are seen for the second time: nothing else shows that one is gone."""
