@@ -131,6 +131,8 @@ class BookieService:
         self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
         self._looking = ThreadPoolExecutor(2, "pybk-bookie-lookup")
         self._stopping = threading.Event()
+        self._waking = threading.Lock()
+        self._closed = False
         self._seen_deleted: set[int] = set()
         self._served = 0
         self._error: BaseException | None = None
@@ -175,7 +177,7 @@ class BookieService:
             self._error = error
             logger.exception("bookie %s serves no more", self.bookie)
             self._stopping.set()
-            self._server.close()  # so that clients need not wait for what will not come
+            self._close_server()  # so that clients need not wait for what will not come
 
     def _turn(self) -> None:
         """Take what waits, store it together, answer."""
@@ -281,10 +283,21 @@ class BookieService:
             exists = None
         self._post(lambda: self._machine.ledger_known(ledger_id, exists, time.monotonic_ns()))
 
+    def _wake(self) -> None:
+        with self._waking:
+            if not self._closed:
+                self._server.wake()
+
+    def _close_server(self) -> None:
+        with self._waking:
+            if not self._closed:
+                self._closed = True
+                self._server.close()
+
     def _post(self, call: Callable[[], list[BookieEffect]]) -> None:
         """Have something done by the serving thread; any thread."""
         self._posted.append(call)
-        self._server.wake()
+        self._wake()
 
     def _description(self, encoded: bytes) -> Description:
         """Decode what never changes of a ledger; it was checked when the right to the ledger was proved."""
@@ -324,7 +337,7 @@ class BookieService:
                 logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
                 self._error = error
                 self._stopping.set()
-                self._server.wake()
+                self._wake()
         if self._error is not None:
             self._registered.close()
 
@@ -373,10 +386,10 @@ class BookieService:
 
     def _stop_serving(self) -> None:
         self._stopping.set()
-        self._server.wake()
+        self._wake()
         self._thread.join()
         self._looking.shutdown(cancel_futures=True)
-        self._server.close()
+        self._close_server()
 
     def close(self) -> None:
         """Register no more, answer no more, and give the directory free."""
