@@ -28,7 +28,7 @@ if missing() is None:
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-SESSION_S = 1.5
+SESSION_S = 2.5
 
 
 class Proxy:
@@ -203,7 +203,7 @@ def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
 
 
 def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_server: ZooKeeperServer) -> None:
-    tree = open_metadata(zookeeper_server.url(), session_timeout_s=5, timeout_s=0.4)
+    tree = open_metadata(zookeeper_server.url(), session_timeout_s=5, timeout_s=1.5)
     version = tree.create("key", b"v")
     zookeeper_server.pause()
     try:
@@ -214,7 +214,7 @@ def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_serve
             began = time.monotonic()
             with pytest.raises(MetadataUnreachableError) as refused:
                 call()
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < 4
             assert refused.value.outcome_unknown is unknown
     finally:
         zookeeper_server.resume()
@@ -237,7 +237,7 @@ def test_what_is_not_sent_is_known_not_to_be() -> None:
     server = ZooKeeperServer()
     try:
         server.start()
-        tree = open_metadata(server.url(), timeout_s=1.5, session_timeout_s=5)
+        tree = open_metadata(server.url(), timeout_s=3, session_timeout_s=5)
         assert isinstance(tree, ZooKeeperTree)
         connected = tree._connected
         version = tree.create("key", b"v")
