@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench sim clean
+.PHONY: help demo test check bench bench-cluster sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,10 +20,11 @@ ZOOKEEPER := $(shell java -version >/dev/null 2>&1 && echo ,zookeeper-test)
 PROJECT := setup.cfg pyproject.toml
 
 help:
-	@echo "make demo [INPUT=path]   write, kill, recover and read back; prints a table"
+	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
 	@echo "make test                run the tests"
 	@echo "make check               ruff, mypy, import contracts, spelling"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
+	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
 	@echo "make sim [SEEDS=n]       the replication machines in a world of faults; prints events/s and seeds that fail"
 	@echo "make clean               remove what the targets made"
 
@@ -42,6 +43,9 @@ check: $(VENV)/.check
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(ARGS)
+
+bench-cluster: $(VENV)/.bench
+	$(BIN)/python -m bench.cluster $(ARGS)
 
 sim: $(VENV)/.test
 	$(BIN)/python -m tests.simulator --seeds $(SEEDS)
@@ -75,5 +79,5 @@ $(VENV)/.check: $(BIN)/python $(PROJECT)
 	@touch $@
 
 $(VENV)/.bench: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench,zookeeper]"
 	@touch $@

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,13 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.contest import Contest, Contestant, Rates, Run, Scale, Target, at_least, rate
-from bench.payloads import BATCH, PAYLOAD, PAYLOADS
+from bench.contest import THREADS, Contest, Contestant, Rates, Run, Scale, Target, at_least, in_threads, rate
+from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
 from bench.peers import PEERS, READABLE_PEERS, Lmdb, Raw, Rocks, Sqlite
 from pybk import DigestType, LedgerManager, LedgerWriter
 
-PASSWORD: Final = b"benchmark"
-THREADS: Final = 16
 PRODUCERS: Final = 64
 WINDOW: Final = 1024
 DIGESTS: Final = (DigestType.HMAC_SHA256, DigestType.CRC32C, DigestType.XXH3)
@@ -40,34 +37,6 @@ DATABASES: Final = f"best of {', '.join(DATABASE_NAMES)}"
 
 
 # ---- runs: how a contestant is driven --------------------------------------------------------------------------------
-
-
-def in_threads(append: Callable[[], object], threads: int, seconds: float) -> float:
-    """Append from several threads at once; return the rate of all together."""
-    counts = [0] * threads
-    ready = threading.Barrier(threads + 1)
-    end = 0.0
-
-    def work(index: int) -> None:
-        append()  # makes what a thread needs of its own
-        ready.wait()
-        ready.wait()
-        count = 0
-        while time.perf_counter() < end:
-            append()
-            count += 1
-        counts[index] = count
-
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
-    for worker in workers:
-        worker.start()
-    ready.wait()
-    begin = time.perf_counter()
-    end = begin + seconds
-    ready.wait()
-    for worker in workers:
-        worker.join()
-    return sum(counts) / (time.perf_counter() - begin)
 
 
 def pipelined(writer: LedgerWriter, seconds: float) -> float:

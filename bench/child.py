@@ -10,8 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench.appending import PASSWORD
-from bench.payloads import BATCH, ENTRY_BYTES, PAYLOADS
+from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
 from pybk import LedgerManager
 
 

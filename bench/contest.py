@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -14,6 +15,7 @@ from typing import Final
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_STEP: Final = 0.02
+THREADS: Final = 16
 
 Rates = Mapping[str, float]
 """What the contestants of one round reached, by name."""
@@ -65,12 +67,16 @@ class Target:
 
 def at_least(value: float) -> Target:
     """Return a target that no other contestant has a say in."""
-    return Target(f">= {value:,.0f}", lambda _: value)
+    return Target(f">= {_text(value)}", lambda _: value)
 
 
 def at_most(value: float) -> Target:
     """Return a target that should not be exceeded."""
-    return Target(f"<= {value:,.0f}", lambda _: value, at_most=True)
+    return Target(f"<= {_text(value)}", lambda _: value, at_most=True)
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +189,31 @@ def rate(step: Callable[[], int], seconds: float) -> float:
         done += step()
         now = time.perf_counter()
     return done / (now - begin)
+
+
+def in_threads(append: Callable[[], object], threads: int, seconds: float) -> float:
+    """Append from several threads at once; return the rate of all together."""
+    counts = [0] * threads
+    ready = threading.Barrier(threads + 1)
+    end = 0.0
+
+    def work(index: int) -> None:
+        append()  # makes what a thread needs of its own
+        ready.wait()
+        ready.wait()
+        count = 0
+        while time.perf_counter() < end:
+            append()
+            count += 1
+        counts[index] = count
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    begin = time.perf_counter()
+    end = begin + seconds
+    ready.wait()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (time.perf_counter() - begin)

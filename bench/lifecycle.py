@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from bench.appending import PASSWORD
 from bench.contest import Contest, Contestant, Run, Scale, Target, at_least, at_most
-from bench.payloads import PAYLOAD
+from bench.payloads import PASSWORD, PAYLOAD
 from pybk import LedgerManager
 
 FLAT: Final = 0.8

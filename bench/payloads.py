@@ -7,6 +7,7 @@ from typing import Final
 
 ENTRY_BYTES: Final = 1024
 BATCH: Final = 512
+PASSWORD: Final = b"benchmark"
 
 _random = random.Random(20)
 PAYLOADS: Final = [_random.randbytes(ENTRY_BYTES) for _ in range(BATCH)]

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.appending import DIGESTS, PASSWORD, THREADS
-from bench.contest import Contest, Contestant, Run, Scale, at_least, rate
-from bench.payloads import BATCH, PAYLOAD, PAYLOADS
+from bench.appending import DIGESTS
+from bench.contest import THREADS, Contest, Contestant, Run, Scale, at_least, rate
+from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
 from bench.peers import READABLE_PEERS, Lmdb, Rocks, Sqlite
 from pybk import DigestType, LedgerManager, LedgerReader, StorageHint
 

@@ -1,0 +1,187 @@
+"""Contests about appending to a cluster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bench.cluster.bare import bare_loop, median_ms
+from bench.cluster.bookies import Cluster
+from bench.contest import THREADS, Contest, Contestant, Run, Scale, Target, at_least, at_most, in_threads
+from bench.payloads import PASSWORD, PAYLOAD, PAYLOADS
+from pybk import AppendFuture, LedgerManager, LedgerWriter
+
+BATCH: Final = 256
+BATCHES_UNDER_WAY: Final = 6
+OUTSTANDING: Final = 1000
+EMBEDDED: Final = "embedded"
+CURVES: Final = (("", False), (", CURVE", True))
+"""What is added to a contestant's name, and whether it has a cluster secret."""
+
+Drive = Callable[[Cluster, LedgerWriter, float], float]
+
+
+@contextmanager
+def ledger(drive: Drive, curve: bool, directory: Path, _: Scale) -> Iterator[Run]:
+    """A new ledger, 3/3/2 with HMAC, in a new cluster."""
+    with Cluster(directory, curve=curve) as cluster, cluster.client.create_ledger(password=PASSWORD) as writer:
+        writer.append(PAYLOAD)
+        yield partial(drive, cluster, writer)
+
+
+def pybk(drive: Drive, *targets: Target) -> list[Contestant]:
+    """Return pybk as a contestant, without CURVE and with it."""
+    return [Contestant(f"pybk{suffix}", partial(ledger, drive, curve), targets) for suffix, curve in CURVES]
+
+
+def bare(entries: int, window: int, figure: Callable[[float, list[float]], float]) -> list[Contestant]:
+    """Return the bare loop as a contestant, without CURVE and with it.
+
+    Args:
+        entries: In a batch.
+        window: Batches under way.
+        figure: What is shown, of the entries per second and the seconds of each batch.
+    """
+
+    @contextmanager
+    def enter(curve: bool, directory: Path, _: Scale) -> Iterator[Run]:
+        with bare_loop(directory, curve=curve) as loop:
+            yield lambda seconds: figure(*loop.run(entries, window, seconds))
+
+    return [Contestant(f"bare loop{suffix}", partial(enter, curve)) for suffix, curve in CURVES]
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def each_ms(call: Callable[[], object], seconds: float) -> float:
+    """Repeat a call; return the median of what it takes, milliseconds."""
+    latencies = []
+    now = time.perf_counter()
+    end = now + seconds
+    while now < end:
+        begin = now
+        call()
+        now = time.perf_counter()
+        latencies.append(now - begin)
+    return median_ms(latencies)
+
+
+def singly(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Append one at a time; return the median in milliseconds."""
+    return each_ms(lambda: writer.append(PAYLOAD), seconds)
+
+
+def by_threads(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Append one at a time from many threads; return entries per second."""
+    return in_threads(lambda: writer.append(PAYLOAD), THREADS, seconds)
+
+
+def in_batches(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Append batches, some under way; return entries per second."""
+    batch = PAYLOADS[:BATCH]
+    under_way = deque(writer.append_many_async(batch) for _ in range(BATCHES_UNDER_WAY))
+    done = 0
+    begin = now = time.perf_counter()
+    end = begin + seconds
+    while now < end:
+        done += len(under_way.popleft().result())
+        under_way.append(writer.append_many_async(batch))
+        now = time.perf_counter()
+    for future in under_way:
+        done += len(future.result())
+    return done / (time.perf_counter() - begin)
+
+
+def with_outstanding(writer: LedgerWriter, seconds: float) -> tuple[int, float, list[float]]:
+    """Append with as many outstanding as are allowed.
+
+    Returns:
+        Entries, seconds, and how long each entry took. An entry's end is when its turn comes to be waited for, so
+        what it took is no less than the truth.
+    """
+    outstanding: deque[tuple[float, AppendFuture[int]]] = deque()
+    latencies = []
+    begin = now = time.perf_counter()
+    end = begin + seconds
+    while outstanding or now < end:
+        if len(outstanding) == OUTSTANDING or now >= end:
+            sent, future = outstanding.popleft()
+            future.result()
+            now = time.perf_counter()
+            latencies.append(now - sent)
+        else:
+            outstanding.append((now, writer.append_async(PAYLOAD)))
+            now = time.perf_counter()
+    return len(latencies), now - begin, latencies
+
+
+def outstanding_rate(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Return entries per second."""
+    entries, took = with_outstanding(writer, seconds)[:2]
+    return entries / took
+
+
+def outstanding_p99(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Return the 99th percentile of what an entry takes, milliseconds."""
+    latencies = with_outstanding(writer, seconds)[2]
+    return statistics.quantiles(latencies, n=100)[98] * 1e3
+
+
+def outstanding_cpu(cluster: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Return CPU seconds of all processes per 100 000 entries."""
+    before = cluster.cpu_seconds()
+    entries = with_outstanding(writer, seconds)[0]
+    return (cluster.cpu_seconds() - before) / entries * 100_000
+
+
+@contextmanager
+def embedded(directory: Path, _: Scale) -> Iterator[Run]:
+    """One append at a time to an embedded store on the same disk."""
+    with LedgerManager.open(directory) as manager, manager.create_ledger(password=PASSWORD) as writer:
+        yield partial(each_ms, lambda: writer.append(PAYLOAD))
+
+
+# ---- contests --------------------------------------------------------------------------------------------------------
+
+
+def _median(_: float, latencies: list[float]) -> float:
+    return median_ms(latencies)
+
+
+def _rate(reached: float, _: list[float]) -> float:
+    return reached
+
+
+CONTESTS: Final[Sequence[Contest]] = (
+    Contest(
+        "append",
+        "one append at a time, p50",
+        "ms",
+        [
+            *pybk(
+                singly,
+                at_most(0.5),
+                Target(f"<= 4.5 x {EMBEDDED}", lambda rates: 4.5 * rates[EMBEDDED], at_most=True),
+            ),
+            *bare(1, 1, _median),
+            Contestant(EMBEDDED, embedded),
+        ],
+    ),
+    Contest("outstanding", f"append_async, {OUTSTANDING} outstanding", "/s", pybk(outstanding_rate, at_least(60_000))),
+    Contest("outstanding-p99", "the same, p99 of an entry", "ms", pybk(outstanding_p99, at_most(30))),
+    Contest("cpu", "the same, CPU of all processes per 100 k entries", "s", pybk(outstanding_cpu, at_most(3))),
+    Contest(
+        "batches",
+        f"append_many({BATCH}), {BATCHES_UNDER_WAY} under way",
+        "/s",
+        [*pybk(in_batches, at_least(150_000)), *bare(BATCH, BATCHES_UNDER_WAY, _rate)],
+    ),
+    Contest("threads", f"append, {THREADS} threads", "/s", pybk(by_threads, at_least(12_000))),
+)

@@ -1,0 +1,102 @@
+"""Contests about reading from bookies; every entry that is read is verified."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bench.cluster.appending import CURVES, each_ms
+from bench.cluster.bookies import Cluster, answer, child
+from bench.cluster.child import stamped
+from bench.contest import Contest, Contestant, Run, Scale, Target, at_least, at_most, rate
+from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
+from pybk import LedgerReader
+
+SCAN_BYTES: Final = 4 << 20
+TAIL_SECONDS: Final = 1 / 200
+TAIL_SKIPPED: Final = 5
+
+Drive = Callable[[LedgerReader, float], float]
+
+
+@contextmanager
+def filled(drive: Drive, curve: bool, directory: Path, scale: Scale) -> Iterator[Run]:
+    """A closed ledger in a new cluster."""
+    with Cluster(directory, curve=curve) as cluster:
+        with cluster.client.create_ledger(password=PASSWORD) as writer:
+            for _ in range(scale.entries // BATCH):
+                writer.append_many(PAYLOADS)
+        with cluster.client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+            yield partial(drive, reader)
+
+
+def scan(reader: LedgerReader, seconds: float) -> float:
+    """Read from end to end, over and over; return payload megabytes per second."""
+
+    def step() -> int:
+        first, last = 0, reader.last_add_confirmed
+        while first <= last:
+            first += len(reader.read_batch(first, max_bytes=SCAN_BYTES))
+        return first * ENTRY_BYTES
+
+    return rate(step, seconds) / 1e6
+
+
+def singles(reader: LedgerReader, seconds: float) -> float:
+    """Read single entries in random order; return the median in milliseconds."""
+    source = random.Random(3)
+    last = reader.last_add_confirmed
+
+    def step() -> None:
+        number = source.randint(0, last)
+        assert [entry.entry_id for entry in reader.read(number, number)] == [number]
+
+    return each_ms(step, seconds)
+
+
+@contextmanager
+def tail(curve: bool, directory: Path, _: Scale) -> Iterator[Run]:
+    """A new cluster; each run has a ledger and a process that follows it."""
+    with Cluster(directory, curve=curve) as cluster:
+        yield partial(followed, cluster)
+
+
+def followed(cluster: Cluster, seconds: float) -> float:
+    """Append at a steady rate; return the median of what another process takes to see an entry, milliseconds."""
+    with (
+        cluster.client.create_ledger(password=PASSWORD) as writer,
+        child(cluster, "follow", writer.ledger_id) as reader,
+    ):
+        answer(reader)
+        due = time.monotonic()
+        for _ in range(TAIL_SKIPPED + max(1, round(seconds / TAIL_SECONDS))):
+            writer.append(stamped())
+            due += TAIL_SECONDS
+            time.sleep(max(0.0, due - time.monotonic()))
+        writer.close()
+        latencies: list[float] = json.loads(answer(reader))
+    return statistics.median(latencies[TAIL_SKIPPED:]) * 1e3
+
+
+def pybk(drive: Drive, target: Target) -> list[Contestant]:
+    """Return pybk as a contestant that reads a filled ledger, without CURVE and with it."""
+    return [Contestant(f"pybk{suffix}", partial(filled, drive, curve), [target]) for suffix, curve in CURVES]
+
+
+CONTESTS: Final[Sequence[Contest]] = (
+    Contest("scan", "read_batch over a ledger on remote bookies", "MB/s", pybk(scan, at_least(300))),
+    Contest("random", "one random read, p50", "ms", pybk(singles, at_most(0.2))),
+    Contest(
+        "tail",
+        "append to seen by another process that follows, 200/s, p50",
+        "ms",
+        [Contestant(f"pybk{suffix}", partial(tail, curve), [at_most(1)]) for suffix, curve in CURVES],
+    ),
+)

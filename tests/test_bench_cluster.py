@@ -1,0 +1,92 @@
+"""The benchmark of a cluster runs, and measures what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.cluster import appending
+from bench.cluster.__main__ import CONTESTS
+from bench.cluster.bare import bare_loop
+from bench.cluster.bookies import Cluster, process_cpu_seconds
+from bench.contest import at_least, at_most
+from bench.payloads import PAYLOADS
+from pybk import LedgerManager
+
+
+def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "bench.cluster", "append", "pause"),
+            *("--quick", "--seconds", "0.05", "--json", "--directory", str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+    figures = {(one["contest"], one["contestant"]): one for one in json.loads(done.stdout)["figures"]}
+    assert [name for contest, name in figures if contest == "append"] == [
+        "pybk",
+        "pybk, CURVE",
+        "bare loop",
+        "bare loop, CURVE",
+        "embedded",
+    ]
+    assert [name for contest, name in figures if contest == "pause"] == ["pybk", "pybk, CURVE"]
+    assert all(0 < one["median"] < 10_000 for one in figures.values())
+    pybk = figures["append", "pybk"]
+    ratio = 4.5 * figures["append", "embedded"]["median"] / pybk["median"]
+    assert pybk["targets"] == [["<= 0.5", pytest.approx(0.5 / pybk["median"])], ["<= 4.5 x embedded", ratio]]
+
+
+def test_every_figure_has_a_target_with_and_without_curve() -> None:
+    for contest in CONTESTS.values():
+        ours = [one for one in contest.contestants if one.name.startswith("pybk")]
+        assert len([one for one in ours if one.name.endswith("CURVE")]) * 2 == len(ours)
+        assert all(one.targets for one in ours)
+
+
+def test_targets_in_words() -> None:
+    assert (at_most(0.5).text, at_most(200).text, at_least(60_000).text) == ("<= 0.5", "<= 200", ">= 60,000")
+
+
+def test_cpu_time_of_a_process_is_what_it_used() -> None:
+    before, own = process_cpu_seconds(os.getpid()), time.process_time()
+    while time.process_time() < own + 0.05:
+        pass
+    assert process_cpu_seconds(os.getpid()) - before == pytest.approx(time.process_time() - own, abs=0.02)
+
+
+def test_a_cluster_is_measured_as_a_whole(tmp_path: Path) -> None:
+    with Cluster(tmp_path, curve=True, bookies=1) as cluster:
+        with cluster.client.create_ledger(ensemble_size=1) as writer:
+            entries, seconds, latencies = appending.with_outstanding(writer, 0.1)
+            assert entries == len(latencies) == writer.last_add_confirmed + 1 >= appending.OUTSTANDING
+            assert 0 < min(latencies) <= max(latencies) <= seconds
+            before, own = cluster.cpu_seconds(), time.process_time()
+            assert appending.outstanding_cpu(cluster, writer, 0.1) > 0
+            assert cluster.cpu_seconds() - before > time.process_time() - own  # the bookie's is in it
+            assert appending.in_batches(cluster, writer, 0.05) > 0
+        with pytest.raises(Exception, match="secret"):
+            LedgerManager.connect(cluster.url)
+
+
+@pytest.mark.parametrize("curve", [False, True])
+def test_the_bare_loop_counts_each_batch_once(curve: bool, tmp_path: Path) -> None:
+    with bare_loop(tmp_path, curve=curve) as loop:
+        begin = time.perf_counter()
+        reached, latencies = loop.run(4, 2, 0.1)
+        took = time.perf_counter() - begin
+    assert reached * took == pytest.approx(4 * len(latencies), rel=0.2)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 3
+    assert sum(PAYLOADS[3] in file.read_bytes() for file in files) >= 2
