@@ -15,7 +15,9 @@ import pytest
 
 from pybk.errors import (
     ClosedError,
+    LedgerExistsError,
     LedgerFencedError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
     TooManyRequestsError,
     UsageError,
@@ -270,6 +272,30 @@ def test_a_writer_in_another_client_is_fenced_and_what_it_knew_is_there(three: I
             refused()
         assert raised.value.code == -101
     assert contents(three.connect(), writer.ledger_id, b"p") == found
+
+
+def test_a_ledger_that_another_client_deletes_ends_for_its_writer_and_reader_and_its_id_is_not_given_again(
+    three: Inside,
+) -> None:
+    writer = three.connect().create_ledger()
+    writer.append(b"x")
+    client = three.connect()
+    reader = client.open_ledger(writer.ledger_id, recover=False)
+    followed = reader.follow()
+    assert next(followed).payload == b"x"
+    three.connect().delete_ledger(writer.ledger_id)
+    calls: list[Callable[[], object]] = [
+        lambda: next(followed),
+        lambda: list(reader.read(0, 0)),
+        writer.close,
+        lambda: client.open_ledger(writer.ledger_id),
+    ]
+    for call in calls:
+        with pytest.raises(NoSuchLedgerError):
+            call()
+    with pytest.raises(LedgerExistsError):
+        client.create_ledger(ledger_id=writer.ledger_id)
+    assert list(client.list_ledgers()) == []
 
 
 def test_closing_a_manager_waits_for_appends_and_leaves_the_ledger_open(three: Inside) -> None:
