@@ -50,8 +50,8 @@ def test_the_commands_exist() -> None:
         [sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=60, check=False
     )
     assert run.returncode == 0, run.stderr
-    named = set(re.findall(r"`pybk ([a-z-]+)", README))
-    assert named == {"verify", "dump", "rebuild-index", "ls", "cat"}
+    named = set(re.findall(r"(?:`|^)pybk ([a-z-]+)", README, re.MULTILINE))
+    assert named == {"verify", "dump", "rebuild-index", "ls", "cat", "bookie"}
     assert [name for name in named if not re.search(rf"\b{name}\b", run.stdout)] == []
 
 
@@ -59,3 +59,22 @@ def test_links_lead_somewhere() -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert len(links) > 5
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_cluster_of_the_readme_can_be_had(tmp_path: Path) -> None:
+    """Its second program, with what a test can have: LMDB for ZooKeeper, any port, one bookie."""
+    program = blocks("python")[1]
+    for said, had in (
+        ("zk://127.0.0.1:2181/ledgers", f"lmdb://{tmp_path}/metadata"),
+        (":3181", ":*"),
+        ("ensemble_size=5, write_quorum=3, ack_quorum=2", "ensemble_size=1"),
+    ):
+        assert said in program
+        program = program.replace(said, had)
+    (tmp_path / "cluster-secret").write_text("0123456789abcdef" * 4 + "\n", encoding="ascii")
+    before = "import pathlib\nfrom pybk import LedgerManager\n"
+    program = f"{before}{program}writer.append(b'x')\nclient.close()\nmanager.close()\n"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")

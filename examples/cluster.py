@@ -1,0 +1,64 @@
+"""Ledgers on several bookies, of which one goes away: ``python cluster.py DIRECTORY``.
+
+Here all bookies are in one process, to have it in one file. In earnest each is embedded in a process of its own, or run
+by ``pybk bookie``; several hosts share a ZooKeeper, ``zk://host:2181/ledgers``, instead of LMDB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from pybk import LedgerManager, PybkError
+
+
+def run(directory: Path) -> None:
+    """Write an entry to three of four bookies, lose one, write on, and read everything back."""
+    directory.mkdir(parents=True, exist_ok=True)
+    metadata = f"lmdb://{directory.resolve()}/metadata"
+    secret = secrets.token_bytes(32)  # all of a cluster share it; keep it in a file that only they can read
+    with ExitStack() as stack:
+        nodes = {
+            name: stack.enter_context(
+                LedgerManager.open(
+                    directory / name,
+                    listen="tcp://127.0.0.1:*",
+                    metadata=metadata,
+                    cluster_secret=secret,
+                    bookie_id=name,
+                )
+            )
+            for name in ("a", "b", "c", "d")
+        }
+        client = stack.enter_context(LedgerManager.connect(metadata, cluster_secret=secret))
+        writer = client.create_ledger(password=b"s3cret", ensemble_size=3, write_quorum=3, ack_quorum=2)
+        writer.append(b"on three bookies, synced by two of them at least")
+        gone = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble[0].bookie_id
+        nodes[gone].close()
+        writer.append(b"another bookie has taken the place of the one that went")
+        writer.close()
+        for fragment in client.ledger_metadata(writer.ledger_id).fragments:
+            print(f"from entry {fragment.first_entry_id}:", ", ".join(bookie.bookie_id for bookie in fragment.ensemble))
+        with client.open_ledger(writer.ledger_id, password=b"s3cret") as reader:
+            for entry in reader.read(0, reader.last_add_confirmed):
+                print(entry.entry_id, entry.payload.decode())
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="an empty directory, made if it is not there")
+    arguments = parser.parse_args()
+    try:
+        run(arguments.directory)
+    except PybkError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
