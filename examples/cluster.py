@@ -16,7 +16,7 @@ from pybk import LedgerManager, PybkError
 
 
 def run(directory: Path) -> None:
-    """Write an entry to three of four bookies, lose one, write on, and read everything back."""
+    """Write to three of four bookies, lose one, write on, and read everything back."""
     directory.mkdir(parents=True, exist_ok=True)
     metadata = f"lmdb://{directory.resolve()}/metadata"
     secret = secrets.token_bytes(32)  # all of a cluster share it; keep it in a file that only they can read
@@ -35,16 +35,16 @@ def run(directory: Path) -> None:
         }
         client = stack.enter_context(LedgerManager.connect(metadata, cluster_secret=secret))
         writer = client.create_ledger(password=b"s3cret", ensemble_size=3, write_quorum=3, ack_quorum=2)
-        writer.append(b"on three bookies, synced by two of them at least")
+        writer.append(b"sent to three bookies, and synced by two of them before this returns")
         gone = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble[0].bookie_id
         nodes[gone].close()
-        writer.append(b"another bookie has taken the place of the one that went")
+        for number in range(1, 201):
+            writer.append(b"entry %d; soon another bookie takes the place of the one that went" % number)
         writer.close()
         for fragment in client.ledger_metadata(writer.ledger_id).fragments:
             print(f"from entry {fragment.first_entry_id}:", ", ".join(bookie.bookie_id for bookie in fragment.ensemble))
         with client.open_ledger(writer.ledger_id, password=b"s3cret") as reader:
-            for entry in reader.read(0, reader.last_add_confirmed):
-                print(entry.entry_id, entry.payload.decode())
+            print(sum(1 for _ in reader.read(0, reader.last_add_confirmed)), "entries read")
 
 
 def main() -> int:
