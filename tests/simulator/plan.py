@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from pybk.replication.quorum import Quorum
@@ -63,7 +63,33 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """Draw the plan of a seed."""
+    """Draw the plan of a seed; each eighth is a recovery in small steps, of a ledger with much in flight."""
+    plan = _draw(seed)
+    if seed % 8 != 7:
+        return plan
+    return replace(
+        plan,
+        quorum=Quorum(3, 3, 2),
+        spares=max(plan.spares, 1),
+        batches=(1,) * 12,
+        window=6,
+        think_ns=0,
+        recoverers=3,
+        closes=False,
+        deferred=False,
+        short=0.9,
+        slow=0.6,
+        slow_ns=50 * MS,
+        timeout_ns=100 * MS,
+        spurious=0.05,
+        clogs=True,
+        loses_data="corrupt",
+        faults_ns=100 * MS,
+        fault_every_ns=2 * MS,
+    )
+
+
+def _draw(seed: int) -> Plan:
     random = Random(f"{seed}/plan")
 
     def sometimes(probability: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from pybk.bookie.replica import Description
+from pybk.bookie.description import Description
 from pybk.bookie.replicas import ReplicaState
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, WriteFlag

@@ -159,7 +159,10 @@ class World:
             self.judge.check(end.reason in (Reason.NOT_ENOUGH_BOOKIES, *allowed), f"I10: the writer failed: {end}")
 
     def _check_recorded(self) -> None:
-        """C13: what is missing on a bookie after its writer has closed is recorded as under-replicated."""
+        """C13: what is missing on a bookie after its writer has closed is recorded as under-replicated.
+
+        A bookie that knows that it lost what was not forced is in limbo, and looks after that itself.
+        """
         metadata = self.metadata.current
         if metadata is None or metadata.state is not LedgerState.CLOSED or self.plan.loses_data or self.copiers:
             return
@@ -167,7 +170,10 @@ class World:
             ensemble = fragment_of(metadata.fragments, entry_id).ensemble
             for place in self.plan.quorum.write_set(entry_id):
                 bookie = ensemble[place]
-                if not self.disks[bookie].has(entry_id) and self.disks[bookie].pending(entry_id) is None:
+                disk = self.disks[bookie]
+                state = disk.state(LEDGER)
+                limbo = state is not None and state.limbo
+                if not limbo and not disk.has(entry_id) and disk.pending(entry_id) is None:
                     recorded = any(who == bookie and first <= entry_id for who, first in self.under_replicated)
                     self.judge.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
 
