@@ -89,6 +89,7 @@ class RecoveryMachine:
         self._phase = _Phase.MARKING
         self._tries = 0
         self._waiting = False
+        self._closed = False
         self._fences: dict[int, int] = {}
         self._known = 0
         self._lac = -1
@@ -111,7 +112,7 @@ class RecoveryMachine:
         """
         kind = type(event)
         if self._phase is _Phase.ENDED:
-            return []
+            return self._late(event)
         if kind is Answered or kind is Unanswered:
             return self._told(event, now_ns)  # type: ignore[arg-type]
         if isinstance(event, MetadataWritten):
@@ -353,6 +354,8 @@ class RecoveryMachine:
         reply = event.reply if isinstance(event, Answered) else None
         if token in self._fences:
             return self._fenced(self._fences.pop(token), reply, now_ns)
+        if self._phase is _Phase.CLOSING:
+            self._note_add(token, reply)
         if self._phase is not _Phase.READING:
             return []
         effects: list[Effect] = []
@@ -432,8 +435,28 @@ class RecoveryMachine:
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
         """End: the ledger is closed, by this recovery or by somebody else."""
+        self._closed = self._phase is _Phase.CLOSING and metadata == self._wanted
         self._phase = _Phase.ENDED
-        return [Done(metadata, version)]
+        return [Done(metadata, version), *self._given_up()]
+
+    def _late(self, event: Event) -> list[Effect]:
+        """Take an answer to an add that came after the ledger was closed (C13)."""
+        if self._closed and isinstance(event, Answered | Unanswered):
+            self._note_add(event.token, event.reply if isinstance(event, Answered) else None)
+        return self._given_up()
+
+    def _note_add(self, token: int, reply: object) -> None:
+        """Take note of whether a bookie has what was written back to it, when nothing depends on it any more."""
+        if isinstance(reply, Reply):
+            self._adds.answered(token, reply)
+        else:
+            self._adds.unanswered(token)
+
+    def _given_up(self) -> list[Effect]:
+        """Tell what bookies miss of a ledger that this recovery closed."""
+        if not self._closed:
+            return []
+        return [effect for place in places(self._adds.failed) for effect in self._adds.give_up(place, closing=True)]
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success."""
