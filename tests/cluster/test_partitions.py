@@ -12,9 +12,10 @@ from pybk.errors import LedgerFencedError, NotEnoughBookiesError
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
-from tests.cluster.child import PASSWORD, payload
+from tests.cluster.child import PASSWORD, payload, route
 from tests.cluster.processes import BookieProcess, Cluster, running
-from tests.cluster.verdict import check_ledger
+from tests.cluster.proxy import Proxy
+from tests.cluster.verdict import check_ledger, check_writer, last_acked
 
 
 @pytest.fixture(scope="module", params=["secret", "no secret"])
@@ -148,3 +149,22 @@ def test_a_slow_network_delays_and_nothing_else(cluster: Cluster, tmp_path: Path
     assert 0.4 < time.monotonic() - began < 5
     writer.close()
     check_ledger(cluster, writer.ledger_id, 39, 39)
+
+
+def test_what_a_recovery_could_not_write_back_to_a_bookie_is_recorded(cluster: Cluster) -> None:
+    writer = cluster.writer(routed=True, window=20, pause_s=0.001)
+    ledger_id = int(writer.said("ledger")[0])
+    _, second, third = map(cluster.bookie, cluster.connect().ledger_metadata(ledger_id).fragments[0].ensemble)
+    writer.wait_for(lambda: last_acked(writer) > 20)
+    for bookie in (second, third):
+        bookie.proxy.hold()
+    time.sleep(0.2)  # only the first bookie gets what is written now, and the writer cannot tell
+    writer.kill()
+    other = Proxy(third.proxy.target)
+    other.hold()
+    client = cluster.connect()
+    route(client, {third.name: other.address})
+    client.open_ledger(ledger_id, password=PASSWORD)
+    other.close()
+    metadata = check_writer(cluster, writer)
+    assert metadata.last_entry_id > last_acked(writer)
