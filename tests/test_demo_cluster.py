@@ -44,6 +44,7 @@ def test_the_act_shows_what_it_says(source: Source, tmp_path: Path, capsys: pyte
     assert len(rows) == 9  # two fragments of the first ledger, one of the second, three bookies each
     assert sum(row.endswith("killed") for row in rows) == 1
     assert sum("each entry verified" in row for row in rows) == 8
+    assert re.search(r"^Every entry is, byte for byte, on (every surviving replica|two surviving)", text, re.MULTILINE)
 
 
 def test_a_ledger_that_lost_acknowledged_entries_is_noticed() -> None:
@@ -90,14 +91,16 @@ def small(tmp_path: Path, source: Source) -> Iterator[Small]:
 
 
 def test_replicas_are_each_read_by_themselves(small: Small) -> None:
-    rows = check_replicas(small, small.ledger, small.directories)
+    rows, lacking = check_replicas(small, small.ledger, small.directories)
+    assert lacking == 0
     assert [row[2] for row in rows] == [bookie.bookie_id for bookie in small.ledger.fragments[0].ensemble]
     assert {tuple(row[3:]) for row in rows} == {("900", f"{sum(map(len, LINES)):,}", "each entry verified")}
 
 
 def test_missing_entries_are_noticed(small: Small) -> None:
     small.directories["b"]._replicas.delete(small.ledger.ledger_id)
-    rows = check_replicas(small, small.ledger, small.directories)
+    rows, lacking = check_replicas(small, small.ledger, small.directories)
+    assert lacking == 900
     assert [row[5] for row in rows if row[2] == "b"] == ["each entry verified; 900 are on the others only"]
     small.directories["a"]._replicas.delete(small.ledger.ledger_id)
     with pytest.raises(LostEntryError, match="1 bookies hold ledger"):
