@@ -17,12 +17,13 @@ from pybk.transport.keys import ClusterKeys
 from pybk.transport.links import Links
 
 
-def open_cluster(url: str, secret: bytes | None) -> tuple[ClusterMetadata, ClusterKeys | None]:
-    """Open a cluster's metadata store, making the cluster if there is none.
+def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[ClusterMetadata, ClusterKeys | None]:
+    """Open a cluster's metadata store.
 
     Args:
         url: ``zk://host:port,host:port/path`` or ``lmdb:///path``.
         secret: The cluster's secret, None for a cluster without one.
+        create: Make the cluster if there is none.
 
     Raises:
         UsageError: The URL or the secret cannot be.
@@ -30,15 +31,15 @@ def open_cluster(url: str, secret: bytes | None) -> tuple[ClusterMetadata, Clust
     """
     if secret is not None and not isinstance(secret, bytes):
         raise UsageError(f"cluster_secret is a {type(secret).__name__}; it takes bytes")
-    tree = open_metadata(url)
+    tree = open_metadata(url, create=create)
     try:
         if secret is None:
-            return ClusterMetadata(tree), None
+            return ClusterMetadata(tree, create=create), None
 
         def key_for(identity: ClusterIdentity) -> bytes:
             return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
 
-        metadata = ClusterMetadata(tree, key_for=key_for)
+        metadata = ClusterMetadata(tree, key_for=key_for, create=create)
         return metadata, ClusterKeys.derive(secret, metadata.cluster_id)
     except BaseException:
         tree.close()
@@ -47,7 +48,7 @@ def open_cluster(url: str, secret: bytes | None) -> tuple[ClusterMetadata, Clust
 
 def connect(url: str, secret: bytes | None, config: StoreConfig) -> ClusterHome:
     """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``."""
-    metadata, keys = open_cluster(url, secret)
+    metadata, keys = open_cluster(url, secret, create=False)
     with ExitStack() as undo:
         undo.callback(metadata.close)
         home = ClusterHome(url, Directory(metadata), lambda: Links(keys), config)
@@ -71,7 +72,7 @@ def join(
     Raises:
         PybkError: As ``open_cluster`` and ``BookieService.open``.
     """
-    metadata, keys = open_cluster(url, secret)
+    metadata, keys = open_cluster(url, secret, create=True)
     with ExitStack() as undo:
         undo.callback(metadata.close)
         bookie = BookieService.open(

@@ -15,7 +15,7 @@ from pybk.bookie.replicas import Replicas
 from pybk.bookie.service import BookieService
 from pybk.client.home import ClusterHome
 from pybk.config import StoreConfig
-from pybk.errors import IllegalOperationError, NoSuchLedgerError, StorageFullError, UnauthorizedError
+from pybk.errors import IllegalOperationError, MetadataError, NoSuchLedgerError, StorageFullError, UnauthorizedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.replication.messages import Add, Reply, Run, Status
@@ -303,3 +303,12 @@ def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPat
     client = four.connect()
     until(lambda: service.bookie.bookie_id not in home_of(client).directory.bookies)
     check(client, fill(client, 30), 30)
+
+
+def test_a_client_makes_no_cluster(tmp_path: Path) -> None:
+    with pytest.raises(MetadataError, match="start the first bookie"):
+        LedgerManager.connect(f"lmdb://{tmp_path}/nowhere")
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(MetadataError, match="no cluster in this metadata store"):
+        LedgerManager.connect(f"lmdb://{tmp_path}/empty")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pybk.errors import UsageError
+from pybk.errors import MetadataError, UsageError
 from pybk.metadata.lmdb import LmdbTree
 from pybk.metadata.opening import open_metadata
 
@@ -60,8 +60,9 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
 @pytest.mark.parametrize("seconds", [0, -1, 0.01, 4000, float("nan")])
 def test_times_are_bounded(seconds: float, tmp_path: Path) -> None:
     for name in ("timeout_s", "session_timeout_s"):
+        given: dict[str, Any] = {name: seconds}
         with pytest.raises(UsageError, match=name):
-            open_metadata(f"lmdb://{tmp_path}/metadata", **{name: seconds})
+            open_metadata(f"lmdb://{tmp_path}/metadata", **given)
 
 
 def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
@@ -72,9 +73,16 @@ def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
     assert (tmp_path / "me ta%é" / "data.mdb").exists()
 
 
-def test_a_missing_parent_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="missing"):
-        open_metadata(f"lmdb://{tmp_path}/missing/metadata")
+def test_directories_are_made_if_that_is_wanted_and_possible(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/missing/metadata"
+    with pytest.raises(MetadataError, match=r"there is no metadata store at lmdb:.*missing/metadata: check the URL"):
+        open_metadata(url, create=False)
+    assert not (tmp_path / "missing").exists()
+    open_metadata(url).close()
+    open_metadata(url, create=False).close()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(MetadataError, match="file/metadata cannot be made"):
+        open_metadata(f"lmdb://{tmp_path}/file/metadata")
 
 
 def test_a_missing_client_of_zookeeper_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

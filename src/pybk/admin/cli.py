@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from tabulate import tabulate
 from tqdm import tqdm
@@ -223,10 +222,9 @@ def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> d
 
 def _cluster_rows(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     """Return what is listed of a cluster's ledgers; how far one is that is not closed, its bookies know alone."""
-    _check_there(parsed.path)
     rows: list[dict[str, Any]] = []
     with _secret_needed():
-        metadata, _ = open_cluster(parsed.path, secret_of(parsed))
+        metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
     with metadata:
         after = -1
         while ids := metadata.list_ledgers(after=after, count=_PAGE):
@@ -247,13 +245,6 @@ def _cluster_row(metadata: LedgerMetadata) -> dict[str, Any]:
             for fragment in metadata.fragments
         ],
     }
-
-
-def _check_there(url: str) -> None:
-    """Check that a metadata store on this host is there: looking for ledgers must not make one."""
-    parts = urlsplit(url)
-    if parts.scheme == "lmdb" and not os.path.isdir(unquote(parts.path)):
-        raise UsageError(f"there is no metadata store at {url}; name the one that the bookies were given")
 
 
 @contextmanager
@@ -291,7 +282,6 @@ def _manager(parsed: argparse.Namespace) -> LedgerManager:
     """Open what the ledger is read from."""
     if not _is_url(parsed.path):
         return LedgerManager.open(parsed.path, read_only=True)
-    _check_there(parsed.path)
     with _secret_needed():
         return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
 

@@ -46,7 +46,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     with ExitStack() as stack:
-        metadata, keys = open_cluster(url, secret)
+        metadata, keys = open_cluster(url, secret, create=True)
         stack.callback(metadata.close)
         bookie = BookieService.open(
             root, listen, metadata=metadata, keys=keys, config=StoreConfig(), bookie_id=bookie_id, rack=rack

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from pybk.digest import SALT_BYTES_MIN, SCRYPT_COST, SCRYPT_COST_MAX
-from pybk.errors import CorruptError, MetadataExistsError, MetadataForgedError
+from pybk.errors import CorruptError, MetadataError, MetadataExistsError, MetadataForgedError
 from pybk.metadata.bookies import Bookies
 from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
@@ -58,6 +58,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks):
         tree: The store; closed with this.
         key_for: Derives the metadata key, 32 bytes, from the cluster secret; None without one.
         cost: scrypt's cost, for a cluster that does not exist yet.
+        create: Make the cluster if there is none.
 
     Attributes:
         identity: Who the cluster is.
@@ -66,6 +67,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks):
         MetadataForgedError: The secret is not that of the cluster, or one side has a secret and the other none.
         MetadataUnreachableError: The store did not answer.
         CorruptError, UnsupportedFormatError: The store does not say who the cluster is.
+        MetadataError: There is no cluster, and none is to be made.
 
     Whoever comes first makes the cluster; of several at once, one.
     """
@@ -76,8 +78,9 @@ class ClusterMetadata(Ledgers, Bookies, Locks):
         *,
         key_for: Callable[[ClusterIdentity], bytes] | None = None,
         cost: int = SCRYPT_COST,
+        create: bool = True,
     ) -> None:
-        self.identity = _identity(tree, key_for, cost)
+        self.identity = _identity(tree, key_for, cost if create else None)
         self.cluster_id = self.identity.cluster_id
         super().__init__(tree, None if key_for is None else key_for(self.identity))
 
@@ -94,10 +97,15 @@ class ClusterMetadata(Ledgers, Bookies, Locks):
         self.close()
 
 
-def _identity(tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | None, cost: int) -> ClusterIdentity:
-    """Read who the cluster is, or make it."""
+def _identity(
+    tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | None, cost: int | None
+) -> ClusterIdentity:
+    """Read who the cluster is, or make it, unless ``cost`` is None."""
     node = tree.get(CLUSTER_KEY, latest=True)
+    if node is None and cost is None:
+        raise MetadataError("there is no cluster in this metadata store: check its URL, or start the first bookie")
     if node is None:
+        assert cost is not None
         token = secrets.token_bytes(TOKEN_BYTES)
         value = _sealed(
             ClusterIdentity(secrets.token_bytes(CLUSTER_ID_BYTES), secrets.token_bytes(32), cost), token, key_for

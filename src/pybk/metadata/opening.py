@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from pybk.errors import UsageError
+from pybk.errors import MetadataError, UsageError
 from pybk.metadata.lmdb import LmdbTree
 from pybk.metadata.tree import MetadataTree
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 _KNOWN: Final = "lmdb:///absolute/path for the processes of one host, or zk://host:port[,host:port]/path for ZooKeeper"
 
 
-def open_metadata(url: str, *, timeout_s: float = 10.0, session_timeout_s: float | None = None) -> MetadataTree:
+def open_metadata(
+    url: str, *, timeout_s: float = 10.0, session_timeout_s: float | None = None, create: bool = True
+) -> MetadataTree:
     """Open a metadata store.
 
     Args:
@@ -23,6 +26,7 @@ def open_metadata(url: str, *, timeout_s: float = 10.0, session_timeout_s: float
         timeout_s: Deadline of each call, seconds.
         session_timeout_s: Seconds after which a process that gives no sign of life has lost its leases; None for the
             store's own: 5 for LMDB, 10 for ZooKeeper, which may bring it to between 2 and 20 of its ticks.
+        create: Make the directory of an LMDB store if it is missing.
 
     Returns:
         The store; close it.
@@ -46,6 +50,12 @@ def open_metadata(url: str, *, timeout_s: float = 10.0, session_timeout_s: float
         path = unquote(parts.path)
         if parts.netloc or len(path) < 2 or "\0" in path:
             raise UsageError(f"metadata URL {url!r} needs three slashes and an absolute path; use {_KNOWN}")
+        if not create and not os.path.isdir(path):
+            raise MetadataError(f"there is no metadata store at {url}: check the URL, or start the first bookie")
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise MetadataError(f"{path} cannot be made: {error}; name a directory that can") from error
         return LmdbTree(path, timeout_s=timeout_s, **options)
     if parts.scheme == "zk":
         return _zookeeper()(_hosts(url, parts.netloc), _root(url, parts.path), timeout_s=timeout_s, **options)

@@ -220,7 +220,7 @@ def check_replicas(
     Raises:
         LostEntryError: An entry differs, or fewer surviving bookies than the ack quorum hold it.
     """
-    opened, _ = open_cluster(cluster.url, cluster.secret)
+    opened, _ = open_cluster(cluster.url, cluster.secret, create=False)
     with opened:
         ledger = unlocked(metadata, opened.identity, cluster.password)
     rows = []
