@@ -61,7 +61,11 @@ class SimBookie:
             self.world.network.send(self.name, client.name, client.answered, token, reply, to)
             return
         self.let(lambda: self.machine.receive(asked, request, self.replicas.description, self.world.clock.now))
-        if not self.committing:
+        self.commit_soon()
+
+    def commit_soon(self) -> None:
+        """Sync in a moment, with what else comes until then."""
+        if self.up and not self.committing:
             self.committing = True
             self.world.clock.after(int(self.random.random() * MS / 2), self.commit, self.life)
 
@@ -80,9 +84,7 @@ class SimBookie:
         """Tell the machine whether a ledger exists."""
         if life == self.life:
             self.let(lambda: self.machine.ledger_known(ledger_id, exists, self.world.clock.now))
-            if not self.committing:
-                self.committing = True
-                self.world.clock.after(int(self.random.random() * MS / 2), self.commit, life)
+            self.commit_soon()
 
     def ledger_deleted(self) -> None:
         """Collect the deleted ledger."""
