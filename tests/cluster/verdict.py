@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 
 from pybk.client.ledger import RemoteLedger
-from pybk.client.wire import whole
 from pybk.digest import EntryDigest
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.replication.messages import Read
 from pybk.replication.quorum import Quorum
+from pybk.replication.runs import whole
 from pybk.transport.codec import Answer
 from pybk.transport.keys import ClusterKeys
 from pybk.transport.link import Link

@@ -23,6 +23,7 @@ from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import StorageHint
 from pybk.replication.messages import Run, Status
+from pybk.replication.runs import whole
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.failures import storage_error
@@ -83,7 +84,7 @@ class Replica:
 
     def stage(self, run: Run, *, durable: bool, recovery: bool) -> Status:
         """See ``Replicas.stage``."""
-        body = memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))
+        body = whole(run)
         ends = [0, *accumulate(run.sizes)]
         if not self._is_sound(run, body, ends):
             return Status.REFUSED

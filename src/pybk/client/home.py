@@ -446,6 +446,9 @@ class ClusterHome:
     ) -> EntryBatch:
         """Read from the nearest replica with sound copies."""
         ledger = _remote(descriptor)
+        newest = ledger.newest_from(first)
+        if newest is not None:
+            return newest
         last = min(last, first + self._guess(ledger, max_bytes) - 1)
         reading = Reading(self.engine, ledger, first, last, max_bytes, self.directory.rank())
         self.engine.run(reading, reading.machine.start)

@@ -13,6 +13,7 @@ from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UnauthorizedError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.messages import Run
+from pybk.replication.runs import length_at, whole
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class RemoteLedger(LedgerDescriptor):
         on_followed: Called when somebody waits for it to go on.
         following: Whether bookies were asked to tell when it does.
         watched: Whether the metadata store was asked to tell when it ends.
+        newest: The newest entry that a bookie told of.
         entry_bytes: About how long its entries are, 0 if not known.
 
     Threads: as ``LedgerDescriptor``; metadata, version and LAC are moved forward by whoever drives the client.
@@ -40,6 +42,7 @@ class RemoteLedger(LedgerDescriptor):
         "description",
         "entry_bytes",
         "following",
+        "newest",
         "on_followed",
         "version",
         "watched",
@@ -56,6 +59,7 @@ class RemoteLedger(LedgerDescriptor):
         self.following = False
         self.watched = False
         self.entry_bytes = 0
+        self.newest: Run | None = None
         self._keys: LedgerKeys | None = None
         self._digest: EntryDigest | None = None
 
@@ -117,11 +121,17 @@ class RemoteLedger(LedgerDescriptor):
         self.length_durable = length
         self.confirm(last)
 
-    def written(self, last: int, length: int) -> None:
-        """Take note that a bookie holds an entry, confirmed or not, and of the payload bytes up to there."""
-        if last > self.last_durable and not self.is_final:
-            self.last_durable = last
-            self.length_durable = length
+    def written(self, run: Run) -> None:
+        """Take note of a bookie's last entry, sound and confirmed or not: who follows the ledger reads it next."""
+        if run.first > self.last_durable and not self.is_final:
+            self.last_durable = run.first
+            self.length_durable = length_at(whole(run))
+            self.newest = run
+
+    def newest_from(self, entry_id: int) -> EntryBatch | None:
+        """Return the newest entry that a bookie told of, if it is this one."""
+        run = self.newest
+        return None if run is None or run.first != entry_id else self.batch_of(run, whole(run))
 
     def when_advanced(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once at the next change, which bookies are asked to tell."""

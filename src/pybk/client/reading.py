@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pybk.client.engine import Conversation
-from pybk.client.wire import whole
 from pybk.client.writing import error_of
 from pybk.entry import EntryBatch
 from pybk.errors import CorruptError, EntryUnknownError
@@ -25,6 +24,7 @@ from pybk.replication.messages import (
 )
 from pybk.replication.reading import LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
+from pybk.replication.runs import whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,11 +17,10 @@ from pybk.replication.messages import (
     ReadReply,
     Reply,
     Request,
-    Run,
     Status,
     WriteLac,
 )
-from pybk.replication.runs import length_at
+from pybk.replication.runs import whole
 from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
 from pybk.transport.keys import RightsKey, open_lac, seal_lac
 from pybk.transport.link import TIMEOUT_NS, Link
@@ -225,11 +224,5 @@ def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
     if said is None:
         logger.warning("ledger %d: a bookie's last entry, %d, is damaged", ledger.ledger_id, run.first)
         return LacReply(Status.UNKNOWN)
-    ledger.written(run.first, length_at(whole(run)))
+    ledger.written(run)
     return LacReply(Status.OK, max(said, lac), entry_id=run.first)
-
-
-def whole(run: Run) -> memoryview:
-    """Return a run's entries as one piece, copied only if they are in several."""
-    pieces = run.body
-    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))

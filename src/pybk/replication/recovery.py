@@ -31,6 +31,7 @@ from pybk.replication.messages import (
     Send,
     Status,
     Unanswered,
+    UnderReplicated,
     WakeAt,
     Woken,
     WriteMetadata,
@@ -90,6 +91,7 @@ class RecoveryMachine:
         self._tries = 0
         self._waiting = False
         self._closed = False
+        self._held: dict[int, int] = {}
         self._fences: dict[int, int] = {}
         self._known = 0
         self._lac = -1
@@ -150,6 +152,7 @@ class RecoveryMachine:
         self._phase = _Phase.FENCING
         fragment = self._metadata.fragments[-1]
         self._ensemble = fragment.ensemble
+        self._ensemble_first = fragment.first_entry_id
         self._lac = fragment.first_entry_id - 1  # D2: an empty last ensemble knows nothing of what came before
         return self._fence(self._quorum.everyone)
 
@@ -198,6 +201,7 @@ class RecoveryMachine:
 
     def _fenced(self, place: int, reply: object, now_ns: int) -> list[Effect]:
         """A bookie was fenced, or gave no answer that counts (AR2)."""
+        self._note_held(place, reply)
         if self._phase is not _Phase.FENCING:
             return []
         if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
@@ -208,6 +212,19 @@ class RecoveryMachine:
         else:
             self._note(place, reply)
         return [] if self._fences else self._retry(now_ns, "fenced")
+
+    def _note_held(self, place: int, reply: object) -> None:
+        """Remember the last entry that a bookie had when it was fenced: of the writer it gets no more."""
+        if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
+            self._held[place] = reply.entry_id
+
+    def _lagging(self, place: int) -> list[Effect]:
+        """Tell what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7)."""
+        first = self._ensemble_first
+        ends = range(max(first, self._lac - self._stride + 1), self._lac + 1)
+        last = max((entry_id for entry_id in ends if place in self._quorum.write_set(entry_id)), default=-1)
+        held = self._held.get(place, last)
+        return [UnderReplicated(self._ensemble[place], max(first, held + 1))] if held < last else []
 
     def _retry(self, now_ns: int, what: str) -> list[Effect]:
         """Ask again later those who gave no answer that counts; without them nothing can be said (rule 4)."""
@@ -437,12 +454,21 @@ class RecoveryMachine:
         """End: the ledger is closed, by this recovery or by somebody else."""
         self._closed = self._phase is _Phase.CLOSING and metadata == self._wanted
         self._phase = _Phase.ENDED
-        return [Done(metadata, version), *self._given_up()]
+        effects: list[Effect] = [Done(metadata, version), *self._given_up()]
+        if self._closed:
+            effects += [effect for place in range(len(self._ensemble)) for effect in self._lagging(place)]
+        return effects
 
     def _late(self, event: Event) -> list[Effect]:
-        """Take an answer to an add that came after the ledger was closed (C13)."""
-        if self._closed and isinstance(event, Answered | Unanswered):
-            self._note_add(event.token, event.reply if isinstance(event, Answered) else None)
+        """Take an answer to an add or a fence that came after the ledger was closed (C13)."""
+        if not self._closed or not isinstance(event, Answered | Unanswered):
+            return []
+        reply = event.reply if isinstance(event, Answered) else None
+        if event.token in self._fences:
+            place = self._fences.pop(event.token)
+            self._note_held(place, reply)
+            return self._lagging(place)
+        self._note_add(event.token, reply)
         return self._given_up()
 
     def _note_add(self, token: int, reply: object) -> None:

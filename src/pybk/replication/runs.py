@@ -50,7 +50,7 @@ def entries_of(run: Run) -> list[memoryview]:
 
     Cost: A copy of the body if it is in several pieces.
     """
-    body = memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))
+    body = whole(run)
     entries = []
     start = 0
     for size in run.sizes:
@@ -71,7 +71,7 @@ def since(run: Run, entry_id: int) -> Run | None:
         return run if len(run.sizes) else None
     if skipped >= len(run.sizes):
         return None
-    body = memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))
+    body = whole(run)
     return Run(run.first + skipped * run.stride, run.stride, run.sizes[skipped:], (body[sum(run.sizes[:skipped]) :],))
 
 
@@ -79,3 +79,8 @@ def length_at(entry: bytes | memoryview) -> int:
     """Return the payload bytes of the ledger up to and including an encoded entry, from its header."""
     length: int = _unpack_length(entry, _LENGTH_OFFSET)[0]
     return length
+
+
+def whole(run: Run) -> memoryview:
+    """Return the entries of a run in one piece, copied only if they are in several."""
+    return memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))

@@ -10,13 +10,13 @@ from pybk.admin.demo.reading import LostEntryError
 from pybk.admin.demo.source import Source
 from pybk.bookie.replicas import Replicas
 from pybk.client.ledger import RemoteLedger
-from pybk.client.wire import whole
 from pybk.config import StoreConfig
 from pybk.digest import KeyRing, entry_digest
 from pybk.entry import EntryBatch
 from pybk.ledger import Fragment, LedgerMetadata
 from pybk.metadata.cluster import ClusterIdentity
 from pybk.replication.messages import Status
+from pybk.replication.runs import whole
 
 READ_BYTES: Final = 1 << 20
 
