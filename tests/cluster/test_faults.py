@@ -138,7 +138,7 @@ def test_a_bookie_that_was_killed_and_started_gives_what_it_acknowledged_and_tak
     killed.kill()
     killed.start()
     writer.kill()
-    metadata = check_writer(cluster, writer)
+    metadata = check_writer(cluster, writer)  # every entry that was confirmed is on all three
     for bookie in cluster.bookies.values():
         if bookie is not killed and bookie.alive:
             bookie.kill()

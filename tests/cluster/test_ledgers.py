@@ -190,7 +190,7 @@ def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_le
     following.join(10)
     assert [payload for payload, _ in got] == numbered(20)
     delays = sorted(seen - wrote for (_, seen), wrote in zip(got, sent, strict=True))
-    assert delays[10] < 0.02, f"half of the entries were seen later than {delays[10]} s after they were appended"
+    assert delays[10] < 0.1, f"half of the entries were seen later than {delays[10]} s after they were appended"
 
 
 def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is(three: Inside) -> None:
