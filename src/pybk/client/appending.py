@@ -130,7 +130,7 @@ class LedgerAppender:
 
     def wait(self, commit: Commit) -> None:
         """Return when ``commit`` is done."""
-        self._baton.wait(commit)
+        self._baton.wait(commit, news=self._is_news())
 
     def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once ``commit`` is done."""
@@ -138,9 +138,15 @@ class LedgerAppender:
 
     def kick(self) -> None:
         """See to it that what is staged gets sent although nobody waits; the driver is woken once for each batch."""
-        if self._fresh and len(self._sent) < BATCHES_UNDER_WAY:
-            self._fresh = False
+        if self._is_news():
             self._baton.kick()
+
+    def _is_news(self) -> bool:
+        """Tell whether the batch that forms could be sent now and nobody was told of it; said once for each batch."""
+        news = self._fresh and len(self._sent) < BATCHES_UNDER_WAY
+        if news:
+            self._fresh = False
+        return news
 
     def flush(self) -> None:
         """Return when everything staged before the call is acknowledged; raises if it could not be."""

@@ -60,12 +60,17 @@ class Baton:
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
-    def wait(self, commit: Commit) -> None:
-        """Return when ``commit`` is done, driving meanwhile if nobody does."""
+    def wait(self, commit: Commit, *, news: bool = True) -> None:
+        """Return when ``commit`` is done, driving meanwhile if nobody does.
+
+        Args:
+            commit: What is waited for.
+            news: Whether whoever drives now has to look for something that it does not know of yet.
+        """
         token = threading.Lock()
         try:
             try:
-                self._wait(commit, token)
+                self._wait(commit, token, news=news)
             finally:
                 self._leave(token)
         except BaseException:
@@ -73,7 +78,7 @@ class Baton:
             self._leave(token)
             raise
 
-    def _wait(self, commit: Commit, token: threading.Lock) -> None:
+    def _wait(self, commit: Commit, token: threading.Lock, *, news: bool) -> None:
         with self._mutex:
             if commit.done:
                 return
@@ -85,7 +90,8 @@ class Baton:
                 self._waiting[token] = commit
                 commit.waiters.append(token)
         if not leads:
-            self._work.interrupt()
+            if news:
+                self._work.interrupt()
             token.acquire()
         while not commit.is_done():
             self._work.turn()
