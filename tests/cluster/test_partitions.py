@@ -153,16 +153,16 @@ def test_a_slow_network_delays_and_nothing_else(cluster: Cluster, tmp_path: Path
 
 
 def test_what_a_recovery_could_not_write_back_to_a_bookie_is_recorded(cluster: Cluster) -> None:
-    writer = cluster.writer(routed=True, window=20, pause_s=0.001)
+    writer = cluster.writer(routed=True, window=20, pause_s=0.02)
     ledger_id = int(writer.said("ledger")[0])
     _, second, third = map(cluster.bookie, cluster.connect().ledger_metadata(ledger_id).fragments[0].ensemble)
-    writer.wait_for(lambda: last_acked(writer) > 20)
+    writer.wait_for(lambda: last_acked(writer) > 5)
     writer.signal(signal.SIGSTOP)
     time.sleep(0.1)  # everything that was sent has arrived
     for bookie in (second, third):
         bookie.proxy.hold()
     writer.signal(signal.SIGCONT)
-    time.sleep(0.2)  # only the first bookie gets what is written now, and the writer cannot tell
+    time.sleep(0.3)  # only the first bookie gets what is written now, and the writer cannot tell
     writer.kill()
     other = Proxy(third.proxy.target)
     other.hold()
