@@ -187,7 +187,8 @@ class Baton:
         ticks = 0
         while ticks < _TICKS_UNTIL_REST and not self._stopping and not self._callbacks:
             if self._kick.acquire(timeout=_TICK_SECONDS):
-                self._kick.release()
+                with self._mutex:  # somebody else may kick just now, too
+                    self._kick_background()
                 break
             with self._mutex:
                 if self._holder is None and self._work.busy():
