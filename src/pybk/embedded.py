@@ -134,7 +134,7 @@ class EmbeddedHome:
         """Move a ledger."""
         self._live().move(descriptor, tier)
 
-    def look(self, descriptor: LedgerDescriptor) -> None:
+    def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """See what was appended since; a live store always knows."""
         self.store.catch_up()
 

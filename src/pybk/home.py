@@ -242,8 +242,13 @@ class LedgerHome(Protocol):
     def ledgers(self) -> Iterator[LedgerMetadata]:
         """Yield the metadata of all ledgers by ascending id."""
 
-    def look(self, descriptor: LedgerDescriptor) -> None:
-        """See how far a ledger has come, and whether it was closed or deleted."""
+    def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
+        """See how far a ledger has come, and whether it was closed or deleted.
+
+        Args:
+            descriptor: The ledger.
+            follows: Whoever asks waits for more and is told of it, so that what cannot be seen now is seen later.
+        """
 
     # ---- entries -------------------------------------------------------------------------------------------------
 

@@ -235,7 +235,7 @@ class LedgerReader:
         """Return the last entry to read now, and whether there will be no more; looks if ``first`` is not known."""
         self._check_open()
         if first > self._advance():
-            self._home.look(self._descriptor)
+            self._home.look(self._descriptor, follows=True)
             self._check_open()
         final = self.is_closed
         return self._advance(), final

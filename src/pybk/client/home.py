@@ -6,13 +6,13 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 from pybk.client.engine import Engine
+from pybk.client.following import Following
 from pybk.client.ledger import RemoteLedger
 from pybk.client.limbo import LimboBookie, Mender
 from pybk.client.reading import LacReading, Reading, Recovering
@@ -22,8 +22,10 @@ from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
 from pybk.errors import (
     ClosedError,
+    EntryUnknownError,
     ForkedProcessError,
-    LedgerDeletedError,
+    LedgerRecoveryError,
+    MetadataError,
     MetadataVersionError,
     NoSuchLedgerError,
     PybkError,
@@ -48,9 +50,6 @@ if TYPE_CHECKING:
 
 STRAGGLER_BYTES: Final = 16 << 20
 """Confirmed bytes that a bookie may owe before it is replaced."""
-
-FOLLOW_NS: Final = 5_000_000_000
-"""How long bookies keep a question for the next entry before they answer that there is none."""
 
 _POLL_SECONDS: Final = 1.0
 _PAGE: Final = 500
@@ -116,6 +115,7 @@ class ClusterHome:
         self._metadata = directory.metadata
         self._wire = BookieWire(make_links, directory)
         self.engine: Final = Engine(self._wire, directory)
+        self._following = Following(self.engine, directory)
         self._held: WeakSet[RemoteLedger] = WeakSet()
         self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         self._mender = None if bookie is None else Mender(self.engine, directory, bookie)
@@ -173,6 +173,7 @@ class ClusterHome:
         self.ended = True
         if self._mender is not None:
             self._mender.stop()
+        self._following.end()
         error = ClosedError("the manager is closed; open it again")
         self.engine.close(error)
         for ledger in list(self._held):
@@ -248,7 +249,7 @@ class ClusterHome:
 
     def _hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
         ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
-        ledger.on_followed = self.follow
+        ledger.on_followed = self._following.follow
         self._held.add(ledger)
         return ledger
 
@@ -377,11 +378,23 @@ class ClusterHome:
 
     # ---- entries -------------------------------------------------------------------------------------------------
 
-    def look(self, descriptor: LedgerDescriptor) -> None:
-        """See how far an open ledger is: the LAC first, then the metadata, whose end is final."""
+    def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
+        """See how far an open ledger is: the LAC first, then the metadata, whose end is final.
+
+        For who follows, bookies and the metadata store tell by themselves, so that a look now and then is enough, and
+        one in vain, because too few bookies answer for a while, is no matter.
+        """
         ledger = _remote(descriptor)
-        if ledger.writing is None and not ledger.is_final:
+        if ledger.writing is not None or ledger.is_final:
+            return
+        if not follows:
             self._look(ledger)
+        elif not ledger.following or time.monotonic() >= ledger.look_at:
+            ledger.look_at = time.monotonic() + _POLL_SECONDS
+            try:
+                self._look(ledger)
+            except (LedgerRecoveryError, EntryUnknownError, MetadataError) as error:
+                logger.warning("ledger %d: how far it is cannot be seen now: %s", ledger.ledger_id, error)
 
     def _look(self, ledger: RemoteLedger) -> None:
         reading = LacReading(self.engine, ledger, rank=self.directory.rank())
@@ -390,56 +403,13 @@ class ClusterHome:
             self.engine.run(reading, reading.machine.start)
         except PybkError as failed:
             error = failed
-        self._renew(ledger)
+        self._following.renew(ledger)
         if not ledger.is_final:
             if error is not None:
                 raise error.with_traceback(None)
             writer = self._writers.get(ledger.ledger_id, ledger)  # one in this process knows best
             ledger.confirm(max(reading.last_add_confirmed, writer.last_add_confirmed))
             ledger.last_durable = max(ledger.last_durable, ledger.last_add_confirmed)
-
-    def _renew(self, ledger: RemoteLedger) -> None:
-        try:
-            ledger.renew(*self._metadata.read_ledger(ledger.ledger_id))
-        except LedgerDeletedError:
-            ledger.deleted = True
-            ledger.wake_followers()
-            raise
-
-    def follow(self, ledger: RemoteLedger) -> None:
-        """Have bookies tell when a ledger goes on, and the metadata store when it ends; any thread."""
-        if ledger.following or ledger.metadata.state is LedgerState.CLOSED or self.ended:
-            return
-        ledger.following = True
-        if not ledger.watched:
-            ledger.watched = True
-            self._watch(ledger)
-        reading = LacReading(
-            self.engine, ledger, beyond=ledger.last_add_confirmed, wait_ns=FOLLOW_NS, rank=self.directory.rank()
-        )
-        self.engine.start(reading, reading.machine.start)
-        self.engine.baton.when_done(reading.commit, lambda: self._followed(ledger, reading))
-
-    def _followed(self, ledger: RemoteLedger, reading: LacReading) -> None:
-        """Take what a question for the next entry brought, and ask again if somebody still waits."""
-        ledger.following = False
-        if reading.commit.error is None:
-            ledger.confirm(reading.last_add_confirmed)
-            ledger.last_durable = max(ledger.last_durable, ledger.last_add_confirmed)
-            if ledger.advanced_callbacks:
-                self.follow(ledger)
-
-    def _watch(self, ledger: RemoteLedger) -> None:
-        """Have the metadata store tell when a ledger is closed or deleted, for as long as somebody holds it."""
-        held = weakref.ref(ledger)
-
-        def changed() -> None:
-            found = held()
-            if found is not None and not self.ended:
-                self._renew(found)
-
-        watch = self._metadata.watch_ledger(ledger.ledger_id, changed)
-        weakref.finalize(ledger, watch.cancel)
 
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool

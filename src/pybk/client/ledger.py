@@ -30,6 +30,7 @@ class RemoteLedger(LedgerDescriptor):
         on_followed: Called when somebody waits for it to go on.
         following: Whether bookies were asked to tell when it does.
         watched: Whether the metadata store was asked to tell when it ends.
+        look_at: When who follows it looks at it again, on the monotonic clock.
         newest: The newest entry that a bookie told of.
         entry_bytes: About how long its entries are, 0 if not known.
 
@@ -42,6 +43,7 @@ class RemoteLedger(LedgerDescriptor):
         "description",
         "entry_bytes",
         "following",
+        "look_at",
         "newest",
         "on_followed",
         "version",
@@ -60,6 +62,7 @@ class RemoteLedger(LedgerDescriptor):
         self.watched = False
         self.entry_bytes = 0
         self.newest: Run | None = None
+        self.look_at = 0.0
         self._keys: LedgerKeys | None = None
         self._digest: EntryDigest | None = None
 
