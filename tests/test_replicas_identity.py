@@ -109,7 +109,7 @@ def test_what_is_no_extent_is_told(data: bytes) -> None:
         Extent.decode({EXTENT_KEY: data}, where="here")
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1}', Identity(b"c", "a", b"i", 1).encode() + b" "])
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1}', Identity(b"c", "a", b"i", 1, 7).encode() + b" "])
 def test_what_names_no_bookie_is_told(fs: SimFileSystem, data: bytes) -> None:
     replicas = open_replicas(fs)
     replicas.begin(CLUSTER, "a", INSTANCE)
@@ -129,3 +129,17 @@ def test_health_tells_room_by_tier(replicas: Replicas) -> None:
     run: Run = make_run(0, 2)
     replicas.stage(LEDGER, run, True)
     assert replicas.health().outstanding_bytes == sum(run.sizes)
+
+
+def test_a_copy_is_refused_unless_it_was_moved() -> None:
+    fs = SimFileSystem(1)
+    replicas = open_replicas(fs)
+    assert replicas.begin(CLUSTER, "a", INSTANCE) == 1
+    replicas.close()
+    fs.number = 8
+    copy = open_replicas(fs)
+    with pytest.raises(CookieError, match=r"is a copy of the directory of bookie 'a'.*--moved"):
+        copy.begin(CLUSTER, "a", INSTANCE, 1)
+    assert copy.begin(CLUSTER, "a", INSTANCE, 1, moved=True) == 2
+    copy.close()
+    assert open_replicas(fs).begin(CLUSTER, "a", INSTANCE, 2) == 3

@@ -45,6 +45,7 @@ class ClusterOptions(TypedDict, total=False):
         cluster_secret: The cluster's; None for a cluster of this host alone.
         bookie_id: The bookie's name; None keeps that of the directory, or makes one.
         rack: Where it stands, such as ``/room/rack``.
+        moved: The bookie's directory was moved since its last start, not copied: no other is left.
     """
 
     metadata: str
@@ -52,6 +53,7 @@ class ClusterOptions(TypedDict, total=False):
     cluster_secret: bytes | None
     bookie_id: str | None
     rack: str
+    moved: bool
 
 
 def join_cluster(
@@ -77,6 +79,7 @@ def join_cluster(
         tiers=tiers,
         bookie_id=options.get("bookie_id"),
         rack=options.get("rack", ""),
+        moved=options.get("moved", False),
     )
 
 

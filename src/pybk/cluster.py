@@ -66,6 +66,7 @@ def join(
     tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
     bookie_id: str | None = None,
     rack: str = "",
+    moved: bool = False,
 ) -> ClusterHome:
     """Return the ledgers of a cluster, for a process that is a bookie, too; it serves on return.
 
@@ -84,6 +85,7 @@ def join(
             tiers=tiers,
             bookie_id=bookie_id,
             rack=rack,
+            moved=moved,
         )
         undo.callback(bookie.close)
         home = ClusterHome(url, Directory(metadata, bookie.bookie), lambda: Links(keys), config, bookie)

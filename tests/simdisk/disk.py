@@ -32,6 +32,9 @@ class SimFileSystem:
         readings: The same of those that do not.
     """
 
+    number = 7
+    """Of all directories; another stands for a copy."""
+
     def __init__(self, seed: int, *, capacity_bytes: int = 1 << 40) -> None:
         self.capacity_bytes = capacity_bytes
         self.operations: list[tuple[str, str]] = []
@@ -289,6 +292,11 @@ class SimFileSystem:
         with self.guard:
             self.directory(path)
             return max(0, self.capacity_bytes - self.used_bytes())
+
+    def directory_number(self, path: str) -> int:
+        with self.guard:
+            self.directory(path)
+            return self.number
 
     def lock(self, path: str) -> SimLock:
         with self.guard:

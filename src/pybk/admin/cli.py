@@ -130,6 +130,9 @@ def _add_bookie_options(bookie: argparse.ArgumentParser) -> None:
         help="where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path for one host",
     )
     bookie.add_argument("--id", metavar="NAME", help="its name; default: that of the directory, or a new one")
+    bookie.add_argument(
+        "--moved", action="store_true", help="the directory was moved since the last start, and no other is left"
+    )
     bookie.add_argument("--rack", default="", metavar="RACK", help="where it stands, such as /room/rack")
     takes_secret(bookie)
 
@@ -399,6 +402,7 @@ def _bookie(parsed: argparse.Namespace) -> int:
             secret_of(parsed),
             bookie_id=parsed.id,
             rack=parsed.rack,
+            moved=parsed.moved,
             ready=ready,
         )
     return SOUND

@@ -24,6 +24,7 @@ def serve(
     *,
     bookie_id: str | None,
     rack: str,
+    moved: bool,
     ready: Callable[[BookieService], None],
 ) -> None:
     """Serve as a bookie until SIGTERM or SIGINT, then close; call it in the main thread.
@@ -37,6 +38,7 @@ def serve(
         secret: The cluster's, None for none.
         bookie_id: The bookie's name; None keeps that of the directory, or makes one.
         rack: Where it stands.
+        moved: Its directory was moved since its last start, not copied.
         ready: Called once it serves.
 
     Raises:
@@ -49,7 +51,14 @@ def serve(
         metadata, keys = open_cluster(url, secret, create=True)
         stack.callback(metadata.close)
         bookie = BookieService.open(
-            root, listen, metadata=metadata, keys=keys, config=StoreConfig(), bookie_id=bookie_id, rack=rack
+            root,
+            listen,
+            metadata=metadata,
+            keys=keys,
+            config=StoreConfig(),
+            bookie_id=bookie_id,
+            rack=rack,
+            moved=moved,
         )
         stack.enter_context(closing(bookie))
         ready(bookie)

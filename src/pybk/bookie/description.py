@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
 
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import LedgerMetadata
+from pybk.storage.extent import Extent
+
+_DESCRIPTION_KEY: Final = ".description"
+_TYPE_KEY: Final = ".type"
 
 
 class Described(Protocol):
@@ -51,3 +57,16 @@ class Description(NamedTuple):
         return cls(
             encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
         )
+
+    def keep(self) -> dict[str, bytes]:
+        """Return the custom metadata that it is kept in."""
+        return {_DESCRIPTION_KEY: self.encoded, _TYPE_KEY: self.ledger_type.encode()}
+
+    @classmethod
+    def kept(cls, metadata: LedgerMetadata, extent: Extent) -> Description | None:
+        """Return the description that a ledger of the store carries, None if it has none."""
+        encoded = metadata.custom_metadata.get(_DESCRIPTION_KEY)
+        if encoded is None:
+            return None
+        kind = LedgerType(metadata.custom_metadata.get(_TYPE_KEY, b"").decode())
+        return cls.of(replace(metadata, ledger_type=kind, write_flags=WriteFlag(extent.write_flags)), encoded)

@@ -24,12 +24,14 @@ class Identity(NamedTuple):
         bookie_id: The bookie's name.
         instance: The random bytes that tell it from others of the name.
         boots: How often it was started; an older copy of the directory has a lower number.
+        inode: The directory's; a copy has another.
     """
 
     cluster_id: bytes
     bookie_id: str
     instance: bytes
     boots: int
+    inode: int
 
     def __str__(self) -> str:
         """Name the bookie and the cluster."""
@@ -45,6 +47,7 @@ class Identity(NamedTuple):
             "boots": self.boots,
             "cluster": self.cluster_id.hex(),
             "format": IDENTITY_FORMAT,
+            "inode": self.inode,
             "instance": self.instance.hex(),
         }
         return json.dumps(fields, sort_keys=True).encode()
@@ -66,7 +69,11 @@ class Identity(NamedTuple):
                     f"{IDENTITY_FORMAT}: open the directory with the pybk that wrote it, or newer"
                 )
             identity = cls(
-                bytes.fromhex(fields["cluster"]), fields["bookie"], bytes.fromhex(fields["instance"]), fields["boots"]
+                bytes.fromhex(fields["cluster"]),
+                fields["bookie"],
+                bytes.fromhex(fields["instance"]),
+                fields["boots"],
+                fields["inode"],
             )
             sound = identity.encode() == data
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -74,6 +81,19 @@ class Identity(NamedTuple):
         if not sound:
             raise _damaged(metadata, data)
         return identity
+
+    def check_place(self, inode: int, root: str) -> None:
+        """Check that a directory is the one that the bookie was last started on.
+
+        Raises:
+            CookieError: It has another number.
+        """
+        if self.inode != inode:
+            raise CookieError(
+                f"{root} is a copy of the directory of {self}: the original may have gone on, and two would answer as "
+                "one. Start the original; or, if this is it on another device or restored without loss, and no other "
+                "is left, say so: moved=True, or `pybk bookie --moved`"
+            )
 
     def check(self, expected: Identity, root: str) -> None:
         """Check that a directory is the one that the metadata store knows.

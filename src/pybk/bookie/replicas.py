@@ -11,7 +11,6 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from pybk.bookie.description import Description
@@ -30,9 +29,6 @@ from pybk.storage.creation import OpenEnvironment
 from pybk.storage.extent import EXTENT_KEY, Extent
 from pybk.storage.filesystem import FileSystem
 from pybk.storage.store import Store, open_environment
-
-_DESCRIPTION_KEY: Final = ".description"
-_TYPE_KEY: Final = ".type"
 
 
 class ReplicaState(NamedTuple):
@@ -147,7 +143,7 @@ class Replicas:
         Raises:
             CookieError: It is a new one, another's, or an older one; names the remedy.
         """
-        expected = Identity(cluster_id, bookie_id, instance, boots)
+        expected = Identity(cluster_id, bookie_id, instance, boots, 0)
         identity = self.identity
         if identity is None:
             raise CookieError(
@@ -156,7 +152,7 @@ class Replicas:
             )
         identity.check(expected, self.store.volumes.root)
 
-    def begin(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int = 0) -> int:
+    def begin(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int = 0, *, moved: bool = False) -> int:
         """Note that the bookie starts, and bind a new directory to it; durable on return.
 
         Call it after ``check``, and record the number in the metadata store before serving.
@@ -166,21 +162,25 @@ class Replicas:
             bookie_id: The bookie.
             instance: Its instance.
             boots: The last start that the metadata store records.
+            moved: The directory may be another than at the last start, because it was moved and not copied.
 
         Returns:
             The number of this start, above all before it.
 
         Raises:
             UsageError: The instance has another size.
-            CookieError: The directory is another's.
+            CookieError: The directory is another's, or a copy.
         """
+        inode = self.store.fs.directory_number(self.store.volumes.root)
         if len(instance) != INSTANCE_BYTES:
             raise UsageError(f"an instance has {INSTANCE_BYTES} random bytes, not {len(instance)}")
         before = self.identity
         if before is not None:
-            before.check(Identity(cluster_id, bookie_id, instance, boots), self.store.volumes.root)
+            before.check(Identity(cluster_id, bookie_id, instance, boots, 0), self.store.volumes.root)
+            if not moved:
+                before.check_place(inode, self.store.volumes.root)
             boots = before.boots
-        identity = Identity(cluster_id, bookie_id, instance, boots + 1)
+        identity = Identity(cluster_id, bookie_id, instance, boots + 1, inode)
         known = self._identities
         made = self.store.create(self._metadata(LedgerType.BOOKIE, {IDENTITY_KEY: identity.encode()}), when_full=True)
         self._identities = [(identity, made.ledger_id)]
@@ -248,7 +248,7 @@ class Replicas:
                 raise CorruptError(
                     f"ledger {metadata.ledger_id} was an extent when the bookie started, and is none now"
                 )
-            replica.description = replica.description or _description(metadata, extent)
+            replica.description = replica.description or Description.kept(metadata, extent)
             if metadata.ledger_type == LedgerType.FENCE:
                 replica.fences.append(descriptor)
             else:
@@ -449,8 +449,7 @@ class Replicas:
         flags = WriteFlag.NONE if description is None else description.write_flags
         custom = {EXTENT_KEY: Extent(replica.ledger_id, first, stride, int(flags), replaces).encode()}
         if description is not None:
-            custom[_DESCRIPTION_KEY] = description.encoded
-            custom[_TYPE_KEY] = description.ledger_type.encode()
+            custom |= description.keep()
         # What comes later goes where the rest was moved.
         return self._metadata(kind, custom, description, replica.tier())
 
@@ -488,13 +487,3 @@ class Replicas:
     def close(self) -> None:
         """Commit what is staged and give the directory free. With ledgers in limbo, the next start is unclean, too."""
         self.store.close(clean=not self.in_limbo())
-
-
-def _description(metadata: LedgerMetadata, extent: Extent) -> Description | None:
-    """Return the description that a ledger of the store carries, None if it has none."""
-    encoded = metadata.custom_metadata.get(_DESCRIPTION_KEY)
-    if encoded is None:
-        return None
-    kind = LedgerType(metadata.custom_metadata.get(_TYPE_KEY, b"").decode())
-    described = replace(metadata, ledger_type=kind, write_flags=WriteFlag(extent.write_flags))
-    return Description.of(described, encoded)

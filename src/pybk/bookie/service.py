@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Self
 
 from pybk.bookie.description import Description
 from pybk.bookie.replicas import Replicas
-from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageFullError
+from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageError, StorageFullError
 from pybk.home import Health, health_of
 from pybk.ledger import INSTANCE_BYTES, Bookie
-from pybk.metadata.bookies import BookieRegistration
+from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.copying import fragment_end
 from pybk.replication.messages import (
@@ -37,8 +37,9 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
+from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest
 from pybk.transport.keys import ClusterKeys, proves_deletion, proves_right
+from pybk.transport.links import Links
 from pybk.transport.server import Peer, Server
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 _WAIT_MS: Final = 1_000
 _TELL_SECONDS: Final = 10.0
 _DESCRIPTIONS: Final = 4096
+_PROBE_MS: Final = 500
+_PROBE_NS: Final = _PROBE_MS * 1_000_000
 COLLECT_SECONDS: Final = 60.0
 """How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
 
@@ -82,6 +85,7 @@ class BookieService:
         tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
         bookie_id: str | None = None,
         rack: str = "",
+        moved: bool = False,
         metrics: Metrics | None = None,
     ) -> Self:
         """Open a bookie's directory, making it if there is none, listen, and register.
@@ -95,6 +99,7 @@ class BookieService:
             tiers: As for a store.
             bookie_id: Its name in the cluster; None keeps that of the directory, or makes one.
             rack: Where it stands.
+            moved: The directory was moved since the last start, not copied: no other is left.
             metrics: Where to count.
 
         Raises:
@@ -103,7 +108,7 @@ class BookieService:
         """
         replicas = Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
         try:
-            bookie = _introduce(replicas, metadata, bookie_id)
+            bookie = _introduce(replicas, metadata, keys, bookie_id, moved=moved)
             return cls(replicas, bookie, listen, metadata, keys, rack)
         except BaseException:
             replicas.close()
@@ -128,8 +133,10 @@ class BookieService:
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
         self.addresses: Final = self._server.addresses
         self._wake_ns: int | None = None
+        self._registered: RegisteredBookie | None = None
         self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
         self._looking = ThreadPoolExecutor(2, "pybk-bookie-lookup")
+        self._moving = ThreadPoolExecutor(1, "pybk-bookie-move")
         self._stopping = threading.Event()
         self._waking = threading.Lock()
         self._closed = False
@@ -137,13 +144,13 @@ class BookieService:
         self._served = 0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
-        self._keeper = threading.Thread(target=self._keep, name="pybk-bookie-keeper", daemon=True)
         self._thread.start()
         try:
-            self._registered = metadata.register(self._registration())
+            registered = self._registered = metadata.register(self._registration())
         except BaseException:
             self._stop_serving()
             raise
+        self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
         self._keeper.start()
 
     @property
@@ -182,6 +189,8 @@ class BookieService:
     def _turn(self) -> None:
         """Take what waits, store it together, answer."""
         arrived = self._server.receive(self._timeout_ms())
+        if self._registered is not None and self._registered.superseded:
+            raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
         now_ns = time.monotonic_ns()
         while self._posted:
             self._perform(self._posted.popleft()())
@@ -194,7 +203,7 @@ class BookieService:
             encoded = peer.rights.get(request.ledger_id)
             description = None if encoded is None else self._describe(encoded)
             if isinstance(request, Move):
-                self._looking.submit(self._move, peer, request_id, request)
+                self._moving.submit(self._move, peer, request_id, request)
                 continue
             self._perform(machine.receive((peer, request_id), request, description, now_ns))
         self._served += len(arrived)
@@ -229,7 +238,7 @@ class BookieService:
                 last = metadata.fragments[-1].first_entry_id - 1
             encoded = self._metadata.describe(metadata)
             final = last, self._describe(encoded)
-        except PybkError as error:
+        except Exception as error:  # noqa: BLE001  # as above
             logger.warning("a copy of ledger %d was refused: %s", ledger_id, error)
 
         def go_on() -> list[BookieEffect]:
@@ -265,7 +274,7 @@ class BookieService:
         status = Status.OK
         try:
             self.replicas.move(request.ledger_id, request.tier)
-        except PybkError as error:
+        except Exception as error:  # noqa: BLE001  # as above
             logger.warning("ledger %d cannot be moved to %s: %s", request.ledger_id, request.tier.value, error)
             status = Status.READ_ONLY if isinstance(error, StorageFullError) else Status.UNKNOWN
         self._post(lambda: [Respond((peer, request_id), Reply(status))])
@@ -278,7 +287,7 @@ class BookieService:
             exists = True
         except NoSuchLedgerError:
             exists = False
-        except PybkError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, somebody waits for an answer
             logger.warning("whether ledger %d exists cannot be found out: %s", ledger_id, error)
             exists = None
         self._post(lambda: self._machine.ledger_known(ledger_id, exists, time.monotonic_ns()))
@@ -320,33 +329,41 @@ class BookieService:
 
     # ---- looking after things ------------------------------------------------------------------------------------
 
-    def _keep(self) -> None:
+    def _keep(self, registered: RegisteredBookie) -> None:
         """Body of the thread that tells how the bookie is, and drops what was deleted."""
         collect_at = time.monotonic() + COLLECT_SECONDS
         while not self._stopping.wait(_TELL_SECONDS):
             try:
                 registration = self._registration()
                 self._machine.read_only = registration.read_only
-                self._registered.update(registration)
+                registered.update(registration)
                 if time.monotonic() >= collect_at:
                     self.collect()
                     collect_at = time.monotonic() + COLLECT_SECONDS
-            except MetadataError as error:
-                logger.warning("bookie %s: the metadata store: %s", self.bookie, error)
             except CookieError as error:
                 logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
                 self._error = error
                 self._stopping.set()
                 self._wake()
+            except (PybkError, OSError) as error:
+                logger.warning("bookie %s: looking after it failed, and is tried again: %s", self.bookie, error)
         if self._error is not None:
-            self._registered.close()
+            registered.close()
 
     def collect(self) -> None:
         """Drop the ledgers whose tombstones are seen for the second time: nothing else shows that one is gone."""
         deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._is_deleted(ledger_id)}
         for ledger_id in sorted(deleted & self._seen_deleted):
-            self._post(lambda gone=ledger_id: self._machine.ledger_deleted(gone))  # type: ignore[misc]
+            self._post(partial(self._drop, ledger_id))
         self._seen_deleted = deleted
+
+    def _drop(self, ledger_id: int) -> list[BookieEffect]:
+        """Drop what is here of a deleted ledger; what cannot be dropped now is tried again at the next collection."""
+        try:
+            return self._machine.ledger_deleted(ledger_id)
+        except StorageError as error:
+            logger.warning("deleted ledger %d cannot be dropped now: %s", ledger_id, error)
+            return []
 
     def _is_deleted(self, ledger_id: int) -> bool:
         """Tell whether a ledger's tombstone is there, made by somebody who knew the ledger's password."""
@@ -389,12 +406,14 @@ class BookieService:
         self._wake()
         self._thread.join()
         self._looking.shutdown(cancel_futures=True)
+        self._moving.shutdown(wait=False, cancel_futures=True)
         self._close_server()
 
     def close(self) -> None:
         """Register no more, answer no more, and give the directory free."""
         try:
-            self._registered.close()
+            if self._registered is not None:
+                self._registered.close()
         except MetadataError as error:
             logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
         self._stop_serving()
@@ -402,7 +421,9 @@ class BookieService:
         self.replicas.close()
 
 
-def _introduce(replicas: Replicas, metadata: ClusterMetadata, bookie_id: str | None) -> Bookie:
+def _introduce(
+    replicas: Replicas, metadata: ClusterMetadata, keys: ClusterKeys | None, bookie_id: str | None, *, moved: bool
+) -> Bookie:
     """Make sure that a directory is the one that the cluster knows, and record that its bookie starts."""
     known = replicas.identity
     instance = secrets.token_bytes(INSTANCE_BYTES) if known is None else known.instance
@@ -416,13 +437,37 @@ def _introduce(replicas: Replicas, metadata: ClusterMetadata, bookie_id: str | N
             replicas.check(cluster_id, name, instance, 0)
     bookie = Bookie(name, instance)
     cookie = metadata.claim_cookie(bookie)
-    boots = replicas.begin(cluster_id, name, instance, cookie.boots)
+    _check_alone(bookie, metadata, keys)
+    boots = replicas.begin(cluster_id, name, instance, cookie.boots, moved=moved)
     if not metadata.record_boot(bookie, boots):
         raise CookieError(
             f"{replicas.store.volumes.root} was started {boots} times, but the cluster knows of later starts of "
             f"{bookie}: it is an older copy; bring back the directory that was last used, or begin with an empty one"
         )
     return bookie
+
+
+def _check_alone(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKeys | None) -> None:
+    """Check that the bookie does not serve already, from a directory of which this one is a copy.
+
+    Raises:
+        CookieError: It answers where it is registered.
+    """
+    found = metadata.find_bookie(bookie.bookie_id)
+    if found is None or found.bookie != bookie:
+        return
+    with Links(keys) as links:
+        link = links.connect(bookie, found.addresses[0], found.public_key or None)
+        link.send(0, Ping(), _PROBE_NS)
+        until = time.monotonic_ns() + _PROBE_NS
+        while time.monotonic_ns() < until:
+            for _, _, reply in links.poll(_PROBE_MS):
+                if isinstance(reply, Reply) and reply.status is Status.OK:
+                    raise CookieError(
+                        f"{bookie} serves at {found.addresses[0]} already; end that process first, and do not "
+                        "start a bookie on a copy of its directory"
+                    )
+                return
 
 
 def _needs_right(request: Request) -> bool:

@@ -132,6 +132,11 @@ class RegisteredBookie:
         """Whether others see the registration, as far as can be known without asking."""
         return not self._closed and self._bookies._tree.alive(self._session)
 
+    @property
+    def superseded(self) -> bool:
+        """Whether another process has registered as this bookie, as far as was told."""
+        return self._superseded
+
     def update(self, registration: BookieRegistration) -> None:
         """Tell something else about the same instance of the bookie.
 
@@ -185,7 +190,12 @@ class RegisteredBookie:
             if self._closed:
                 return
             alive = self._bookies._tree.alive(self._session)
-            if alive and self._bookies._tree.get(self.key, latest=True) is not None:
+            node = self._bookies._tree.get(self.key, latest=True) if alive else None
+            if node is not None:
+                _, owner = self._bookies._registration(self.key, node)
+                if owner != self._owner and not self._superseded:
+                    self._superseded = True
+                    logger.warning("%s is registered by another process now", self._registration.bookie)
                 return
             told, self._session = self._session == 0, 0
             if not told and self._on_lost is not None:

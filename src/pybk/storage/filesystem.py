@@ -177,6 +177,10 @@ class FileSystem(Protocol):
         """Return what an unprivileged process may still allocate on the file system of ``path``."""
         ...
 
+    def directory_number(self, path: str) -> int:
+        """Return the number that tells a directory from copies of it."""
+        ...
+
     def lock(self, path: str) -> Lock:
         """Take the exclusive lock of a file, which is made if it is missing and then holds this process's id as text.
 
@@ -486,6 +490,10 @@ class OsFileSystem:
         """See :meth:`FileSystem.free_bytes`."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+    def directory_number(self, path: str) -> int:
+        """See :meth:`FileSystem.directory_number`."""
+        return os.stat(path).st_ino
 
     def lock(self, path: str) -> FileLock:
         """See :meth:`FileSystem.lock`."""

@@ -1,0 +1,90 @@
+"""Whose directory is whose: copies of a bookie's directory never answer in its place."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pybk.bookie.service import BookieService
+from pybk.client.home import ClusterHome
+from pybk.config import StoreConfig
+from pybk.errors import CookieError
+from pybk.manager import LedgerManager
+from tests.cluster.inside import Inside, inside
+from tests.realstore import QUICK
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path, count=1) as cluster:
+        yield cluster
+
+
+def start_on(cluster: Inside, directory: Path, *, moved: bool = False) -> LedgerManager:
+    return LedgerManager.open(
+        directory,
+        listen="tcp://127.0.0.1:*",
+        metadata=cluster.url,
+        cluster_secret=cluster.secret,
+        config=StoreConfig(**QUICK),
+        moved=moved,
+    )
+
+
+def service_of(manager: LedgerManager) -> BookieService:
+    home = manager._home
+    assert isinstance(home, ClusterHome)
+    assert isinstance(home.bookie, BookieService)
+    return home.bookie
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_copy_beside_the_original_is_refused(one: Inside, moved: bool) -> None:
+    client = one.connect()
+    writer = client.create_ledger(ensemble_size=1)
+    writer.append(b"first")
+    copy = one.directory / "copy"
+    shutil.copytree(one.directory / "bookie-0", copy)
+    writer.append(b"second")
+    with pytest.raises(CookieError, match="serves at tcp://"):
+        start_on(one, copy, moved=moved)
+    writer.append(b"third")
+    with client.open_ledger(writer.ledger_id) as reader:
+        assert [entry.payload for entry in reader.read(0, 2)] == [b"first", b"second", b"third"]
+
+
+def test_a_copy_is_started_only_if_it_is_said_to_be_the_original(one: Inside) -> None:
+    client = one.connect()
+    with client.create_ledger(ensemble_size=1) as writer:
+        writer.append(b"first")
+    one.bookies[0].close()
+    copy = one.directory / "copy"
+    shutil.copytree(one.directory / "bookie-0", copy)
+    with pytest.raises(CookieError, match="is a copy"):
+        start_on(one, copy)
+    with start_on(one, copy, moved=True) as manager, manager.open_ledger(writer.ledger_id) as reader:
+        assert [entry.payload for entry in reader.read(0, 0)] == [b"first"]
+    with pytest.raises(CookieError, match=r"older copy|older backup|later starts"):
+        one.open_bookie(0)
+
+
+def test_a_bookie_that_was_registered_over_answers_nothing_more(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = service_of(one.bookies[0])
+    registered = original._registered
+    assert registered is not None
+    # As another process would that found no answer, because this one was stopped.
+    registration = original._registration()
+    another = one.connect()._home
+    assert isinstance(another, ClusterHome)
+    over = another.directory.metadata.register(registration)
+    end = time.monotonic() + 20
+    while original.health().state != "failed":
+        original._wake()
+        assert time.monotonic() < end, "it goes on serving"
+        time.sleep(0.01)
+    assert "another process serves as bookie" in original.health().reason
+    over.close()
