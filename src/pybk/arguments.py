@@ -45,6 +45,7 @@ class ClusterOptions(TypedDict, total=False):
         cluster_secret: The cluster's; None for a cluster of this host alone.
         bookie_id: The bookie's name; None keeps that of the directory, or makes one.
         rack: Where it stands, such as ``/room/rack``.
+        replace: The bookie takes the name of one whose directory is lost for good; that one's entries count as lost.
         moved: The bookie's directory was moved since its last start, not copied: no other is left.
     """
 
@@ -54,6 +55,7 @@ class ClusterOptions(TypedDict, total=False):
     bookie_id: str | None
     rack: str
     moved: bool
+    replace: bool
 
 
 def join_cluster(
@@ -80,6 +82,7 @@ def join_cluster(
         bookie_id=options.get("bookie_id"),
         rack=options.get("rack", ""),
         moved=options.get("moved", False),
+        replace_lost=options.get("replace", False),
     )
 
 

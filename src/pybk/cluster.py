@@ -67,6 +67,7 @@ def join(
     bookie_id: str | None = None,
     rack: str = "",
     moved: bool = False,
+    replace_lost: bool = False,
 ) -> ClusterHome:
     """Return the ledgers of a cluster, for a process that is a bookie, too; it serves on return.
 
@@ -86,6 +87,7 @@ def join(
             bookie_id=bookie_id,
             rack=rack,
             moved=moved,
+            replace_lost=replace_lost,
         )
         undo.callback(bookie.close)
         home = ClusterHome(url, Directory(metadata, bookie.bookie), lambda: Links(keys), config, bookie)

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +89,15 @@ def test_a_bookie_that_was_registered_over_answers_nothing_more(one: Inside, mon
         time.sleep(0.01)
     assert "another process serves as bookie" in original.health().reason
     over.close()
+
+
+def test_the_name_of_a_lost_bookie_is_taken_only_if_that_is_said(one: Inside) -> None:
+    one.bookies[0].close()
+    shutil.rmtree(one.directory / "bookie-0")
+    with pytest.raises(CookieError, match="--replace"):
+        one.open_bookie(0)
+    arguments: dict[str, Any] = {"listen": "tcp://127.0.0.1:*", "metadata": one.url, "cluster_secret": one.secret}
+    with LedgerManager.open(one.directory / "new", bookie_id="bookie-0", replace=True, **arguments) as manager:
+        with manager.create_ledger(ensemble_size=1) as writer:
+            assert writer.append(b"first") == 0
+        assert writer.metadata.fragments[0].ensemble[0].bookie_id == "bookie-0"

@@ -133,6 +133,9 @@ def _add_bookie_options(bookie: argparse.ArgumentParser) -> None:
     bookie.add_argument(
         "--moved", action="store_true", help="the directory was moved since the last start, and no other is left"
     )
+    bookie.add_argument(
+        "--replace", action="store_true", help="take the name of a bookie whose directory is lost for good"
+    )
     bookie.add_argument("--rack", default="", metavar="RACK", help="where it stands, such as /room/rack")
     takes_secret(bookie)
 
@@ -403,6 +406,7 @@ def _bookie(parsed: argparse.Namespace) -> int:
             bookie_id=parsed.id,
             rack=parsed.rack,
             moved=parsed.moved,
+            replace=parsed.replace,
             ready=ready,
         )
     return SOUND

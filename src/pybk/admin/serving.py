@@ -25,6 +25,7 @@ def serve(
     bookie_id: str | None,
     rack: str,
     moved: bool,
+    replace: bool,
     ready: Callable[[BookieService], None],
 ) -> None:
     """Serve as a bookie until SIGTERM or SIGINT, then close; call it in the main thread.
@@ -38,6 +39,7 @@ def serve(
         secret: The cluster's, None for none.
         bookie_id: The bookie's name; None keeps that of the directory, or makes one.
         rack: Where it stands.
+        replace: It takes the name of a bookie whose directory is lost for good.
         moved: Its directory was moved since its last start, not copied.
         ready: Called once it serves.
 
@@ -59,6 +61,7 @@ def serve(
             bookie_id=bookie_id,
             rack=rack,
             moved=moved,
+            replace_lost=replace,
         )
         stack.enter_context(closing(bookie))
         ready(bookie)

@@ -86,6 +86,7 @@ class BookieService:
         bookie_id: str | None = None,
         rack: str = "",
         moved: bool = False,
+        replace_lost: bool = False,
         metrics: Metrics | None = None,
     ) -> Self:
         """Open a bookie's directory, making it if there is none, listen, and register.
@@ -100,6 +101,7 @@ class BookieService:
             bookie_id: Its name in the cluster; None keeps that of the directory, or makes one.
             rack: Where it stands.
             moved: The directory was moved since the last start, not copied: no other is left.
+            replace_lost: Take the name of a bookie whose directory is lost for good.
             metrics: Where to count.
 
         Raises:
@@ -108,7 +110,7 @@ class BookieService:
         """
         replicas = Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
         try:
-            bookie = _introduce(replicas, metadata, keys, bookie_id, moved=moved)
+            bookie = _introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
             return cls(replicas, bookie, listen, metadata, keys, rack)
         except BaseException:
             replicas.close()
@@ -422,7 +424,13 @@ class BookieService:
 
 
 def _introduce(
-    replicas: Replicas, metadata: ClusterMetadata, keys: ClusterKeys | None, bookie_id: str | None, *, moved: bool
+    replicas: Replicas,
+    metadata: ClusterMetadata,
+    keys: ClusterKeys | None,
+    bookie_id: str | None,
+    *,
+    moved: bool,
+    replace_lost: bool,
 ) -> Bookie:
     """Make sure that a directory is the one that the cluster knows, and record that its bookie starts."""
     known = replicas.identity
@@ -436,7 +444,7 @@ def _introduce(
         else:
             replicas.check(cluster_id, name, instance, 0)
     bookie = Bookie(name, instance)
-    cookie = metadata.claim_cookie(bookie)
+    cookie = metadata.claim_cookie(bookie, replace=replace_lost)
     _check_alone(bookie, metadata, keys)
     boots = replicas.begin(cluster_id, name, instance, cookie.boots, moved=moved)
     if not metadata.record_boot(bookie, boots):

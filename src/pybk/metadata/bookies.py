@@ -248,7 +248,8 @@ class Bookies(Records):
                     raise CookieError(
                         f"bookie {bookie.bookie_id!r} of this cluster is instance {found.bookie.instance.hex()}, "
                         f"and these directories are of {bookie.instance.hex()}: start it on its own directories, "
-                        "under another name, or, if those are lost, tell it to replace the old instance"
+                        "under another name, or, if those are lost for good, replace them: replace=True, or "
+                        "`pybk bookie --replace`"
                     )
                 self._put(Kind.COOKIE, key, _cookie_json(cookie), node.version)
                 return cookie
