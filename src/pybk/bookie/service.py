@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from array import array
@@ -16,10 +15,11 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, Self
 
 from pybk.bookie.description import Description
+from pybk.bookie.introduction import introduce
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageError, StorageFullError
 from pybk.home import Health, health_of
-from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.ledger import Bookie
 from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.copying import fragment_end
@@ -37,9 +37,8 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest
+from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
 from pybk.transport.keys import ClusterKeys, proves_deletion, proves_right
-from pybk.transport.links import Links
 from pybk.transport.server import Peer, Server
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ logger = logging.getLogger(__name__)
 _WAIT_MS: Final = 1_000
 _TELL_SECONDS: Final = 10.0
 _DESCRIPTIONS: Final = 4096
-_PROBE_MS: Final = 500
-_PROBE_NS: Final = _PROBE_MS * 1_000_000
 COLLECT_SECONDS: Final = 60.0
 """How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
 
@@ -110,7 +107,7 @@ class BookieService:
         """
         replicas = Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
         try:
-            bookie = _introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
+            bookie = introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
             return cls(replicas, bookie, listen, metadata, keys, rack)
         except BaseException:
             replicas.close()
@@ -421,61 +418,6 @@ class BookieService:
         self._stop_serving()
         self._keeper.join()
         self.replicas.close()
-
-
-def _introduce(
-    replicas: Replicas,
-    metadata: ClusterMetadata,
-    keys: ClusterKeys | None,
-    bookie_id: str | None,
-    *,
-    moved: bool,
-    replace_lost: bool,
-) -> Bookie:
-    """Make sure that a directory is the one that the cluster knows, and record that its bookie starts."""
-    known = replicas.identity
-    instance = secrets.token_bytes(INSTANCE_BYTES) if known is None else known.instance
-    name = bookie_id or (f"bookie-{instance[:4].hex()}" if known is None else known.bookie_id)
-    cluster_id = metadata.cluster_id
-    if known is not None:
-        recorded = metadata.read_cookie(name)
-        if recorded is not None:
-            replicas.check(cluster_id, recorded.bookie.bookie_id, recorded.bookie.instance, recorded.boots)
-        else:
-            replicas.check(cluster_id, name, instance, 0)
-    bookie = Bookie(name, instance)
-    cookie = metadata.claim_cookie(bookie, replace=replace_lost)
-    _check_alone(bookie, metadata, keys)
-    boots = replicas.begin(cluster_id, name, instance, cookie.boots, moved=moved)
-    if not metadata.record_boot(bookie, boots):
-        raise CookieError(
-            f"{replicas.store.volumes.root} was started {boots} times, but the cluster knows of later starts of "
-            f"{bookie}: it is an older copy; bring back the directory that was last used, or begin with an empty one"
-        )
-    return bookie
-
-
-def _check_alone(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKeys | None) -> None:
-    """Check that the bookie does not serve already, from a directory of which this one is a copy.
-
-    Raises:
-        CookieError: It answers where it is registered.
-    """
-    found = metadata.find_bookie(bookie.bookie_id)
-    if found is None or found.bookie != bookie:
-        return
-    with Links(keys) as links:
-        link = links.connect(bookie, found.addresses[0], found.public_key or None)
-        link.send(0, Ping(), _PROBE_NS)
-        until = time.monotonic_ns() + _PROBE_NS
-        while time.monotonic_ns() < until:
-            for _, _, reply in links.poll(_PROBE_MS):
-                if isinstance(reply, Reply) and reply.status is Status.OK:
-                    raise CookieError(
-                        f"{bookie} serves at {found.addresses[0]} already; end that process first, and do not "
-                        "start a bookie on a copy of its directory"
-                    )
-                return
 
 
 def _needs_right(request: Request) -> bool:
