@@ -57,6 +57,7 @@ class Directory:
         self._random = random.Random()
         self._lock = threading.Lock()
         self.bookies: Mapping[str, BookieRegistration] = {}
+        self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
         self.on_change: Callable[[], None] | None = None
         self._watch = metadata.watch_bookies(self._changed)
         self.refresh()
@@ -72,16 +73,16 @@ class Directory:
     def refresh(self) -> None:
         """See who is there now."""
         try:
-            self.bookies = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
+            there = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
         except MetadataError as error:
             logger.warning("who is there cannot be seen now, so who was there counts: %s", error)
+            return
+        self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
+        self.bookies = there
 
     def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
         """Return a bookie's address and CURVE key; None if it is not there, or another instance is."""
-        found = self.bookies.get(bookie.bookie_id)
-        if found is None or found.bookie != bookie:
-            return None
-        return found.addresses[0], found.public_key or None
+        return self._places.get(bookie)
 
     def rank(self) -> dict[Bookie, int]:
         """Return which bookies to read from first: this process's own, then others at random, so that all share."""
@@ -115,12 +116,16 @@ class Directory:
             self.refresh()
             found = self._choose(tuple(range(size)), (), frozenset(), metadata)
         if len(found) < size:
-            there = ", ".join(sorted(self.bookies)) or "none"
             raise NotEnoughBookiesError(
-                f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({there}): start more, "
-                "or create the ledger with a smaller ensemble_size"
+                f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({self._there()}): start "
+                "more, make room where it is read-only, or create the ledger with a smaller ensemble_size"
             )
         return tuple(found[place] for place in range(size))
+
+    def _there(self) -> str:
+        """Say who is there, and who of them takes no new ledgers."""
+        named = (f"{name} read-only" if found.read_only else name for name, found in sorted(self.bookies.items()))
+        return ", ".join(named) or "none"
 
     def _choose(
         self,

@@ -100,7 +100,7 @@ class BookieWire:
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
         """Send a request; False if the bookie is not there, or owes too much."""
-        link = self._by_bookie.get(bookie) or self._connect(bookie)
+        link = self._link_to(bookie)
         if link is None:
             return False
         if ledger.unlocked and ledger.ledger_id not in self._granted:
@@ -116,12 +116,20 @@ class BookieWire:
         self._asked[request_id] = ledger, request, time.monotonic_ns() + timeout_ns + _GRACE_NS
         return True
 
-    def _connect(self, bookie: Bookie) -> Link | None:
-        found = self._addresses.find(bookie)
-        if found is None:
-            return None
+    def _link_to(self, bookie: Bookie) -> Link | None:
+        """Return the link to where a bookie is now; one to where it was is closed, which ends what was asked there."""
+        link = self._by_bookie.get(bookie)
+        place = self._addresses.find(bookie)
+        if link is not None:
+            if place is None or place == link.place:  # who is not registered for a moment may still answer
+                return link
+            del self._by_bookie[bookie]
+            link.close()
+        return None if place is None else self._connect(bookie, place)
+
+    def _connect(self, bookie: Bookie, place: tuple[str, bytes | None]) -> Link | None:
         try:
-            link = self._links.connect(bookie, *found)
+            link = self._links.connect(bookie, *place)
         except PybkError as error:
             logger.warning("no link to %s: %s", bookie, error)
             return None
@@ -147,13 +155,12 @@ class BookieWire:
     def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
         """Return replies, checked, by request id; None for requests that will have none."""
         replies: list[tuple[int, Reply | LacReply | ReadReply | None]] = []
-        for link, request_id, reply in self._links.poll(timeout_ms):
+        for _, request_id, reply in self._links.poll(timeout_ms):
             asked = self._asked.pop(request_id, None)
             if asked is None:
                 continue
             ledger, request, _ = asked
             if reply is None:
-                self._look_again(link)
                 replies.append((request_id, None))
             else:
                 replies.append((request_id, _checked(ledger, request, reply)))
@@ -169,13 +176,6 @@ class BookieWire:
         for request_id in late:
             del self._asked[request_id]
         return [(request_id, None) for request_id in late]
-
-    def _look_again(self, link: Link) -> None:
-        """Drop a link whose bookie has moved, so that the next request goes where it is now."""
-        found = self._addresses.find(link.bookie)
-        if found is not None and found != link.place and self._by_bookie.get(link.bookie) is link:
-            del self._by_bookie[link.bookie]
-            link.close()
 
     def close(self) -> None:
         """Close all links."""
