@@ -54,6 +54,7 @@ class Baton:
         self._kick = threading.Lock()
         self._kick.acquire()
         self._ticking = False
+        self._unseen = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -96,8 +97,13 @@ class Baton:
         while not commit.is_done():
             self._work.turn()
 
-    def _leave(self, token: threading.Lock) -> None:
-        """Pass the baton on, if ``token`` holds it: to one who waits, else to the background if there is work."""
+    def _leave(self, token: threading.Lock, *, idled: bool = False) -> None:
+        """Pass the baton on, if ``token`` holds it: to one who waits, else to the background if there is work.
+
+        Args:
+            token: Who leaves.
+            idled: Whether it did the idle work, so that none is left.
+        """
         with self._mutex:
             self._waiting.pop(token, None)
             if token.locked():  # whoever left waits no more, and must not be handed the baton later
@@ -113,6 +119,7 @@ class Baton:
                     return
                 waiter.release()  # an interrupt kept it from being told
             self._holder = None
+            self._unseen = not idled
             if not self._ticking or self._callbacks or self._work.busy():
                 self._kick_background()
 
@@ -159,9 +166,14 @@ class Baton:
             self._kick.acquire()
             if self._stopping:
                 return
-            while self._drive():
-                pass
-            self._tick()
+            try:
+                while self._drive():
+                    pass
+                self._tick()
+            except BaseException:  # as a callback may raise; without this thread nobody would drive for those who left
+                logger.exception("the client's background thread goes on after an exception")
+                with self._mutex:
+                    self._kick_background()
 
     def _drive(self) -> bool:
         """Do one turn if something is under way and nobody else drives; tell whether it did."""
@@ -184,6 +196,15 @@ class Baton:
     def _tick(self) -> None:
         """Look every half millisecond for what is done when nothing else is, until there is none for a while."""
         self._ticking = True
+        try:
+            self._tick_until_rest()
+        finally:
+            with self._mutex:
+                self._ticking = False
+                if self._unseen:  # by somebody who relied on a tick that did not come
+                    self._kick_background()
+
+    def _tick_until_rest(self) -> None:
         ticks = 0
         while ticks < _TICKS_UNTIL_REST and not self._stopping and not self._callbacks:
             if self._kick.acquire(timeout=_TICK_SECONDS):
@@ -195,7 +216,6 @@ class Baton:
                     self._kick_background()
                     continue
             ticks = 0 if self._do_idle_work() else ticks + 1
-        self._ticking = False
 
     def _do_idle_work(self) -> bool:
         token = threading.Lock()
@@ -210,7 +230,7 @@ class Baton:
             logger.exception("looking after the client's links failed")
             return False
         finally:
-            self._leave(token)
+            self._leave(token, idled=True)
 
     def _run_callbacks(self) -> None:
         while True:
