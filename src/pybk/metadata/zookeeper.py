@@ -37,6 +37,7 @@ from pybk.metadata.callbacks import Callback, Callbacks
 from pybk.metadata.tree import Node, checked_key, checked_value
 
 logger = logging.getLogger(__name__)
+logging.getLogger("kazoo").addHandler(logging.NullHandler())  # else it writes to stderr where nobody set up logging
 
 T = TypeVar("T")
 
