@@ -9,7 +9,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
@@ -47,6 +48,11 @@ _INTERRUPTED: Final = (
 _WAIT_SECONDS: Final = 1.0
 _QUIET_MS: Final = 1
 _METADATA_THREADS: Final = 4
+_LATE_SECONDS: Final = 0.3
+"""How long closing waits for bookies that have not answered adds of closed ledgers."""
+_LATE_LOOKS: Final = 100
+_REPORT_SECONDS: Final = 5.0
+"""How long closing waits until it is recorded what bookies miss."""
 
 
 class Machine(Protocol):
@@ -166,6 +172,7 @@ class Engine:
         self._active: dict[Writer, None] = {}
         self._untold: dict[Writer, None] = {}
         self._executor = ThreadPoolExecutor(_METADATA_THREADS, "pybk-metadata")
+        self._reports: set[Future[None]] = set()
         self._closed: PybkError | None = None
         self.baton = Baton(self, "pybk-client")
 
@@ -375,27 +382,69 @@ class Engine:
         def work() -> None:
             try:
                 self._metadata.report_missing(ledger, effect)
-            except PybkError:
+            except Exception:
                 logger.exception("ledger %d: cannot record that %s misses entries", ledger.ledger_id, effect.bookie)
 
-        self._executor.submit(work)
+        report = self._executor.submit(work)
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self, error: PybkError) -> None:
-        """End all conversations with an error, and stop."""
+        """End all conversations with an error, and stop, once it is recorded which bookies miss what.
+
+        That takes some tenths of a second if a bookie owes answers, and some seconds if the metadata store does.
+        """
 
         def end_all() -> None:
             self._closed = error
             for conversation in list(self._waited):
                 conversation.end(error)
 
+        self._end_late_adds()
+        self._have_done(end_all)
+        self.baton.stop()
+        _, unrecorded = wait_for(tuple(self._reports), _REPORT_SECONDS)
+        if unrecorded:
+            logger.warning("%d times it may not be recorded that a bookie misses entries", len(unrecorded))
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _have_done(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made by the driver, and return when it was; any thread."""
         done = Commit()
-        self._posted.append(end_all)
+        self._posted.append(call)
         self._posted.append(lambda: self.baton.finish(done))
         self.baton.wait(done)
-        self.baton.stop()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _end_late_adds(self) -> None:
+        """Give bookies a moment to answer adds of ledgers that are closed, then have recorded what they miss (C13).
+
+        An open ledger is not waited for: who recovers it finds out.
+        """
+        late: list[int] = []
+
+        def look() -> None:
+            writers: set[object] = set(self._writers)
+            late[:] = (
+                request_id
+                for request_id, (conversation, _) in self._asked.items()
+                if conversation.commit.done and conversation in writers
+            )
+
+        def end() -> None:
+            look()
+            for request_id in late:
+                asked = self._asked.pop(request_id)
+                self.tell(asked.conversation, Unanswered(asked.token))
+
+        self._have_done(look)
+        end_at = time.monotonic() + _LATE_SECONDS
+        while late and time.monotonic() < end_at:
+            time.sleep(_LATE_SECONDS / _LATE_LOOKS)
+            self._have_done(look)
+        if late:
+            self._have_done(end)
 
     def after_fork(self) -> None:
         """Be of no use in a forked child."""
