@@ -1,4 +1,4 @@
-"""How a bookie starts: its directory is made sure to be the one that the cluster knows, and no other serves in its place."""
+"""How a bookie starts: its directory is the one that the cluster knows, and no other serves in its place."""
 
 from __future__ import annotations
 
