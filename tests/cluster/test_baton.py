@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from pybk.client import baton as baton_module
 from pybk.client.baton import Baton
+from pybk.storage.commit import Commit
 from tests.cluster.processes import eventually
 
 
@@ -26,9 +32,6 @@ class Quiet:
         return self.looked % 50 != 0
 
     def interrupt(self) -> None:
-        return
-
-    def recover(self) -> None:
         return
 
 
@@ -73,4 +76,77 @@ def test_a_kick_in_the_moment_of_another_does_not_end_the_background_thread() ->
 
     eventually(looks_again)
     assert "test-baton" in {thread.name for thread in threading.enumerate()}
+    baton.stop()
+
+
+class Untold(Quiet):
+    """Work whose turn leaves something to do when nothing else is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commit = Commit()
+        self.untold = False
+        self.baton: Baton | None = None
+
+    def turn(self) -> None:
+        assert self.baton is not None
+        self.untold = True
+        self.baton.finish(self.commit)
+
+    def idle(self) -> bool:
+        told, self.untold = self.untold, False
+        return told
+
+
+class LookedAt(int):
+    """A number that calls something the first time it is found to be reached."""
+
+    reached: Callable[[], None] | None = None
+
+    def __gt__(self, other: int) -> bool:
+        if int(self) > other:
+            return True
+        reached, self.reached = self.reached, None
+        if reached is not None:
+            reached()
+        return False
+
+
+def test_who_leaves_in_the_moment_in_which_the_ticks_end_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Untold()
+    baton = work.baton = Baton(work, "test-baton")
+    ticks = LookedAt(5)
+    ticks.reached = lambda: baton.wait(work.commit)
+    monkeypatch.setattr(baton_module, "_TICKS_UNTIL_REST", ticks)
+    baton.kick()
+    eventually(lambda: work.commit.done)
+    eventually(lambda: not work.untold, 5, "nobody looked what the last one left")
+    baton.stop()
+
+
+def test_the_background_rests_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Untold()
+    baton = work.baton = Baton(work, "test-baton")
+    monkeypatch.setattr(baton_module, "_TICKS_UNTIL_REST", 5)
+    baton.wait(work.commit)
+    eventually(lambda: not work.untold)
+    eventually(lambda: not baton._ticking and not baton._unseen)
+    assert baton._kick.locked()
+    baton.stop()
+
+
+def test_no_exception_of_a_callback_ends_the_background_thread(caplog: pytest.LogCaptureFixture) -> None:
+    work = Untold()
+    baton = work.baton = Baton(work, "test-baton")
+    called = threading.Event()
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    baton.wait(work.commit)
+    with caplog.at_level(logging.ERROR):
+        baton.when_done(work.commit, leave)
+        baton.when_done(work.commit, called.set)
+        assert called.wait(5)
+    assert "goes on after an exception" in caplog.text
     baton.stop()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_what_no_ensemble_can_be_is_refused_with_what_is_needed_and_found(five: 
         client.create_ledger(ensemble_size=6)
     assert few.value.code == -6
     assert list(client.list_ledgers()) == before
+
+
+def test_the_error_of_too_few_bookies_says_who_is_read_only(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = five.connect()
+    metadata = client._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home
+    found = [replace(each, read_only=each.bookie.bookie_id == "bookie-3") for each in metadata.list_bookies()]
+    monkeypatch.setattr(metadata, "list_bookies", lambda: found)
+    client._home.directory.refresh()  # type: ignore[attr-defined]  # a cluster's home
+    expected = r"needs 5 .*there are 4 \(bookie-0, bookie-1, bookie-2, bookie-3 read-only, bookie-4\)"
+    with pytest.raises(NotEnoughBookiesError, match=expected):
+        client.create_ledger(ensemble_size=5)
 
 
 def test_a_ledger_of_a_bookies_own_manager_comes_first_to_that_bookie(five: Inside) -> None:

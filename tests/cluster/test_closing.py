@@ -1,0 +1,104 @@
+"""A client that closes soon after its writers leaves on record what bookies miss that were slow, and only that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pybk.client.home import ClusterHome
+from pybk.manager import LedgerManager
+from tests.cluster.processes import BookieProcess, Cluster, running
+
+PASSWORD = b"correct horse"
+ENTRIES = 200
+
+
+@pytest.fixture(scope="module")
+def three_bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("three"), 3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slow(three_bookies: Cluster) -> Iterator[BookieProcess]:
+    bookie = three_bookies.bookies["bookie-1"]
+    yield bookie
+    if bookie.alive:
+        bookie.go_on()
+    else:
+        bookie.start()
+
+
+def home_of(manager: LedgerManager) -> ClusterHome:
+    home = manager._home
+    assert isinstance(home, ClusterHome)
+    return home
+
+
+def write_while_stopped(client: LedgerManager, bookie: BookieProcess) -> int:
+    """Write a ledger of which a bookie has one entry, and close it."""
+    writer = client.create_ledger(password=PASSWORD, ensemble_size=3, write_quorum=3, ack_quorum=2)
+    writer.append(b"entry 0")
+    bookie.stop()
+    for number in range(1, ENTRIES):
+        writer.append(b"entry %d" % number)
+    writer.close()
+    return writer.ledger_id
+
+
+def missing(client: LedgerManager, ledger_id: int) -> list[tuple[str, int]]:
+    """Return who is on record as missing entries of a ledger, and from which one on."""
+    records = home_of(client).directory.metadata.list_under_replicated(after=ledger_id - 1)
+    return [(found.bookie.bookie_id, found.first_entry_id) for found in records if found.ledger_id == ledger_id]
+
+
+@pytest.mark.parametrize("store_takes", [0.0, 0.6])
+def test_what_a_stopped_bookie_misses_is_on_record_when_the_client_has_closed(
+    three_bookies: Cluster, slow: BookieProcess, store_takes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = three_bookies.connect()
+    directory = home_of(client).directory
+    report = directory.report_missing
+
+    def report_slowly(*arguments: Any) -> None:
+        time.sleep(store_takes)
+        report(*arguments)
+
+    monkeypatch.setattr(directory, "report_missing", report_slowly)
+    ledger_id = write_while_stopped(client, slow)
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 4
+    slow.kill()
+    slow.start()
+
+    other = three_bookies.connect()
+    ((bookie_id, first),) = missing(other, ledger_id)
+    assert bookie_id == slow.name
+    assert first <= 1
+    assert other.replicate(ledger_id).left == ()
+    assert missing(other, ledger_id) == []
+
+
+def test_who_answers_a_moment_late_is_not_on_record(three_bookies: Cluster, slow: BookieProcess) -> None:
+    client = three_bookies.connect()
+    ledger_id = write_while_stopped(client, slow)
+    soon = threading.Timer(0.05, slow.go_on)
+    soon.start()
+    client.close()
+    soon.join()
+    assert missing(three_bookies.connect(), ledger_id) == []
+
+
+def test_a_client_whose_bookies_owe_nothing_closes_at_once(three_bookies: Cluster) -> None:
+    client = three_bookies.connect()
+    with client.create_ledger(password=PASSWORD, ensemble_size=3) as writer:
+        writer.append_many([b"entry"] * ENTRIES)
+    time.sleep(0.1)  # the slowest of the three has answered, too
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 0.25
