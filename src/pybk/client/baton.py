@@ -17,8 +17,8 @@ from pybk.storage.commit import Commit
 
 logger = logging.getLogger(__name__)
 
-_TICK_SECONDS: Final = 0.0005
-_TICKS_UNTIL_REST: Final = 40
+_TICK_SECONDS: Final = 0.002
+_TICKS_UNTIL_REST: Final = 20
 
 
 class Work(Protocol):
@@ -194,7 +194,7 @@ class Baton:
         return True
 
     def _tick(self) -> None:
-        """Look every half millisecond for what is done when nothing else is, until there is none for a while."""
+        """Look every two milliseconds for what is done when nothing else is, until there is none for a while."""
         self._ticking = True
         try:
             self._tick_until_rest()
