@@ -116,6 +116,40 @@ def test_entries_that_were_acknowledged_before_they_were_durable_are_never_denie
     assert replicas.stage(8, make_run(4, 2, ledger_id=8), True) is Status.OK
 
 
+def test_behind_a_durable_fence_a_recovery_is_denied_what_was_never_forced(fs: SimFileSystem) -> None:
+    """D6: else a recovery of a deferred ledger would wait for ever, for bookies that wait for its end."""
+    replicas = open_replicas(fs)
+    replicas.create(LEDGER, describe(flags=DEFERRED))
+    replicas.stage(LEDGER, make_run(0, 2), False)
+    replicas.commit()
+    replicas.stage(LEDGER, make_run(2, 2), False)
+    fs, replicas = after_crash(fs, replicas)
+    assert (state_of(replicas).limbo, state_of(replicas).gap) == (True, False)
+    assert replicas.read(LEDGER, 2, 2, 1, 100, recovery=True) == (Status.UNKNOWN, None)
+    for _ in range(2):
+        replicas.fence(LEDGER, describe(flags=DEFERRED))
+        status, run = replicas.read(LEDGER, 0, 9, 1, 10_000, recovery=True)
+        assert (status, content(run)) == (Status.NO_SUCH_ENTRY, [entry(0), entry(1)])
+        assert replicas.read(LEDGER, 2, 2, 1, 100) == (Status.UNKNOWN, None)
+        fs, replicas = after_crash(fs, replicas)
+
+
+def test_a_ledger_that_was_deleted_in_part_is_denied_to_nobody(
+    fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(replicas, make_run(0, 2))
+    replicas.fence(LEDGER, None)
+
+    def fail(descriptor: object) -> None:
+        raise StorageFullError("no room to note that it was deleted")
+
+    monkeypatch.setattr(replicas.store, "delete", fail)
+    with pytest.raises(StorageFullError):
+        replicas.delete(LEDGER)
+    assert (state_of(replicas).limbo, state_of(replicas).gap) == (True, True)
+    assert replicas.read(LEDGER, 2, 2, 1, 100, recovery=True) == (Status.UNKNOWN, None)
+
+
 def test_an_extent_whose_entries_were_all_lost_hides_no_others(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
     replicas.create(LEDGER, describe(flags=DEFERRED))

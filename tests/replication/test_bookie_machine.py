@@ -187,6 +187,34 @@ def test_in_limbo_nothing_is_denied_and_nothing_new_is_taken() -> None:
     assert bookie.ask("r", bookie.add(0, 0, recovery=True)) == []
 
 
+def test_in_limbo_for_unforced_entries_recoveries_are_denied_what_is_not_here_and_others_are_not() -> None:
+    """D6: it was never forced, and behind the fence it never will be, not even when the limbo is over."""
+    bookie = Bookie()
+    bookie.disk.limbo = True
+    assert bookie.reply(read()).status is Status.UNKNOWN
+    assert bookie.reply(read(fence=True)).status is Status.NO_SUCH_ENTRY
+    assert bookie.disk.fenced
+    assert bookie.reply(read()).status is Status.UNKNOWN
+    assert bookie.reply(bookie.add(0, 0)).status is Status.FENCED
+    for bookie.disk.limbo in (True, False):
+        assert bookie.reply(Force(LEDGER)).status is Status.FENCED
+
+
+def test_in_limbo_nothing_is_denied_before_the_fence_is_durable() -> None:
+    """D6."""
+    bookie = Bookie()
+    bookie.disk.limbo = True
+    bookie.disk.error = StorageFullError("fence")
+    assert bookie.reply(read(fence=True)).status is Status.UNKNOWN
+
+
+def test_where_durable_entries_may_be_lost_nothing_is_denied_to_recoveries_either() -> None:
+    """D6."""
+    bookie = Bookie()
+    bookie.disk.limbo = bookie.disk.gap = True
+    assert bookie.reply(read(fence=True)).status is Status.UNKNOWN
+
+
 def test_what_is_about_to_be_acknowledged_is_not_denied() -> None:
     """I17."""
     bookie = Bookie()

@@ -123,7 +123,7 @@ BOOKIE_MUTANTS = (
     Mutant(
         "K12",
         "in limbo nothing is denied (D6)",
-        (Piece(BOOKIE + "_read", "if before.limbo and status in NEGATIVE:", "if False:"),),
+        (Piece(BOOKIE + "_read", "if before.limbo and status in NEGATIVE and", "if False and"),),
     ),
     Mutant(
         "L1",
@@ -206,6 +206,37 @@ BOOKIE_MUTANTS = (
                 "self._exhausted(strand)",
             ),
         ),
+    ),
+    Mutant(
+        "L6",
+        "what was never forced is denied to recoveries alone (D6)",
+        (Piece(BOOKIE + "_read", "(before.gap or not request.fence)", "before.gap"),),
+    ),
+    Mutant(
+        "L7",
+        "where more than the unforced may be lost nothing is denied to recoveries, too (D6)",
+        (Piece(BOOKIE + "_read", "(before.gap or not request.fence)", "not request.fence"),),
+    ),
+    Mutant(
+        "L8",
+        "what was never forced is denied behind a durable fence alone (D6)",
+        (
+            Piece(
+                BOOKIE + "_read",
+                "if request.fence:",
+                "if request.fence and not (before is not None and before.limbo):",
+            ),
+        ),
+    ),
+    Mutant(
+        "L9",
+        "a fenced ledger's writer forces no more (D6)",
+        (Piece(BOOKIE + "_force", "if state is not None and state.fenced:", "if False:"),),
+    ),
+    Mutant(
+        "L10",
+        "what was never forced is denied to recoveries, or they come to no end (I10)",
+        (Piece(BOOKIE + "_read", "(before.gap or not request.fence)", "True"),),
     ),
     Mutant(
         "L5",

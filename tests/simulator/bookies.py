@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tests.simulator.world import World
 
 
+MEND_NS = 20 * MS
+"""How soon a bookie gets back what it may have lost, once its ledger is closed."""
+
+
 class Asked(NamedTuple):
     """Who waits for a reply, and to what."""
 
@@ -118,6 +122,22 @@ class SimBookie:
             else:
                 world.clock.after(max(effect.time_ns - world.clock.now, 0), self.woken, self.life)
 
+    # ---- limbo -----------------------------------------------------------------------------------------------------
+
+    def mend_soon(self) -> None:
+        """End the limbo in a moment, if the closed ledger has an end for it (``client/limbo.py``)."""
+        state = self.replicas.state(LEDGER)
+        if self.world.metadata.is_closed() and state is not None and state.limbo and not state.gap:
+            self.world.clock.after(MEND_NS, self.mend, self.life)
+
+    def mend(self, life: int) -> None:
+        """Get what the closed ledger has for this bookie from the others, and be out of limbo."""
+        metadata = self.world.metadata.current
+        if life == self.life and metadata is not None:
+            entries = self.world.judge.entries_of(self.bookie, metadata)
+            self.replicas.mend(entries)
+            self.world.judge.mended(self.bookie)
+
     # ---- faults ----------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
@@ -137,6 +157,7 @@ class SimBookie:
         self.machine = BookieMachine(self.replicas)
         self.machine.read_only = self.full
         self.world.judge.restarted(self.bookie, self.replicas.fenced)
+        self.mend_soon()
         self.world.bookies_changed()
 
     def fill(self) -> None:

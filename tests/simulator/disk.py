@@ -19,6 +19,7 @@ _unpack_lac = Struct(">q").unpack_from
 class State(NamedTuple):
     fenced: bool
     limbo: bool
+    gap: bool
     lac: int
 
 
@@ -62,6 +63,9 @@ class Disk(Replicas, Protocol):
     def damage(self, random: Random) -> None:
         """Make an entry unreadable."""
 
+    def mend(self, entries: dict[int, bytes]) -> None:
+        """End a limbo, given all that should be here."""
+
     def heal(self) -> None:
         """Break no more."""
 
@@ -89,14 +93,14 @@ class ModelReplicas:
         self.corrupt: dict[int, None] = {}
         self.known = self.known_durable = False
         self.fenced = False
-        self.limbo = False
+        self.limbo = self.gap = False
         self.lac = -1
         self.packet: tuple[int, bytes] | None = None
 
     def state(self, ledger_id: int) -> State | None:
         if not (self.known or self.fenced or self.limbo):
             return None
-        return State(self.fenced, self.limbo, self.lac)
+        return State(self.fenced, self.limbo, self.gap, self.lac)
 
     def create(self, ledger_id: int, description: object) -> None:
         self.known = True
@@ -124,7 +128,15 @@ class ModelReplicas:
         self.fenced = self.known = self.known_durable = True
 
     def read(
-        self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        stride: int,
+        bytes_max: int,
+        *,
+        checked: bool = False,
+        recovery: bool = False,
     ) -> tuple[Status, Run | None]:
         entries: list[bytes] = []
         fit = self.random.randint(1, 3) if self.random.random() < self.short else last + 1
@@ -158,7 +170,7 @@ class ModelReplicas:
         self.staged.clear()
         self.lost.clear()
         self.corrupt.clear()
-        self.known = self.known_durable = self.fenced = self.limbo = False
+        self.known = self.known_durable = self.fenced = self.limbo = self.gap = False
         self.lac, self.packet = -1, None
 
     # ---- faults ----------------------------------------------------------------------------------------------------
@@ -181,6 +193,7 @@ class ModelReplicas:
         self.fenced = self.known = self.known_durable = False
         self.lac = -1
         self.limbo = True
+        self.gap = True
 
     def lose(self) -> None:
         self.lost.update(self.durable)
@@ -189,6 +202,12 @@ class ModelReplicas:
     def damage(self, random: Random) -> None:
         if self.durable:
             self.corrupt[random.choice(sorted(self.durable))] = None
+
+    def mend(self, entries: dict[int, bytes]) -> None:
+        for entry_id, entry in entries.items():
+            self.durable.setdefault(entry_id, entry)
+        self.known = self.known_durable = True
+        self.limbo = False
 
     def heal(self) -> None:
         """Nothing breaks by itself here."""

@@ -9,10 +9,22 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
-from pybk.replication.messages import NEGATIVE, Add, LacReply, Read, ReadReply, Reply, Request, Run, Status, WriteLac
+from pybk.replication.messages import (
+    NEGATIVE,
+    Add,
+    Force,
+    LacReply,
+    Read,
+    ReadReply,
+    Reply,
+    Request,
+    Run,
+    Status,
+    WriteLac,
+)
 from pybk.replication.reading import fragment_of
 from pybk.replication.runs import entries_of
-from tests.simulator.disk import LAC_OFFSET
+from tests.simulator.disk import LAC_OFFSET, LEDGER
 
 if TYPE_CHECKING:
     from tests.simulator.disk import Disk
@@ -34,6 +46,8 @@ class Judge:
         self.lengths: dict[int, int] = {-1: 0}
         self.confirmed = -1
         self.acked: dict[Bookie, dict[int, None]] = {}
+        self.deferred: dict[Bookie, dict[int, None]] = {}
+        """What was acknowledged before it was durable, and not forced since."""
         self.fenced: dict[Bookie, None] = {}
         self.lacs: dict[Bookie, int] = {}
         self.gone: dict[Bookie, None] = {}
@@ -106,6 +120,9 @@ class Judge:
         if isinstance(request, Add):
             if reply.status is Status.OK:
                 self.added(bookie, disk, request)
+        elif isinstance(request, Force):
+            if reply.status is Status.OK:
+                self.forced(bookie, disk)
         elif getattr(request, "fence", False) and (reply.status is Status.OK or reply.status in NEGATIVE):
             self.check(disk.fenced, f"AB3: {bookie} answered a fencing request without being fenced")
             self.fenced[bookie] = None
@@ -119,7 +136,7 @@ class Judge:
         self.check(
             request.recovery or bookie not in self.gone, f"C11: {bookie} acknowledged an add to a deleted ledger"
         )
-        acked = self.acked.setdefault(bookie, {})
+        acked = (self.deferred if request.deferred else self.acked).setdefault(bookie, {})
         for run in request.runs:
             for entry_id in range(run.first, run.last + 1, run.stride):
                 held = disk.held(entry_id)
@@ -128,6 +145,25 @@ class Judge:
                 self.check(held is not None, f"{bookie} acknowledged entry {entry_id}, which is not durable")
                 self.check(held == self.entries.get(entry_id), f"I4, I14: entry {entry_id} of {bookie} is another")
                 acked[entry_id] = None
+
+    def forced(self, bookie: Bookie, disk: Disk) -> None:
+        """What was acknowledged before counts from now on as durable."""
+        for entry_id in self.deferred.pop(bookie, {}):
+            self.check(disk.had(entry_id), f"{bookie} forced entry {entry_id}, which is not durable")
+            self.acked.setdefault(bookie, {})[entry_id] = None
+
+    def mended(self, bookie: Bookie) -> None:
+        """A bookie has all that the closed ledger has: of what it lost, nothing was confirmed."""
+        self.deferred.pop(bookie, None)
+
+    def entries_of(self, bookie: Bookie, metadata: LedgerMetadata) -> dict[int, bytes]:
+        """Return what a closed ledger has for a bookie."""
+        return {
+            entry_id: self.entries[entry_id]
+            for entry_id in range(metadata.last_entry_id + 1)
+            for ensemble in (fragment_of(metadata.fragments, entry_id).ensemble,)
+            if bookie in [ensemble[place] for place in self.world.plan.quorum.write_set(entry_id)]
+        }
 
     def noted(self, bookie: Bookie, disk: Disk) -> None:
         """I6, I13: the last add confirmed that a bookie knows."""
@@ -138,8 +174,11 @@ class Judge:
             self.check(disk.lac <= self.firm_end(), f"I6: {bookie} was told {disk.lac}, confirmed is {self.firm_end()}")
 
     def denied(self, bookie: Bookie, request: Request, reply: LacReply | ReadReply) -> None:
-        """I17: a bookie says that it never acknowledged something."""
+        """I17: a bookie says that it never acknowledged something, or to a recovery, that it never counted for it."""
+        state = self.world.disks[bookie].state(LEDGER)
         acked = self.acked.get(bookie, {})
+        if state is None or not state.limbo or not getattr(request, "fence", False):
+            acked = acked | self.deferred.get(bookie, {})
         if isinstance(reply, ReadReply) and reply.status is Status.NO_SUCH_ENTRY:
             assert isinstance(request, Read)
             after = reply.run.last + reply.run.stride if reply.run is not None else request.first
@@ -160,6 +199,7 @@ class Judge:
         """A bookie has forgotten a deleted ledger."""
         self.gone[bookie] = None
         self.acked.pop(bookie, None)
+        self.deferred.pop(bookie, None)
         self.fenced.pop(bookie, None)
         self.lacs.pop(bookie, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from pybk.ledger import LedgerMetadata
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.messages import (
     Event,
     MetadataIs,
@@ -90,6 +90,13 @@ class SimMetadata:
         self.version += 1
         self.history.append((metadata, self.version))
         self.world.judge.metadata_changes(author, old, metadata)
+        if metadata.state is not old.state:
+            for bookie in self.world.bookies.values():
+                bookie.mend_soon()
+
+    def is_closed(self) -> bool:
+        """Tell whether the ledger is there and closed."""
+        return self.current is not None and self.current.state is LedgerState.CLOSED
 
     def delete(self) -> None:
         """Delete the ledger."""

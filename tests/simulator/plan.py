@@ -63,8 +63,14 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """Draw the plan of a seed; each eighth is a recovery in small steps, of a ledger with much in flight."""
+    """Draw the plan of a seed.
+
+    Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
+    whose bookies crash, and that is recovered while its writer lives.
+    """
     plan = _draw(seed)
+    if seed % 16 == 14:
+        return _all_crash(plan)
     if seed % 8 != 7:
         return plan
     return replace(
@@ -86,6 +92,21 @@ def draw(seed: int) -> Plan:
         loses_data="corrupt",
         faults_ns=100 * MS,
         fault_every_ns=2 * MS,
+    )
+
+
+def _all_crash(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        recoverers=max(plan.recoverers, 1),
+        deferred=True,
+        pauses=True,
+        kills=False,
+        crashes=True,
+        loses_data="",
+        deletes=False,
+        faults_ns=400 * MS,
+        fault_every_ns=10 * MS,
     )
 
 
@@ -123,7 +144,7 @@ def _draw(seed: int) -> Plan:
         cuts=sometimes(0.3),
         pauses=sometimes(0.3),
         kills=sometimes(0.1),
-        crashes=sometimes(0.5) and not deferred,
+        crashes=sometimes(0.5),
         loses_data=loses,
         metadata_loss=random.uniform(0, 0.3) if sometimes(0.4) else 0.0,
         metadata_stale=random.uniform(0, 0.5) if sometimes(0.3) else 0.0,

@@ -59,9 +59,17 @@ class RealDisk:
         self._replicas.fence(ledger_id, description)
 
     def read(
-        self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        stride: int,
+        bytes_max: int,
+        *,
+        checked: bool = False,
+        recovery: bool = False,
     ) -> tuple[Status, Run | None]:
-        return self._replicas.read(ledger_id, first, last, stride, bytes_max, checked=checked)
+        return self._replicas.read(ledger_id, first, last, stride, bytes_max, checked=checked, recovery=recovery)
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:
         return self._replicas.lac_proof(ledger_id)
@@ -126,6 +134,9 @@ class RealDisk:
 
     def damage(self, random: Random) -> None:
         raise NotImplementedError("damaged files have tests of their own")
+
+    def mend(self, entries: dict[int, bytes]) -> None:
+        raise NotImplementedError("limbo on the storage has tests of its own")
 
     def heal(self) -> None:
         self._calm = True

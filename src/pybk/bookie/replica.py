@@ -71,6 +71,7 @@ class Replica:
         self.fences: list[LedgerDescriptor] = []
         self.fenced = False
         self.limbo = False
+        self.gap = False
         self.deleted = False
         self.packet: tuple[int, bytes] | None = None
         self._store = store
@@ -285,14 +286,16 @@ class Replica:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, first: int, last: int, stride: int, bytes_max: int, *, checked: bool) -> tuple[Status, Run | None]:
+    def read(
+        self, first: int, last: int, stride: int, bytes_max: int, *, checked: bool, recovery: bool
+    ) -> tuple[Status, Run | None]:
         """See ``Replicas.read``."""
         sizes = array("q")
         body: list[View] = []
         left, entry_id = bytes_max, first
         status = Status.OK
         while entry_id <= last and (not sizes or left >= sizes[-1]):
-            found = self._durable_at(entry_id)
+            found = self._durable_at(entry_id, recovery=recovery)
             if isinstance(found, Status):
                 status = found
                 break
@@ -317,7 +320,7 @@ class Replica:
             entry_id += len(batch) * stride
         return status, Run(first, stride, sizes, body) if sizes else None
 
-    def _durable_at(self, entry_id: int) -> tuple[Held, int] | Status:
+    def _durable_at(self, entry_id: int, *, recovery: bool) -> tuple[Held, int] | Status:
         """Return the extent in which an entry is durable and how far that goes, or what to say of the entry (AB4)."""
         with self.lock:
             self.look_back()
@@ -326,7 +329,9 @@ class Replica:
             held = self.extents.holder(entry_id)
             if held is not None:
                 return (held, self.extents.bound(held, entry_id)) if entry_id <= held.last_durable else Status.UNKNOWN
-            return Status.UNKNOWN if self.limbo else Status.NO_SUCH_ENTRY
+            # D6: what is lost was never forced, and behind a durable fence it never will be.
+            denied = not self.limbo or (recovery and bool(self.fences) and not self.gap)
+            return Status.NO_SUCH_ENTRY if denied else Status.UNKNOWN
 
     def _unreadable(self, entry_id: int, error: Exception) -> Status:
         if self.deleted:
@@ -428,7 +433,7 @@ class Replica:
             if held.created is not None:
                 self._store.log.wait(held.created)
         self.look_back()
-        self.limbo = True
+        self.limbo = self.gap = True
         for held in list(self.extents):
             self._delete(held.descriptor)
             self.extents.remove(held)

@@ -36,13 +36,15 @@ class ReplicaState(NamedTuple):
 
     Attributes:
         fenced: Takes adds of recoveries alone; durable, unless ``Replicas.fence`` raised.
-        limbo: Entries may be missing that were acknowledged, so nothing is denied.
+        limbo: Entries may be missing that were acknowledged, so nothing is denied but to a recovery.
+        gap: In limbo, entries may be missing that were durable, too, so nothing is denied.
         lac: The highest last add confirmed that was told here, -1 for none.
         description: What never changes of the ledger; None if only its fence came so far.
     """
 
     fenced: bool
     limbo: bool
+    gap: bool
     lac: int
     description: Description | None
 
@@ -208,7 +210,7 @@ class Replicas:
             return None
         with replica.lock:
             replica.look_back()
-            return ReplicaState(replica.fenced, replica.limbo, replica.lac(), replica.description)
+            return ReplicaState(replica.fenced, replica.limbo, replica.gap, replica.lac(), replica.description)
 
     def create(self, ledger_id: int, description: Description) -> None:
         """Make a ledger known, so that entries can be staged; nothing is stored before they are."""
@@ -373,7 +375,15 @@ class Replicas:
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read(
-        self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        stride: int,
+        bytes_max: int,
+        *,
+        checked: bool = False,
+        recovery: bool = False,
     ) -> tuple[Status, Run | None]:
         """Read entries ``first``, ``first + stride``, …, as far as they are here without a gap and fit.
 
@@ -384,6 +394,7 @@ class Replicas:
             stride: Distance of the ids.
             bytes_max: About how many bytes are wanted at most; one entry is returned even if longer.
             checked: Return only what has its checksum; without it the reader finds out by the digests.
+            recovery: A recovery asks: behind a durable fence, what may be lost but was never forced is denied (D6).
 
         Returns:
             ``OK`` and the entries: all, or as many as fit. Else why the entry after those returned is missing:
@@ -395,7 +406,7 @@ class Replicas:
         replica = self._replica(ledger_id)
         if replica is None:
             return Status.NO_SUCH_LEDGER, None
-        return replica.read(first, last, stride, bytes_max, checked=checked)
+        return replica.read(first, last, stride, bytes_max, checked=checked, recovery=recovery)
 
     def lac_proof(self, ledger_id: int) -> tuple[int, View] | None:
         """Return the durable entry with the highest id, whose header carries the highest last add confirmed.

@@ -38,7 +38,11 @@ class ReplicaState(Protocol):
 
     @property
     def limbo(self) -> bool:
-        """Whether entries, or a fence, may have been lost: what is missing is unknown, and not absent."""
+        """Whether entries may have been lost that were acknowledged: what is missing is unknown, and not absent."""
+
+    @property
+    def gap(self) -> bool:
+        """Whether, in limbo, also what was durable may have been lost: entries that were forced, or a fence."""
 
     @property
     def lac(self) -> int:
@@ -80,11 +84,19 @@ class Replicas(Protocol):
         """
 
     def read(
-        self, ledger_id: int, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        stride: int,
+        bytes_max: int,
+        *,
+        checked: bool = False,
+        recovery: bool = False,
     ) -> tuple[Status, Run | None]:
         """Read entries ``first``, ``first + stride``, … without a gap, as ``ReadReply`` says it.
 
-        What is staged and not durable is unknown.
+        What is staged and not durable is unknown. A ``recovery`` has fenced the ledger.
         """
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:
@@ -322,8 +334,8 @@ class BookieMachine:
         if status is not Status.OK and ledger_id in self._dirty:
             effects += self._sync()  # what is missing may be among what was taken and is not durable yet
             status, run = self._read_entries(request)
-        if before.limbo and status in NEGATIVE:
-            status = Status.UNKNOWN  # D6
+        if before.limbo and status in NEGATIVE and (before.gap or not request.fence):
+            status = Status.UNKNOWN  # D6; what was only deferred, and is fenced, will never be confirmed
         return [*effects, Respond(sender, ReadReply(status, run, before.lac))]
 
     def _read_entries(self, request: Read) -> tuple[Status, Run | None]:
@@ -336,6 +348,7 @@ class BookieMachine:
                 request.stride,
                 request.bytes_max,
                 checked=request.checked,
+                recovery=request.fence,
             )
         except StorageError:
             return Status.UNKNOWN, None
@@ -371,8 +384,13 @@ class BookieMachine:
         return reply if proof is None else replace(reply, entry_id=proof[0], entry=proof[1])
 
     def _force(self, sender: Sender, request: Force) -> list[BookieEffect]:
-        """Make durable what was acknowledged before it was; in limbo, some of that may be lost."""
+        """Make durable what was acknowledged before it was; in limbo, some of that may be lost.
+
+        Not if fenced: a recovery may have been told that what was lost is not here, and the limbo be over since.
+        """
         state = self._replicas.state(request.ledger_id)
+        if state is not None and state.fenced:
+            return [Respond(sender, Reply(Status.FENCED))]
         if state is not None and state.limbo:
             return [Respond(sender, Reply(Status.LIMBO))]
         self._acks.append((sender, request.ledger_id))
