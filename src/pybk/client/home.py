@@ -166,7 +166,7 @@ class ClusterHome:
         return ForkedProcessError(f"{self.where} was opened before this process was forked; open it here again")
 
     def close(self) -> None:
-        """Wait for what is outstanding; open ledgers stay open."""
+        """Wait for what is outstanding, and record what bookies miss of closed ledgers; open ledgers stay open."""
         for ledger in list(self._held):
             if ledger.writing is not None and ledger.writing.appender.error is None:
                 self._settle(ledger.writing)
