@@ -192,6 +192,22 @@ def test_a_ledger_in_limbo_gets_back_what_it_lacks(four: Inside) -> None:
     check(client, writer.ledger_id, 20)
 
 
+def test_a_deferred_ledger_is_recovered_when_all_its_bookies_ended_by_accident(four: Inside) -> None:
+    client = four.connect()
+    writer = client.create_ledger(password=PASSWORD, write_flags=WriteFlag.DEFERRED_FORCE)
+    for number in range(20):
+        writer.append(payload(number))
+    writer.force()
+    services = []
+    for place in range(4):
+        four.bookies[place].close()
+        unclean(four.directory / f"bookie-{place}")
+        services.append(service_of(four.open_bookie(place)))
+    assert [service.in_limbo() for service in services].count([writer.ledger_id]) == 3
+    check(four.connect(), writer.ledger_id, 20)
+    until(lambda: not any(service.in_limbo() for service in services))
+
+
 def unclean(path: Path) -> None:
     """Have a store take its last end for one by accident."""
     replicas = Replicas.open(str(path), config=StoreConfig(**QUICK))

@@ -39,7 +39,8 @@ class Mender:
     """Brings back what ledgers in limbo may lack, in the background, until none is left.
 
     A fragment that has an end is filled up from its other bookies. The open last fragment of a ledger has to wait: its
-    writer is refused here and takes another bookie, or a recovery closes the ledger.
+    writer is refused here and takes another bookie, or a recovery closes the ledger. It can, as bookies in limbo answer
+    its reads: what was never forced was never confirmed.
 
     Threads: one of its own, which ends by itself.
     """
