@@ -44,6 +44,7 @@ def test_the_seeds_try_what_they_should() -> None:
     assert {plan.loses_data for plan in plans} == {"", "forgets", "wiped", "corrupt"}
     for fault in ("deferred", "clogs", "cuts", "pauses", "kills", "crashes", "swaps", "fills", "deletes"):
         assert {getattr(plan, fault) for plan in plans} == {False, True}, fault
+    assert sum(plan.deferred and plan.crashes and plan.recoverers > 0 for plan in plans) > 75
     worlds = [run(seed)[0] for seed in range(100)]
     assert sum(len(world.judge.entries) for world in worlds) > 500
     assert sum(world.judge.confirmed + 1 for world in worlds) > 300

@@ -43,7 +43,8 @@ class Run(NamedTuple):
 class Status(IntEnum):
     """How a bookie answers. Everything but ``OK`` and the two that say no is no answer: the outcome is unknown.
 
-    ``NO_SUCH_ENTRY`` and ``NO_SUCH_LEDGER`` are promises that the bookie never acknowledged what was asked for.
+    ``NO_SUCH_ENTRY`` and ``NO_SUCH_LEDGER`` are promises that the bookie never acknowledged what was asked for; to a
+    read that fences, that it never made it durable, and never will for the writer.
     """
 
     OK = 0
