@@ -118,7 +118,8 @@ class LedgerReader:
     def read_unconfirmed(self, first: int, last: int) -> Iterator[Entry]:
         """Read like ``read``, up to everything written, whether it is confirmed or not.
 
-        What a ``DEFERRED_FORCE`` writer has buffered is written first; it is not confirmed by that.
+        What a ``DEFERRED_FORCE`` writer has buffered is written first; it is not confirmed by that. Over an ensemble
+        that is what has come to bookies, while the newest entries may still be on their way.
         """
         return self._entries(*self._checked_unconfirmed(first, last))
 
