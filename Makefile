@@ -14,8 +14,8 @@ CANDIDATES := python3.14 python3.13 python3.12 python3.11 python3
 PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),$(shell $(name) -c "$(PROBE)" >/dev/null 2>&1 && echo $(name))))
 
-# ZooKeeper is tested where there is a Java to run it; its jars come with PySpark.
-ZOOKEEPER := $(shell java -version >/dev/null 2>&1 && echo ,zookeeper-test)
+# Spark and ZooKeeper, whose jars come with PySpark, are tested where there is a Java to run them; looked for when needed.
+SPARK_TEST = $(shell tools/java home >/dev/null && echo ,zookeeper-test)
 
 PROJECT := setup.cfg pyproject.toml
 
@@ -32,7 +32,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m pybk.admin.demo $(if $(INPUT),"$(INPUT)")
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	tools/java run $(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check .
@@ -51,7 +51,7 @@ sim: $(VENV)/.test
 	$(BIN)/python -m tests.simulator --seeds $(SEEDS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .java build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis src/*.egg-info
 	find src tests bench examples -name __pycache__ -type d -exec rm -rf {} +
 
 $(BIN)/python:
@@ -71,7 +71,7 @@ $(VENV)/.demo: $(BIN)/python $(PROJECT)
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd$(ZOOKEEPER)]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd$(SPARK_TEST)]"
 	@touch $@
 
 $(VENV)/.check: $(BIN)/python $(PROJECT)
