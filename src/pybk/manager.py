@@ -230,17 +230,41 @@ class LedgerManager:
         Durability: The ledger is on disk on return.
         Cost: One synced write; the first use of a password costs one scrypt, about 50 ms.
         """
+        return self._create_ledger(
+            user_type(ledger_type),
+            password=password,
+            storage_hints=storage_hints,
+            write_flags=write_flags,
+            digest_type=digest_type,
+            custom_metadata=custom_metadata,
+            ledger_id=ledger_id,
+            quorums=(ensemble_size, write_quorum, ack_quorum),
+            insecure=insecure,
+        )
+
+    def _create_ledger(
+        self,
+        ledger_type: LedgerType,
+        *,
+        password: bytes = b"",
+        storage_hints: Iterable[StorageHint] = (),
+        write_flags: WriteFlag = WriteFlag.NONE,
+        digest_type: DigestType = DigestType.HMAC_SHA256,
+        custom_metadata: Mapping[str, bytes] | None = None,
+        ledger_id: int | None = None,
+        quorums: tuple[int | None, int | None, int | None] = (None, None, None),
+        insecure: bool = False,
+    ) -> LedgerWriter:
+        """Create a ledger as ``create_ledger`` does, of a type that may be the system's own."""
         home = self._usable()
-        kind = user_type(ledger_type)
         hints = hints_of(storage_hints)
         flags = member_of(WriteFlag, write_flags, "write_flags")
         digest_type = digest_type_of(digest_type, insecure=insecure)
         password = checked_password(password)
         salt = secrets.token_bytes(16)
-        quorums = home.quorums((ensemble_size, write_quorum, ack_quorum))
         describe = partial(
             LedgerMetadata,
-            ledger_type=kind,
+            ledger_type=ledger_type,
             storage_hints=hints,
             write_flags=flags,
             digest_type=digest_type,
@@ -250,7 +274,7 @@ class LedgerManager:
             tier=next((tier for tier in StorageHint if tier in hints), home.config.default_tier),
             advanced=ledger_id is not None,
             key_salt=salt,
-            **quorums._asdict(),
+            **home.quorums(quorums)._asdict(),
         )
         return self._create(home, ledger_id, password, salt, describe)
 
