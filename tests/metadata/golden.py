@@ -14,6 +14,7 @@ from pybk.metadata.cluster import ClusterIdentity, _proof
 from pybk.metadata.description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
+from pybk.metadata.pointers import _key
 from pybk.metadata.values import Kind, encode_json, seal, to_base64
 from tests.map_environment import MapEnvironment
 from tests.metadata.records import KEY, bookie, ledger, registration
@@ -47,6 +48,7 @@ def values() -> dict[str, tuple[str, bytes]]:
         Kind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),
         Kind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
         Kind.NEWS: ("underreplicated-news", b""),
+        Kind.POINTER: (_key("sinks", "query/1"), encode_json({"manifest": 7})),
     }
     assert set(payloads) == set(Kind)
     made = {}

@@ -14,6 +14,7 @@ from pybk.errors import CorruptError, MetadataError, MetadataExistsError, Metada
 from pybk.metadata.bookies import Bookies
 from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
+from pybk.metadata.pointers import Pointers
 from pybk.metadata.settle import settle
 from pybk.metadata.tree import MetadataTree
 from pybk.metadata.values import (
@@ -51,7 +52,7 @@ class ClusterIdentity:
     cost: int
 
 
-class ClusterMetadata(Ledgers, Bookies, Locks):
+class ClusterMetadata(Ledgers, Bookies, Locks, Pointers):
     """A cluster's metadata. Threads: any.
 
     Args:

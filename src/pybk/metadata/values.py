@@ -44,6 +44,7 @@ class Kind(IntEnum):
     LOCK = 7
     UNDER_REPLICATED = 8
     NEWS = 9
+    POINTER = 10
 
 
 def new_token() -> bytes:

@@ -1,0 +1,116 @@
+"""Pointers in the metadata store: one at a time moves them, and nobody else's are taken for ours."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from pybk.errors import CorruptError, MetadataForgedError, MetadataVersionError, UsageError
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.lmdb import LmdbTree
+from pybk.metadata.pointers import POINTER_BYTES_MAX
+from pybk.metadata.values import Kind, seal
+from tests.metadata.records import KEY, cluster_on
+from tests.metadata.worlds import World
+from tests.simtree import Fault, SimStore
+
+NAMES = ("app", "a/b", "..", "ü" * 64, "a b%2F")
+
+
+def test_a_pointer_moves_by_compare_and_set(world: World) -> None:
+    one, two = cluster_on(world.open()), cluster_on(world.open())
+    assert one.read_pointer("sinks", "app") is None
+    first = one.write_pointer("sinks", "app", b"first", None)
+    assert two.read_pointer("sinks", "app") == (b"first", first)
+    with pytest.raises(MetadataVersionError, match="made by somebody else") as refused:
+        two.write_pointer("sinks", "app", b"other", None)
+    assert not refused.value.outcome_unknown
+    second = two.write_pointer("sinks", "app", b"second", first)
+    with pytest.raises(MetadataVersionError):
+        one.write_pointer("sinks", "app", b"late", first)
+    assert one.read_pointer("sinks", "app") == (b"second", second)
+    assert one.read_pointer("others", "app") is None
+
+
+def test_names_may_be_anything_and_stay_apart(world: World) -> None:
+    cluster = cluster_on(world.open())
+    for number, name in enumerate(NAMES):
+        cluster.write_pointer("sinks", name, b"%d" % number, None)
+    for number, name in enumerate(NAMES):
+        found = cluster.read_pointer("sinks", name)
+        assert found is not None
+        assert found.value == b"%d" % number
+
+
+def test_of_many_that_move_a_pointer_at_once_one_wins_each_time(tmp_path: Path) -> None:
+    trees = [LmdbTree(str(tmp_path)) for _ in range(3)]
+    clusters = [cluster_on(tree) for tree in trees]
+    clusters[0].write_pointer("sinks", "app", b"0", None)
+
+    def count(cluster: ClusterMetadata) -> None:
+        done = 0
+        while done < 10:
+            found = cluster.read_pointer("sinks", "app")
+            assert found is not None
+            try:
+                cluster.write_pointer("sinks", "app", b"%d" % (int(found.value) + 1), found.version)
+            except MetadataVersionError:
+                continue
+            done += 1
+
+    threads = [threading.Thread(target=count, args=(cluster,)) for cluster in clusters]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = clusters[0].read_pointer("sinks", "app")
+    assert found is not None
+    assert found.value == b"30"
+    for tree in trees:
+        tree.close()
+
+
+def test_bounds_are_named(world: World) -> None:
+    cluster = cluster_on(world.open())
+    cluster.write_pointer("sinks", "app", b"x" * POINTER_BYTES_MAX, None)
+    with pytest.raises(UsageError, match=str(POINTER_BYTES_MAX)):
+        cluster.write_pointer("sinks", "app", b"x" * (POINTER_BYTES_MAX + 1), 1)
+    with pytest.raises(UsageError, match="128"):
+        cluster.read_pointer("sinks", "")
+    with pytest.raises(UsageError, match="str"):
+        cluster.write_pointer("sinks", "app", "text", None)  # type: ignore[arg-type]
+
+
+def test_a_pointer_of_somebody_without_the_secret_is_refused(world: World) -> None:
+    tree = world.open()
+    cluster = cluster_on(tree)
+    key = "pointers/sinks/app"
+    version = tree.create(key, seal(Kind.POINTER, key, bytes(16), b"{}", b"x" * 32))
+    with pytest.raises(MetadataForgedError):
+        cluster.read_pointer("sinks", "app")
+    tree.put(key, seal(Kind.LOCK, key, bytes(16), b"{}", KEY), version)
+    with pytest.raises(CorruptError, match="LOCK where POINTER"):
+        cluster.read_pointer("sinks", "app")
+
+
+@pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.REQUEST_LOST])
+@pytest.mark.parametrize("operation", ["create", "put"])
+def test_a_lost_answer_is_settled_by_reading_back(operation: str, fault: Fault) -> None:
+    store = SimStore()
+    lost: list[str] = []
+
+    def lose(found: str, key: str) -> Fault | None:
+        if found == operation and key.startswith("pointers/") and not lost:
+            lost.append(key)
+            return fault
+        return None
+
+    cluster = cluster_on(store.tree(lose))
+    version = cluster.write_pointer("sinks", "app", b"first", None)
+    cluster.write_pointer("sinks", "app", b"second", version)
+    assert lost
+    found = cluster_on(store.tree()).read_pointer("sinks", "app")
+    assert found is not None
+    assert found.value == b"second"
