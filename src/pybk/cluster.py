@@ -46,12 +46,19 @@ def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[Clust
         raise
 
 
-def connect(url: str, secret: bytes | None, config: StoreConfig) -> ClusterHome:
-    """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``."""
+def connect(url: str, secret: bytes | None, config: StoreConfig, *, near: str | None = None) -> ClusterHome:
+    """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``.
+
+    Args:
+        url: As for ``open_cluster``.
+        secret: As for ``open_cluster``.
+        config: Settings of handles.
+        near: Name of a bookie, such as one of this host, that comes first in ensembles and reads while it is there.
+    """
     metadata, keys = open_cluster(url, secret, create=False)
     with ExitStack() as undo:
         undo.callback(metadata.close)
-        home = ClusterHome(url, Directory(metadata), lambda: Links(keys), config)
+        home = ClusterHome(url, Directory(metadata, near), lambda: Links(keys), config)
         undo.pop_all()
     return home
 
@@ -90,6 +97,6 @@ def join(
             replace_lost=replace_lost,
         )
         undo.callback(bookie.close)
-        home = ClusterHome(url, Directory(metadata, bookie.bookie), lambda: Links(keys), config, bookie)
+        home = ClusterHome(url, Directory(metadata, bookie.bookie.bookie_id), lambda: Links(keys), config, bookie)
         undo.pop_all()
     return home

@@ -145,7 +145,7 @@ def test_a_damaged_copy_is_read_elsewhere_and_mended(four: Inside) -> None:
     damage(service, payload(wrong))
     # Read from the damaged bookie first.
     directory = home_of(client).directory
-    directory.local = service.bookie
+    directory.near = service.bookie.bookie_id
     with client.open_ledger(ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(wrong, wrong)] == [payload(wrong)]
 

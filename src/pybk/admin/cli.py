@@ -21,12 +21,13 @@ from typing import Any, Final
 from tabulate import tabulate
 from tqdm import tqdm
 
-from pybk.admin.credentials import PASSWORD, SECRET, password_of, secret_of, takes_password, takes_secret
+from pybk.admin.credentials import password_of, secret_of, takes_password, takes_secret
 from pybk.admin.dump import dump_store
 from pybk.admin.serving import serve
 from pybk.bookie.service import BookieService
 from pybk.cluster import open_cluster
 from pybk.config import StoreConfig
+from pybk.credentials import CLUSTER_SECRET, PASSWORD
 from pybk.errors import (
     CorruptError,
     DigestMismatchError,
@@ -259,7 +260,7 @@ def _secret_needed() -> Iterator[None]:
     try:
         yield
     except MetadataForgedError as error:
-        raise MetadataForgedError(f"{error}: --cluster-secret-file FILE or {SECRET}") from error
+        raise MetadataForgedError(f"{error}: --cluster-secret-file FILE or {CLUSTER_SECRET}") from error
 
 
 def _base64(data: bytes) -> str:

@@ -42,7 +42,8 @@ class Directory:
 
     Args:
         metadata: The cluster's.
-        local: The bookie of this process, which comes first in ensembles and reads; None for none.
+        near: Name of the bookie that comes first in ensembles and reads while it is there: that of this process, or one
+            beside it; None for none.
 
     Attributes:
         bookies: Those that are there, by name.
@@ -51,9 +52,9 @@ class Directory:
     Threads: any.
     """
 
-    def __init__(self, metadata: ClusterMetadata, local: Bookie | None = None) -> None:
+    def __init__(self, metadata: ClusterMetadata, near: str | None = None) -> None:
         self.metadata: Final = metadata
-        self.local = local
+        self.near = near
         self._random = random.Random()
         self._lock = threading.Lock()
         self.bookies: Mapping[str, BookieRegistration] = {}
@@ -85,10 +86,11 @@ class Directory:
         return self._places.get(bookie)
 
     def rank(self) -> dict[Bookie, int]:
-        """Return which bookies to read from first: this process's own, then others at random, so that all share."""
+        """Return which bookies to read from first: the near one, then others at random, so that all share."""
         ranks = {found.bookie: 1 + self._random.getrandbits(16) for found in self.bookies.values()}
-        if self.local is not None:
-            ranks[self.local] = 0
+        near = None if self.near is None else self.bookies.get(self.near)
+        if near is not None:
+            ranks[near.bookie] = 0
         return ranks
 
     def _candidates(self) -> list[Candidate]:
@@ -99,7 +101,7 @@ class Directory:
                 load=found.load,
                 rack=found.rack,
                 read_only=found.read_only,
-                local=found.bookie == self.local,
+                local=found.bookie.bookie_id == self.near,
             )
             for found in self.bookies.values()
         ]

@@ -1,0 +1,139 @@
+"""Connections to where ledgers are: one per process and place, whoever asks."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pybk.cluster import connect
+from pybk.config import StoreConfig
+from pybk.credentials import Secret
+from pybk.errors import UsageError
+from pybk.manager import LedgerManager
+from pybk.metadata.cluster import ClusterMetadata
+
+_LMDB: Final = "lmdb://"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where ledgers are: either the directory of an embedded store, or a cluster.
+
+    It may be sent to other processes, a secret that was given as such with it.
+
+    Attributes:
+        path: The store's directory.
+        metadata_uri: The URL of the cluster's metadata store.
+        secret: The cluster's.
+    """
+
+    path: str | None = None
+    metadata_uri: str | None = None
+    secret: Secret = field(default_factory=Secret)
+
+    def __str__(self) -> str:
+        """Name the place; no secret is in it."""
+        return str(self.metadata_uri if self.path is None else self.path)
+
+
+class Connection(NamedTuple):
+    """A connection; closed when the process ends.
+
+    Attributes:
+        manager: The ledgers; read-only for an embedded store, beside the process that writes.
+        metadata: The cluster's metadata, None for an embedded store.
+    """
+
+    manager: LedgerManager
+    metadata: ClusterMetadata | None
+
+
+_Key = tuple[Where, str | None, tuple[int, int] | None]
+
+_open: dict[_Key, Connection] = {}
+_opener = os.getpid()
+_lock = threading.Lock()
+
+
+def connection(where: Where, near: str | None = None) -> Connection:
+    """Return this process's connection to a place, made at the first call.
+
+    Args:
+        where: The place.
+        near: Name of the bookie that comes first in reads and new ensembles while it is there; None for none.
+
+    Returns:
+        The connection; others use it too, so nobody closes it. A process that was forked makes its own. A directory
+        that was replaced since is opened anew.
+
+    Raises:
+        UsageError: The URL or the secret cannot be, or the directory is not there.
+        MetadataError: The cluster cannot be reached, or the secret is another.
+        CookieError, CorruptError: The store cannot be read.
+
+    Threads: any.
+    Cost: Nothing once it is there; else a few milliseconds.
+    """
+    global _opener
+    with _lock:
+        if _opener != os.getpid():  # those of the parent are of no use here, and not ours to close
+            _open.clear()
+            _opener = os.getpid()
+        key = (where, near, _directory(where))
+        found = _open.get(key)
+        if found is None:
+            _close_replaced(key)
+            found = _open[key] = _connect(where, near)
+        return found
+
+
+def _close_replaced(key: _Key) -> None:
+    """Close connections to what stood at a place before, as a file is open once in a process, by its name."""
+    for old in [old for old in _open if old[0] == key[0] and old[2] != key[2]]:
+        _open.pop(old).manager.close()
+
+
+def _directory(where: Where) -> tuple[int, int] | None:
+    """Return which directory stands at the place now, as it may have been removed and made again; None if none does."""
+    path = where.path
+    if path is None and where.metadata_uri is not None and where.metadata_uri.startswith(_LMDB):
+        path = where.metadata_uri.removeprefix(_LMDB)
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _connect(where: Where, near: str | None) -> Connection:
+    if where.path is not None:
+        if not os.path.isdir(where.path):
+            raise UsageError(f"there is no directory {where.path} here; each machine that reads a store needs it")
+        return Connection(LedgerManager.open(where.path, read_only=True), None)
+    if where.metadata_uri is None:
+        raise UsageError("a place is a path or a metadata URL; give one")
+    home = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near)
+    return Connection(LedgerManager(home), home.directory.metadata)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+@atexit.register
+def close_connections() -> None:
+    """Close what this process opened; connections are made anew when asked for."""
+    with _lock:
+        if _opener == os.getpid():
+            for found in _open.values():
+                found.manager.close()
+        _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

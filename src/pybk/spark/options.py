@@ -1,0 +1,364 @@
+"""What a reader and a writer of ledgers are told in Spark: options, checked, as values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Final
+
+from pybk.arguments import hints_of, user_type
+from pybk.credentials import CLUSTER_SECRET, Secret
+from pybk.digest import DigestType
+from pybk.errors import UsageError
+from pybk.flags import StorageHint
+from pybk.ledger import CUSTOM_METADATA_BYTES_MAX
+from pybk.spark.connection import Where
+
+BATCH_BYTES: Final = 8 << 20
+BATCH_BYTES_MAX: Final = 512 << 20
+LEDGER_ID_MAX: Final = (1 << 63) - 2
+
+_WHERE: Final = ("path", "metadataUri", "clusterSecret", "clusterSecretFile", "password", "passwordFile")
+_READ: Final = (
+    *("ledger", "ledgers", "ledgerType", "payload", "includeMetadata", "startingOffsets"),
+    *("entriesPerPartition", "batchBytes", "failOnDataLoss"),
+)
+_BATCH: Final = ("startEntry", "endEntry", "endingOffsets", "maxEntries")
+_STREAM: Final = ("maxEntriesPerTrigger", "maxBytesPerTrigger")
+_SINK: Final = (
+    *("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType"),
+    *("appId", "txnAppId", "txnVersion"),
+)
+_SPARK: Final = ("path", "checkpointLocation", "queryName")
+_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_NAME_BYTES_MAX: Final = 128
+
+Ranges = tuple[tuple[int, int], ...]
+"""Ranges of whole numbers, first and last, ascending and apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Where reading begins or ends in each ledger.
+
+    Attributes:
+        latest: At the last add confirmed; else at the first entry, for ledgers that are not named.
+        entries: Entries by ledger, for those that are named.
+    """
+
+    latest: bool = False
+    entries: Mapping[int, int] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What to read, and how.
+
+    Attributes:
+        where: Where the ledgers are.
+        password: The ledgers'.
+        ledgers: Ids of the ledgers; None if a type says which.
+        ledger_type: Their type; None if ids say which.
+        payload: Whether there is a payload column.
+        include_metadata: Whether there are columns of the ledger's metadata.
+        start_entry: First entry wanted of each ledger.
+        end_entry: Last entry wanted of each ledger; None for all.
+        starting: First entries by ledger.
+        ending: Last entries by ledger.
+        entries_per_partition: Entries of a task at most; None: as many as have about 128 MiB.
+        max_entries: Entries of the whole read at most.
+        batch_bytes: Bytes of entries in an Arrow batch, about.
+        fail_on_data_loss: Fail when a ledger that was to be read is gone; else go on with the others.
+        max_entries_per_trigger: Entries of a micro-batch at most.
+        max_bytes_per_trigger: Payload bytes of a micro-batch at most, but for a single entry.
+    """
+
+    where: Where
+    password: Secret
+    ledgers: Ranges | None
+    ledger_type: str | None
+    payload: bool
+    include_metadata: bool
+    start_entry: int
+    end_entry: int | None
+    starting: Positions
+    ending: Positions
+    entries_per_partition: int | None
+    max_entries: int | None
+    batch_bytes: int
+    fail_on_data_loss: bool
+    max_entries_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Where to write, and what kind of ledgers.
+
+    Attributes:
+        where: The cluster.
+        password: The new ledgers'.
+        ledger_type: The new ledgers'.
+        storage_hints: The new ledgers'.
+        ensemble_size: The new ledgers'; None for the cluster's default, here and below.
+        write_quorum: The new ledgers'.
+        ack_quorum: The new ledgers'.
+        digest_type: The new ledgers'.
+        app_id: Who writes, over restarts; None for the id of the query.
+        txn_app_id: Who writes, for batch writes that are to happen once; given together with ``txn_version``.
+        txn_version: Which of their writes this is; those up to the last one that was made are skipped.
+    """
+
+    where: Where
+    password: Secret
+    ledger_type: str
+    storage_hints: frozenset[StorageHint]
+    ensemble_size: int | None
+    write_quorum: int | None
+    ack_quorum: int | None
+    digest_type: DigestType
+    app_id: str | None
+    txn_app_id: str | None
+    txn_version: int | None
+
+
+class _Given:
+    """Options as Spark hands them, which may have lower-cased their names."""
+
+    def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
+        names = {name.lower(): name for name in known}
+        spark = {name.lower() for name in _SPARK}
+        self._values: dict[str, str] = {}
+        for name, value in options.items():
+            if name.lower() in names:
+                self._values[names[name.lower()]] = value
+            elif name.lower() not in spark:
+                raise UsageError(_unknown(name, names, what))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str) -> str | None:
+        """Return an option as it was given."""
+        return self._values.get(name)
+
+    def whole(self, name: str, least: int = 1, most: int = LEDGER_ID_MAX) -> int | None:
+        """Return a whole number."""
+        text = self._values.get(name)
+        return None if text is None else _whole(text, name, least, most)
+
+    def size(self, name: str) -> int | None:
+        """Return a number of bytes, which may be written as ``8m``."""
+        text = self._values.get(name)
+        if text is None:
+            return None
+        found = re.fullmatch(r"\s*(\d{1,18})\s*([bkmg]?)b?\s*", text.lower(), re.ASCII)
+        if found is None or int(found[1]) == 0:
+            raise UsageError(f"option {name} is {text!r:.100}; it takes bytes from 1 up, such as 8388608 or 8m")
+        return int(found[1]) * _UNITS[found[2]]
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return true or false."""
+        text = self._values.get(name, str(default)).strip().lower()
+        if text not in ("true", "false"):
+            raise UsageError(f"option {name} is {text!r:.100}; it takes true or false")
+        return text == "true"
+
+    def secret(self, name: str, variable: str | None = None) -> Secret:
+        """Return a secret that comes as such or by file."""
+        if name in self and f"{name}File" in self:
+            raise UsageError(f"options {name} and {name}File are both given; give one")
+        text = self._values.get(name)
+        return Secret(None if text is None else text.encode(), self._values.get(f"{name}File"), variable)
+
+    def name(self, name: str) -> str | None:
+        """Return a name that metadata keep."""
+        text = self._values.get(name)
+        if text is not None and not 0 < len(text.encode()) <= _NAME_BYTES_MAX:
+            raise UsageError(f"option {name} is {text!r:.40}; it takes 1 to {_NAME_BYTES_MAX} bytes")
+        return text
+
+
+def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
+    """Say what is wrong with an option that is not known: the value is left out, as it may be a secret."""
+    every = {known.lower(): known for known in (*_WHERE, *_READ, *_BATCH, *_STREAM, *_SINK)}
+    if name.lower() in every:
+        return f"option {every[name.lower()]} is not one of {what}"
+    close = get_close_matches(name.lower(), names, 1, 0.5)
+    meant = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(names.values())}"
+    return f"there is no option {name!r:.100} of {what}: {meant}"
+
+
+def _whole(text: str, name: str, least: int, most: int) -> int:
+    if not re.fullmatch(r"\s*[+-]?\d{1,20}\s*", text, re.ASCII) or not least <= int(text) <= most:
+        raise UsageError(f"option {name} is {text!r:.100}; it takes a whole number from {least} to {most}")
+    return int(text)
+
+
+def source_options(options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
+    """Check the options of a read.
+
+    Args:
+        options: As Spark hands them.
+        streaming: Whether they are those of a stream; None if that cannot be known yet.
+
+    Raises:
+        UsageError: An option is unknown, of the other kind of read, or has a value that cannot be.
+    """
+    what, more = {
+        None: ("a read", (*_BATCH, *_STREAM)),
+        False: ("a batch read", _BATCH),
+        True: ("a streaming read", _STREAM),
+    }[streaming]
+    given = _Given(options, (*_WHERE, *_READ, *more), what)
+    where = _where(given)
+    ledgers, ledger_type = _which(given)
+    batch_bytes = given.size("batchBytes") or BATCH_BYTES
+    if batch_bytes > BATCH_BYTES_MAX:
+        raise UsageError(f"option batchBytes is {batch_bytes}; it takes at most {BATCH_BYTES_MAX}, 5m to 10m is best")
+    starting = _positions(given, "startingOffsets")
+    if streaming is False and starting.latest:
+        raise UsageError("option startingOffsets is 'latest', behind which a batch read finds nothing; leave it out")
+    ending = _positions(given, "endingOffsets")
+    if given.text("endingOffsets") == "earliest":
+        raise UsageError("option endingOffsets is 'earliest', before which there is nothing; leave it out")
+    start_entry, end_entry = given.whole("startEntry", 0) or 0, given.whole("endEntry", 0)
+    if end_entry is not None and end_entry < start_entry:
+        raise UsageError(
+            f"option endEntry is {end_entry} and comes before startEntry {start_entry}; both are inclusive"
+        )
+    return SourceOptions(
+        where=where,
+        password=given.secret("password"),
+        ledgers=ledgers,
+        ledger_type=ledger_type,
+        payload=given.flag("payload", True),
+        include_metadata=given.flag("includeMetadata", False),
+        start_entry=start_entry,
+        end_entry=end_entry,
+        starting=starting,
+        ending=ending,
+        entries_per_partition=given.whole("entriesPerPartition"),
+        max_entries=given.whole("maxEntries"),
+        batch_bytes=batch_bytes,
+        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        max_entries_per_trigger=given.whole("maxEntriesPerTrigger"),
+        max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
+    )
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Check the options of a write.
+
+    Raises:
+        UsageError: An option is unknown or has a value that cannot be; or it names a path.
+    """
+    given = _Given(options, (*_WHERE, *_SINK), "a write")
+    if "path" in given:
+        raise UsageError(
+            "option path: the store in a directory is written by the one process that holds it, and Spark writes from "
+            "many; give metadataUri, and run bookies"
+        )
+    if ("txnAppId" in given) != ("txnVersion" in given):
+        raise UsageError("options txnAppId and txnVersion are given together, or neither")
+    return SinkOptions(
+        where=_where(given),
+        password=given.secret("password"),
+        ledger_type=user_type(given.text("ledgerType") or ""),
+        storage_hints=hints_of(_hint(part.strip()) for part in (given.text("storageHints") or "").split(",") if part),
+        ensemble_size=given.whole("ensembleSize"),
+        write_quorum=given.whole("writeQuorum"),
+        ack_quorum=given.whole("ackQuorum"),
+        digest_type=_digest_type(given.text("digestType")),
+        app_id=given.name("appId"),
+        txn_app_id=given.name("txnAppId"),
+        txn_version=given.whole("txnVersion", 0),
+    )
+
+
+def _where(given: _Given) -> Where:
+    path, uri = given.text("path"), given.text("metadataUri")
+    if (path is None) == (uri is None):
+        raise UsageError(
+            "give either path, the directory of a store, or metadataUri, a cluster's: lmdb:///... or zk://..."
+        )
+    secret = given.secret("clusterSecret", None if uri is None else CLUSTER_SECRET)
+    if path is not None and secret != Secret():
+        raise UsageError("option clusterSecret goes with metadataUri; a store in a directory has none")
+    return Where(path, uri, secret)
+
+
+def _which(given: _Given) -> tuple[Ranges | None, str | None]:
+    """Return the ids of ledgers, or their type."""
+    names = [name for name in ("ledger", "ledgers", "ledgerType") if name in given]
+    if len(names) != 1:
+        raise UsageError(f"give exactly one of ledger, ledgers and ledgerType; given are {', '.join(names) or 'none'}")
+    if names == ["ledgerType"]:
+        return None, user_type(given.text("ledgerType") or "")
+    if names == ["ledger"]:
+        ledger_id = given.whole("ledger", 0)
+        assert ledger_id is not None
+        return ((ledger_id, ledger_id),), None
+    return _ranges(given.text("ledgers") or ""), None
+
+
+def _ranges(text: str) -> Ranges:
+    """Return what ``3,5,7-9`` says, in order and joined where they meet."""
+    found: list[tuple[int, int]] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        low = _whole(first, "ledgers", 0, LEDGER_ID_MAX)
+        high = _whole(last, "ledgers", 0, LEDGER_ID_MAX) if dash else low
+        if high < low:
+            raise UsageError(f"option ledgers has {part.strip()!r}, whose end comes before its start")
+        found.append((low, high))
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(found):
+        if joined and low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+        else:
+            joined.append((low, high))
+    return tuple(joined)
+
+
+def _positions(given: _Given, name: str) -> Positions:
+    text = given.text(name)
+    if text is None or text.strip() == "earliest":
+        return Positions()
+    if text.strip() == "latest":
+        return Positions(latest=True)
+    try:
+        if len(text) > CUSTOM_METADATA_BYTES_MAX << 4:
+            raise ValueError("too long")
+        values = json.loads(text)
+        if not isinstance(values, dict) or not all(type(entry) is int and entry >= 0 for entry in values.values()):
+            raise ValueError("no object of entry ids")
+        entries = {_whole(ledger, name, 0, LEDGER_ID_MAX): entry for ledger, entry in values.items()}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"option {name} is {text!r:.100}; it takes earliest, latest, or JSON of entries by ledger such as "
+            '{"7": 100}'
+        ) from error
+    return Positions(entries=entries)
+
+
+def _hint(text: str) -> StorageHint:
+    try:
+        return StorageHint(text.lower())
+    except ValueError:
+        known = ", ".join(StorageHint)
+        raise UsageError(f"option storageHints has {text!r:.40}; it takes {known}, separated by commas") from None
+
+
+def _digest_type(text: str | None) -> DigestType:
+    """Return the digest type of new ledgers; the one that checks nothing is not to be had here."""
+    if text is None:
+        return DigestType.HMAC_SHA256
+    known = {member.name: member for member in DigestType if member is not DigestType.NONE}
+    found = known.get(text.strip().upper())
+    if found is None:
+        raise UsageError(f"option digestType is {text!r:.40}; it takes {', '.join(known)}")
+    return found

@@ -1,0 +1,202 @@
+"""Options of reads and writes: what is taken, what is refused, and that no secret is in what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.credentials import Secret
+from pybk.digest import DigestType
+from pybk.errors import UsageError
+from pybk.flags import StorageHint
+from pybk.spark.connection import Where
+from pybk.spark.options import Positions, sink_options, source_options
+
+STORE = {"path": "/data/store"}
+CLUSTER = {"metadataUri": "lmdb:///meta"}
+ONE = {**STORE, "ledger": "7"}
+
+
+def lowered(options: dict[str, str]) -> dict[str, str]:
+    """Return options as Spark hands them to a data source."""
+    return {name.lower(): value for name, value in options.items()}
+
+
+def test_a_read_with_nothing_but_what_it_needs() -> None:
+    found = source_options(ONE)
+    assert found.where == Where(path="/data/store")
+    assert (found.ledgers, found.ledger_type) == (((7, 7),), None)
+    assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (True, False, True)
+    assert (found.start_entry, found.end_entry, found.max_entries) == (0, None, None)
+    assert found.batch_bytes == 8 << 20
+    assert found.starting == Positions()
+    assert found.password.read() is None
+
+
+def test_every_option_of_a_batch_read_by_names_in_lower_case() -> None:
+    given = {
+        **CLUSTER,
+        "clusterSecret": "s",
+        "password": "é",
+        "ledgers": " 9-9, 3,5,4-6 ,7-8",
+        "payload": "FALSE",
+        "includeMetadata": "true",
+        "startingOffsets": '{"3": 10}',
+        "endingOffsets": '{"3": 20}',
+        "startEntry": "1",
+        "endEntry": "30",
+        "maxEntries": "100",
+        "entriesPerPartition": "50",
+        "batchBytes": "4mb",
+        "failOnDataLoss": "false",
+    }
+    found = source_options(lowered(given), streaming=False)
+    assert found.where == Where(metadata_uri="lmdb:///meta", secret=Secret(b"s", None, "PYBK_CLUSTER_SECRET"))
+    assert found.password.read() == "é".encode()
+    assert found.ledgers == ((3, 3), (4, 6), (7, 8), (9, 9))
+    assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (False, True, False)
+    assert (found.starting.entries, found.ending.entries) == ({3: 10}, {3: 20})
+    assert (found.start_entry, found.end_entry, found.max_entries) == (1, 30, 100)
+    assert (found.entries_per_partition, found.batch_bytes) == (50, 4 << 20)
+
+
+def test_options_of_a_stream() -> None:
+    given = {
+        **STORE,
+        "ledgerType": "events",
+        "startingOffsets": "latest",
+        "maxEntriesPerTrigger": "10",
+        "maxBytesPerTrigger": "1g",
+    }
+    found = source_options(lowered(given), streaming=True)
+    assert (found.ledgers, found.ledger_type, found.starting.latest) == (None, "events", True)
+    assert (found.max_entries_per_trigger, found.max_bytes_per_trigger) == (10, 1 << 30)
+
+
+def test_options_of_a_write() -> None:
+    given = {
+        **CLUSTER,
+        "ledgerType": "events",
+        "storageHints": "ssd, HDD",
+        "ensembleSize": "3",
+        "writeQuorum": "2",
+        "ackQuorum": "1",
+        "digestType": "crc32c",
+        "appId": "app",
+        "txnAppId": "job",
+        "txnVersion": "0",
+        "checkpointLocation": "/c",
+        "queryName": "q",
+    }
+    found = sink_options(lowered(given))
+    assert (found.ledger_type, found.storage_hints) == (
+        "events",
+        frozenset({StorageHint.SSD, StorageHint.HDD}),
+    )
+    assert (found.ensemble_size, found.write_quorum, found.ack_quorum) == (3, 2, 1)
+    assert (found.digest_type, found.app_id, found.txn_app_id, found.txn_version) == (
+        DigestType.CRC32C,
+        "app",
+        "job",
+        0,
+    )
+    least = sink_options(CLUSTER)
+    assert (least.ledger_type, least.storage_hints, least.ensemble_size) == ("", frozenset(), None)
+    assert least.digest_type is DigestType.HMAC_SHA256
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "path"),
+        ({**STORE, **CLUSTER, "ledger": "1"}, "either"),
+        (STORE, "exactly one"),
+        ({**ONE, "ledgerType": "x"}, "exactly one.*ledger, ledgerType"),
+        ({**ONE, "clusterSecret": "hush"}, "metadataUri"),
+        ({**ONE, "password": "hush", "passwordFile": "/f"}, "give one"),
+        ({**ONE, "pasword": "hush"}, "did you mean password"),
+        ({**ONE, "maxEntrys": "1"}, "did you mean maxEntries"),
+        ({**ONE, "zzz": "1"}, "there are path, metadataUri"),
+        ({**ONE, "writeQuorum": "1"}, "writeQuorum is not one of a read"),
+        ({**STORE, "ledger": "-1"}, "ledger is '-1'.*from 0"),
+        ({**STORE, "ledger": "9223372036854775807"}, "9223372036854775806"),
+        ({**STORE, "ledger": "1_0"}, "whole number"),
+        ({**STORE, "ledgers": "3,,4"}, "ledgers is ''"),
+        ({**STORE, "ledgers": "9-7"}, "before its start"),
+        ({**STORE, "ledgerType": ".metadata"}, "system"),
+        ({**ONE, "payload": "yes"}, "true or false"),
+        ({**ONE, "batchBytes": "0"}, "from 1 up"),
+        ({**ONE, "batchBytes": "2g"}, "at most"),
+        ({**ONE, "batchBytes": "8 parsecs"}, "8m"),
+        ({**ONE, "maxEntries": "0"}, "from 1"),
+        ({**ONE, "startEntry": "5", "endEntry": "4"}, "before startEntry 5"),
+        ({**ONE, "startingOffsets": "first"}, "earliest, latest"),
+        ({**ONE, "startingOffsets": "[1]"}, "earliest, latest"),
+        ({**ONE, "startingOffsets": '{"7": -1}'}, "earliest, latest"),
+        ({**ONE, "startingOffsets": '{"7": true}'}, "earliest, latest"),
+        ({**ONE, "startingOffsets": "[" * 100_000}, "earliest, latest"),
+        ({**ONE, "endingOffsets": "earliest"}, "leave it out"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        source_options(lowered(options))
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("streaming", "name"),
+    [(False, "maxEntriesPerTrigger"), (False, "maxBytesPerTrigger"), (True, "startEntry"), (True, "maxEntries")],
+)
+def test_options_of_the_other_kind_of_read_are_refused(streaming: bool, name: str) -> None:
+    source_options({**ONE, name: "1"})
+    with pytest.raises(UsageError, match=f"{name} is not one of a (batch|streaming) read"):
+        source_options({**ONE, name: "1"}, streaming=streaming)
+
+
+def test_a_batch_read_does_not_begin_at_the_end() -> None:
+    with pytest.raises(UsageError, match="finds nothing"):
+        source_options({**ONE, "startingOffsets": "latest"}, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": "/data"}, "one process"),
+        ({}, "metadataUri"),
+        ({**CLUSTER, "ledger": "1"}, "ledger is not one of a write"),
+        ({**CLUSTER, "txnVersion": "1"}, "together"),
+        ({**CLUSTER, "txnAppId": "a"}, "together"),
+        ({**CLUSTER, "appId": "x" * 129}, "128"),
+        ({**CLUSTER, "storageHints": "tape"}, "nvme, ssd, hdd"),
+        ({**CLUSTER, "digestType": "none"}, "CRC32C, HMAC_SHA256, XXH3"),
+        ({**CLUSTER, "ledgerType": ".metadata"}, "system"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        sink_options(lowered(options))
+
+
+def test_secrets_come_as_such_by_file_or_environment_and_show_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"from a file\r\n")
+    told: Any = source_options({**CLUSTER, "ledger": "1", "clusterSecret": "hush", "passwordFile": str(file)})
+    assert told.where.secret.read() == b"hush"
+    assert told.password.read() == b"from a file"
+    assert "hush" not in repr(told)
+    assert "hush" not in str(told.where)
+    plain = source_options({**CLUSTER, "ledger": "1"})
+    assert plain.where.secret.read() is None
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", "from the environment")
+    assert plain.where.secret.read() == b"from the environment"
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET_FILE", str(file))
+    assert plain.where.secret.read() == b"from a file"
+    assert source_options(ONE).where.secret.read() is None
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET_FILE", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="cannot be read"):
+        plain.where.secret.read()
