@@ -84,13 +84,10 @@ def test_options_of_a_write() -> None:
         "writeQuorum": "2",
         "ackQuorum": "1",
         "digestType": "crc32c",
-        "appId": "app",
         "txnAppId": "job",
         "txnVersion": "0",
-        "checkpointLocation": "/c",
-        "queryName": "q",
     }
-    found = sink_options(lowered(given))
+    found = sink_options(lowered(given), streaming=False)
     assert (found.ledger_type, found.storage_hints) == (
         "events",
         frozenset({StorageHint.SSD, StorageHint.HDD}),
@@ -98,11 +95,13 @@ def test_options_of_a_write() -> None:
     assert (found.ensemble_size, found.write_quorum, found.ack_quorum) == (3, 2, 1)
     assert (found.digest_type, found.app_id, found.txn_app_id, found.txn_version) == (
         DigestType.CRC32C,
-        "app",
+        None,
         "job",
         0,
     )
-    least = sink_options(CLUSTER)
+    stream = {**CLUSTER, "appId": "app", "checkpointLocation": "/c", "queryName": "q"}
+    assert sink_options(lowered(stream), streaming=True).app_id == "app"
+    least = sink_options(CLUSTER, streaming=False)
     assert (least.ledger_type, least.storage_hints, least.ensemble_size) == ("", frozenset(), None)
     assert least.digest_type is DigestType.HMAC_SHA256
 
@@ -166,10 +165,11 @@ def test_a_batch_read_does_not_begin_at_the_end() -> None:
     [
         ({"path": "/data"}, "one process"),
         ({}, "metadataUri"),
-        ({**CLUSTER, "ledger": "1"}, "ledger is not one of a write"),
+        ({**CLUSTER, "ledger": "1"}, "ledger is not one of a batch write"),
+        ({**CLUSTER, "appId": "a"}, "appId is not one of a batch write"),
         ({**CLUSTER, "txnVersion": "1"}, "together"),
         ({**CLUSTER, "txnAppId": "a"}, "together"),
-        ({**CLUSTER, "appId": "x" * 129}, "128"),
+        ({**CLUSTER, "txnAppId": "x" * 129, "txnVersion": "1"}, "128"),
         ({**CLUSTER, "storageHints": "tape"}, "nvme, ssd, hdd"),
         ({**CLUSTER, "digestType": "none"}, "CRC32C, HMAC_SHA256, XXH3"),
         ({**CLUSTER, "ledgerType": ".metadata"}, "system"),
@@ -177,7 +177,12 @@ def test_a_batch_read_does_not_begin_at_the_end() -> None:
 )
 def test_what_cannot_be_written_is_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        sink_options(lowered(options))
+        sink_options(lowered(options), streaming=False)
+
+
+def test_a_stream_numbers_its_batches_itself() -> None:
+    with pytest.raises(UsageError, match="txnAppId is not one of a streaming write"):
+        sink_options(lowered({**CLUSTER, "txnAppId": "a", "txnVersion": "1"}), streaming=True)
 
 
 def test_secrets_come_as_such_by_file_or_environment_and_show_nowhere(

@@ -28,10 +28,9 @@ _READ: Final = (
 )
 _BATCH: Final = ("startEntry", "endEntry", "endingOffsets", "maxEntries")
 _STREAM: Final = ("maxEntriesPerTrigger", "maxBytesPerTrigger")
-_SINK: Final = (
-    *("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType"),
-    *("appId", "txnAppId", "txnVersion"),
-)
+_SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType")
+_SINK_BATCH: Final = ("txnAppId", "txnVersion")
+_SINK_STREAM: Final = ("appId",)
 _SPARK: Final = ("path", "checkpointLocation", "queryName")
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _NAME_BYTES_MAX: Final = 128
@@ -107,7 +106,7 @@ class SinkOptions:
         write_quorum: The new ledgers'.
         ack_quorum: The new ledgers'.
         digest_type: The new ledgers'.
-        app_id: Who writes, over restarts; None for the id of the query.
+        app_id: Who writes a stream, over restarts; None for the id of the query.
         txn_app_id: Who writes, for batch writes that are to happen once; given together with ``txn_version``.
         txn_version: Which of their writes this is; those up to the last one that was made are skipped.
     """
@@ -184,7 +183,9 @@ class _Given:
 
 def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
     """Say what is wrong with an option that is not known: the value is left out, as it may be a secret."""
-    every = {known.lower(): known for known in (*_WHERE, *_READ, *_BATCH, *_STREAM, *_SINK)}
+    every = {
+        known.lower(): known for known in (*_WHERE, *_READ, *_BATCH, *_STREAM, *_SINK, *_SINK_BATCH, *_SINK_STREAM)
+    }
     if name.lower() in every:
         return f"option {every[name.lower()]} is not one of {what}"
     close = get_close_matches(name.lower(), names, 1, 0.5)
@@ -250,13 +251,18 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
     )
 
 
-def sink_options(options: Mapping[str, str]) -> SinkOptions:
+def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Check the options of a write.
 
+    Args:
+        options: As Spark hands them.
+        streaming: Whether they are those of a stream.
+
     Raises:
-        UsageError: An option is unknown or has a value that cannot be; or it names a path.
+        UsageError: An option is unknown, of the other kind of write, or has a value that cannot be; or it names a path.
     """
-    given = _Given(options, (*_WHERE, *_SINK), "a write")
+    what, more = ("a streaming write", _SINK_STREAM) if streaming else ("a batch write", _SINK_BATCH)
+    given = _Given(options, (*_WHERE, *_SINK, *more), what)
     if "path" in given:
         raise UsageError(
             "option path: the store in a directory is written by the one process that holds it, and Spark writes from "

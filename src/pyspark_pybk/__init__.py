@@ -1,0 +1,46 @@
+"""What Spark looks for to know ``format("pybk")``: imported for every user of Spark who has pybk, so it imports little."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pybk.spark.reader import PlainReader
+    from pybk.spark.stream import StreamReader
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """Ledgers as a data source of Spark; ``docs/spark.md`` tells its options and columns."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "pybk"
+
+    def schema(self) -> StructType:
+        """Return the columns that the options ask for; raises UsageError if options cannot be."""
+        from pybk.spark.columns import schema_of
+        from pybk.spark.options import source_options
+
+        return schema_of(source_options(self.options))
+
+    def reader(self, schema: StructType) -> PlainReader:
+        """Return what reads once."""
+        from pybk.spark.reader import new_reader
+
+        from pybk.spark.options import source_options
+
+        return new_reader(source_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        """Return what reads on and on."""
+        from pybk.spark.stream import StreamReader
+
+        from pybk.spark.options import source_options
+
+        return StreamReader(source_options(self.options, streaming=True), schema)

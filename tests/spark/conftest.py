@@ -1,0 +1,43 @@
+"""One Spark for all tests in here, made at the first one that asks for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.realstore import ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CORES = 2
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    if shutil.which("java") is None:
+        pytest.skip("no java; install Java 17 or newer to test Spark")
+    sql = pytest.importorskip("pyspark.sql", reason="no pyspark; install the extra spark-test to test Spark")
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    os.environ["PYTHONPATH"] = path
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    directory = tmp_path_factory.mktemp("spark")
+    session = (
+        sql.SparkSession.builder.master(f"local[{CORES}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.executorEnv.PYTHONPATH", path)
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
