@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pybk.spark.reader import PlainReader
     from pybk.spark.stream import StreamReader
+    from pybk.spark.writer import BatchWriter, StreamWriter
     from pyspark.sql.types import StructType
 
 __all__ = ["DefaultSource"]
@@ -44,3 +45,17 @@ class DefaultSource(DataSource):
         from pybk.spark.options import source_options
 
         return StreamReader(source_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Return what ``df.write`` writes with."""
+        from pybk.spark.options import sink_options
+        from pybk.spark.writer import BatchWriter
+
+        return BatchWriter(sink_options(self.options, streaming=False), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        """Return what ``df.writeStream`` writes with."""
+        from pybk.spark.options import sink_options
+        from pybk.spark.writer import StreamWriter
+
+        return StreamWriter(sink_options(self.options, streaming=True), schema, overwrite)
