@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -71,6 +70,10 @@ class RemoteLedger(LedgerDescriptor):
     def unlock(self, keys: LedgerKeys, digest: EntryDigest) -> None:
         """Have entries checked with a digest, and rights shown with keys."""
         self._keys = keys
+        self._digest = digest
+
+    def check_by(self, digest: EntryDigest) -> None:
+        """Have entries checked with a digest, and no rights shown."""
         self._digest = digest
 
     @property
@@ -155,7 +158,10 @@ class RemoteLedger(LedgerDescriptor):
         """Return the entries of a run before the first that is not what its writer made."""
         digest = self._digest
         if digest is None:
-            return run if self._names_right(run, body) else Run(run.first, run.stride, array("q"), ())
+            good = self._named_right(run, body)
+            if good == len(run.sizes):
+                return run
+            return Run(run.first, run.stride, run.sizes[:good], (body[: sum(run.sizes[:good])],))
         try:
             digest.check_many(self.batch_of(run, body))
         except DigestMismatchError:
@@ -170,14 +176,15 @@ class RemoteLedger(LedgerDescriptor):
             return Run(run.first, run.stride, run.sizes[:good], (body[:start],))
         return run
 
-    def _names_right(self, run: Run, body: memoryview) -> bool:
-        """Tell whether entries say that they are this ledger's of these ids; more is not seen without a key."""
+    def _named_right(self, run: Run, body: memoryview) -> int:
+        """Return how many entries say that they are this ledger's of these ids; more is not seen without a key."""
         sizes = np.array(run.sizes, np.int64)
         if not len(sizes) or int(sizes.min()) < ENTRY_HEADER_BYTES or int(sizes.sum()) != len(body):
-            return False
+            return 0
         ids = gather(body, np.cumsum(sizes) - sizes, 16).view(">i8").reshape(-1, 2)
         wanted = run.first + np.arange(len(sizes), dtype=np.int64) * run.stride
-        return bool((ids[:, 0] == self.ledger_id).all() and (ids[:, 1] == wanted).all())
+        wrong = np.flatnonzero((ids[:, 0] != self.ledger_id) | (ids[:, 1] != wanted))
+        return int(wrong[0]) if len(wrong) else len(sizes)
 
     def lac_in(self, entry: memoryview, entry_id: int) -> int | None:
         """Return the last add confirmed that an entry proves; None if the entry is not what its writer made."""

@@ -212,7 +212,7 @@ def _checked_read(ledger: RemoteLedger, answer: Answer, lac: int) -> ReadReply:
     sound = ledger.sound_part(run, body)
     if len(sound.sizes) < len(run.sizes):
         logger.warning("ledger %d: a bookie's copy of entry %d is damaged", ledger.ledger_id, sound.last + run.stride)
-        return ReadReply(Status.UNKNOWN, sound if sound.sizes else None, lac)
+        return ReadReply(Status.UNKNOWN, sound if sound.sizes else None, lac, damaged=True)
     return ReadReply(answer.status, sound, lac)
 
 

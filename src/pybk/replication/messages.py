@@ -209,11 +209,13 @@ class ReadReply:
         run: The entries, each checked by the driver against its digest; what failed is not in it and makes the
             status ``UNKNOWN``.
         lac: The last add confirmed that the bookie knows.
+        damaged: The next entry came, and failed.
     """
 
     status: Status
     run: Run | None = None
     lac: int = -1
+    damaged: bool = False
 
 
 # ---- events: driver to machine -------------------------------------------------------------------------------------
