@@ -1,0 +1,180 @@
+"""The process of an executor's bookie: serves until the executor's end, or SIGTERM.
+
+``python -m pybk.spark.bookie_process SETTINGS PID STARTED`` is given the executor's lock, open, by who starts it; on
+its standard error stands why it could not start, and nothing if it serves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import ExitStack, closing, suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+from pybk.bookie.service import BookieService
+from pybk.cluster import open_cluster
+from pybk.config import StoreConfig
+from pybk.errors import PybkError
+from pybk.spark.bookies import BookieSettings
+from pybk.spark.executor import Executor, ExecutorBookie, read_state, take_lock, write_state
+
+logger = logging.getLogger(__name__)
+
+_LOOK_MS: Final = 1_000
+_FREED_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 0.02
+_NAME_BYTES: Final = 2
+
+
+def main(settings: BookieSettings, executor: Executor) -> None:
+    """Serve as the bookie of an executor until that ends, or SIGTERM; then close.
+
+    Args:
+        settings: What the bookie is to be.
+        executor: The executor.
+
+    Raises:
+        PybkError, OSError: It cannot begin, or serves no more.
+    """
+    with ExitStack() as stack:
+        end = _End(executor)
+        stack.enter_context(closing(end))
+        place = _take_slot(settings.directory, executor)
+        _log_to(f"{place}.log")
+        metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
+        stack.callback(metadata.close)
+        bookie = BookieService.open(
+            place,
+            [f"tcp://{_own_host(settings.metadata)}:*"],
+            metadata=metadata,
+            keys=keys,
+            config=StoreConfig(),
+            bookie_id=None if os.path.exists(place) else _name(executor, place),
+            rack=settings.rack,
+        )
+        stack.enter_context(closing(bookie))
+        stack.callback(_forget, executor, settings.metadata)
+        ExecutorBookie(
+            executor=executor.name,
+            location=executor.location,
+            bookie_id=bookie.bookie.bookie_id,
+            instance=bookie.bookie.instance.hex(),
+            address=bookie.addresses[0],
+            directory=place,
+            pid=os.getpid(),
+        ).write(executor.file(settings.metadata, "json"))
+        _detach(f"{place}.log")
+        while not end.came(_LOOK_MS):
+            if not bookie.serving:
+                raise PybkError(f"{bookie.bookie} serves no more; the error is logged above")
+
+
+class _End:
+    """What ends the process: SIGTERM, or the end of the executor."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._told = os.eventfd(0, os.EFD_CLOEXEC)
+        signal.signal(signal.SIGTERM, lambda *_: os.eventfd_write(self._told, 1))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._poll = select.poll()
+        self._poll.register(self._told, select.POLLIN)
+        self._executor: int | None = None
+        with suppress(ProcessLookupError):
+            self._executor = os.pidfd_open(executor.pid)
+        if self._executor is None or not executor.alive:
+            os.eventfd_write(self._told, 1)
+        else:
+            self._poll.register(self._executor, select.POLLIN)
+
+    def came(self, wait_ms: int) -> bool:
+        """Wait for it."""
+        return bool(self._poll.poll(wait_ms))
+
+    def close(self) -> None:
+        """Watch no more."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for fd in (self._told, self._executor):
+            if fd is not None:
+                os.close(fd)
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+def _take_slot(directory: str, executor: Executor) -> str:
+    """Return a directory for the bookie, which is this process's until it ends: the first that nobody has.
+
+    One whose executor is no more is waited for, as its bookie is about to end.
+    """
+    os.makedirs(directory, 0o700, exist_ok=True)
+    for number in itertools.count():
+        place = os.path.join(directory, f"slot-{number}")
+        until = time.monotonic() + _FREED_SECONDS
+        while (taken := take_lock(f"{place}.lock")) is None and time.monotonic() < until and _is_ending(place):
+            time.sleep(_RETRY_SECONDS)
+        if taken is not None:
+            write_state(f"{place}.json", {"executor": executor})
+            return place
+    raise AssertionError("there is always another number")
+
+
+def _is_ending(place: str) -> bool:
+    """Tell whether the executor of who has a slot is no more."""
+    found = read_state(f"{place}.json")
+    return found is not None and not Executor(*found["executor"]).alive
+
+
+def _name(executor: Executor, place: str) -> str:
+    """Return a name for a new bookie; never that of a directory that was lost, whose entries it has not."""
+    return f"{executor.host}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
+
+
+def _own_host(metadata: str) -> str:
+    """Return the address of this host that others reach it at."""
+    parts = urlsplit(metadata)
+    if parts.scheme == "lmdb":
+        return "127.0.0.1"
+    host, _, port = parts.netloc.partition(",")[0].rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # nothing is sent: the way there says which address is ours
+        return str(probe.getsockname()[0])
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+def _forget(executor: Executor, metadata: str) -> None:
+    """Leave no files behind that say that the bookie serves."""
+    for kind in ("json", "lock"):
+        with suppress(FileNotFoundError):
+            os.unlink(executor.file(metadata, kind))
+
+
+def _log_to(path: str) -> None:
+    logging.basicConfig(filename=path, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def _detach(log: str) -> None:
+    """Let who started this process go on, and write what else is said to the log."""
+    for fd, path, flags in ((1, os.devnull, os.O_WRONLY), (2, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
+        opened = os.open(path, flags, 0o600)
+        os.dup2(opened, fd)
+        os.close(opened)
+
+
+if __name__ == "__main__":
+    if os.fork():
+        os._exit(0)  # nobody has to wait for the bookie's end
+    try:
+        main(BookieSettings.of(sys.argv[1]), Executor(int(sys.argv[2]), int(sys.argv[3])))
+    except (PybkError, OSError) as error:
+        logger.exception("the bookie ends")
+        sys.exit(f"{type(error).__name__}: {error}")

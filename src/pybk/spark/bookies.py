@@ -1,0 +1,235 @@
+"""One bookie beside each executor: what it is to be, and how it is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
+
+from pybk.credentials import CLUSTER_SECRET, Secret
+from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
+from pybk.spark.executor import Executor, ExecutorBookie, bookie_beside, take_lock
+from pybk.spark.placement import ask_executors, executor_locations
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS: Final = "PYBK_BOOKIES"
+"""Environment variable of executors: the settings of their bookies, as JSON; no secret is in it."""
+
+_EXECUTOR: Final = "spark.executorEnv."
+_START_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieSettings:
+    """What the bookies of executors are to be; no secret is in it.
+
+    Attributes:
+        metadata: The URL of the cluster's metadata.
+        directory: The directory on each host that has the bookies' directories in it.
+        secret_file: A file on each host with the cluster's secret; None for the environment's.
+        rack: Where they stand.
+    """
+
+    metadata: str
+    directory: str
+    secret_file: str | None = None
+    rack: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not self.metadata.startswith(("lmdb://", "zk://")):
+            raise UsageError(f"metadata is {self.metadata!r:.200}; it takes lmdb:///path or zk://host:port/path")
+        for name, path in (("directory", self.directory), ("cluster_secret_file", self.secret_file)):
+            if path is not None and not os.path.isabs(path):
+                raise UsageError(f"{name} is {path!r:.200}; it takes an absolute path, as executors run elsewhere")
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Return the settings that a text gives; raises UsageError if it gives none."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"settings of bookies are {text!r:.200}: {error}") from error
+
+    def __str__(self) -> str:
+        """Write them as a text."""
+        return json.dumps(asdict(self))
+
+    @property
+    def secret(self) -> Secret:
+        """The cluster's secret: in the file, or else in this process's environment."""
+        return Secret(file=self.secret_file, variable=CLUSTER_SECRET)
+
+
+def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) -> ExecutorBookie:
+    """Have one bookie of a cluster serve beside an executor, whoever asks and how often.
+
+    Args:
+        settings: What it is to be.
+        executor: The executor, on this host; None for that of this task.
+
+    Returns:
+        The bookie; it serves until the executor's end.
+
+    Raises:
+        IllegalOperationError: This is no task.
+        UsageError: One with another directory serves already.
+        PybkError: It could not be started; the text says what it said.
+
+    Cost: 0.1 ms if it serves, else about half a second.
+    """
+    executor = executor or Executor.of_task()
+    until = time.monotonic() + _START_SECONDS
+    while True:
+        found = bookie_beside(executor, settings.metadata, _START_SECONDS)
+        if found is not None:
+            if os.path.dirname(found.directory) != settings.directory:
+                raise UsageError(f"{found.bookie} of this executor has {found.directory}, not {settings.directory}")
+            return found
+        lock = take_lock(executor.file(settings.metadata, "lock"))
+        if lock is not None:
+            try:
+                _launch(settings, executor, lock)
+            finally:
+                os.close(lock)
+        elif time.monotonic() > until:
+            raise PybkError(f"a bookie starts in {settings.directory} for {_START_SECONDS} seconds and does not serve")
+
+
+def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
+    """Start the process of a bookie, and wait until it serves; it has the lock from then on."""
+    with suppress(FileNotFoundError):
+        os.unlink(executor.file(settings.metadata, "json"))  # of one that was killed
+    started = subprocess.run(
+        [sys.executable, "-m", "pybk.spark.bookie_process", str(settings), *map(str, executor)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        pass_fds=(lock,),
+        start_new_session=True,  # Spark hangs up the group of its workers
+        timeout=_START_SECONDS,
+        check=False,
+    )
+    if started.stderr:
+        said = started.stderr.decode(errors="replace").strip()
+        raise PybkError(f"a bookie in {settings.directory} did not start: {said[-2000:]}")
+
+
+# ---- in the driver -----------------------------------------------------------------------------------------------
+
+
+def configure(
+    builder: SparkSession.Builder,
+    *,
+    metadata: str,
+    directory: str,
+    cluster_secret_file: str | None = None,
+    rack: str = "",
+) -> SparkSession.Builder:
+    """Have each executor of a session start a bookie at its first Python task, and filters pushed down to ledgers.
+
+    Args:
+        builder: The session's, before it is created.
+        metadata: The URL of the cluster's metadata: ``zk://host:port,host:port/path``, or ``lmdb:///path`` if all
+            executors are on one host. The cluster is made if there is none.
+        directory: An absolute path on each host, on its own disk; each bookie has a directory in it.
+        cluster_secret_file: An absolute path on each host of a file with the cluster's secret; None for what the
+            executors' environment has as ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE``, or no secret.
+        rack: Where the bookies stand, such as ``/room/rack``.
+
+    Returns:
+        The builder. The secret itself is not set here, as Spark would put it in the command line of its JVM.
+    """
+    settings = BookieSettings(metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack)
+    values = {
+        "spark.python.daemon.module": "pybk.spark.daemon",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        f"{_EXECUTOR}{SETTINGS}": str(settings),
+    }
+    if cluster_secret_file is not None:
+        values[f"{_EXECUTOR}{CLUSTER_SECRET}_FILE"] = cluster_secret_file
+    for name, value in values.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def start_bookies(
+    spark: SparkSession,
+    *,
+    metadata: str | None = None,
+    directory: str | None = None,
+    cluster_secret_file: str | None = None,
+    rack: str = "",
+    executors: int = 1,
+    timeout_s: float = 60.0,
+) -> list[ExecutorBookie]:
+    """Have one bookie serve beside each executor that is there, and say which; calling it again does no harm.
+
+    The bookies are processes of their own and hold no task slot. Each ends when its executor does; a bookie of a later
+    executor on the host takes its directory over, and with it its name and its entries.
+
+    Args:
+        spark: The session.
+        metadata: As for ``configure``; None for what was given there.
+        directory: As for ``configure``.
+        cluster_secret_file: As for ``configure``.
+        rack: As for ``configure``.
+        executors: How many executors to wait for at least.
+        timeout_s: How long to wait for them and their bookies, seconds.
+
+    Returns:
+        The bookies, by executor.
+
+    Raises:
+        UsageError: Something given cannot be.
+        NotEnoughBookiesError: There were too few executors in time.
+        PybkError: A bookie did not start.
+
+    With Spark Connect, where executors cannot be listed, executors that are busy all the time are left out.
+    """
+    if metadata is None or directory is None:
+        settings = BookieSettings.of(spark.conf.get(f"{_EXECUTOR}{SETTINGS}", None) or "null")
+    else:
+        settings = BookieSettings(metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack)
+    until = time.monotonic() + timeout_s
+    while True:
+        there = executor_locations(spark)
+        found = _started(ask_executors(spark, there, partial(_ensure, str(settings))))
+        if len(found) >= max(executors, len(there or ())):
+            return found
+        if time.monotonic() > until:
+            raise NotEnoughBookiesError(
+                f"{len(found)} executors have a bookie after {timeout_s} seconds, not {executors}: see whether the "
+                "cluster has more, or ask for fewer"
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _ensure(settings: str) -> str:
+    """Have the bookie of a task's executor serve; return what there is to say of it, as JSON."""
+    try:
+        return json.dumps({"bookie": asdict(ensure_bookie(BookieSettings.of(settings)))})
+    except (PybkError, OSError, subprocess.SubprocessError) as error:
+        return json.dumps({"error": f"{type(error).__name__}: {error}"})
+
+
+def _started(answers: Iterable[str]) -> list[ExecutorBookie]:
+    """Return the bookies that tasks found, each once; raises PybkError if one of them found none."""
+    found = {}
+    for answer in map(json.loads, answers):
+        if "error" in answer:
+            raise PybkError(f"an executor has no bookie: {answer['error']}")
+        bookie = ExecutorBookie(**answer["bookie"])
+        found[bookie.executor] = bookie
+    return [found[name] for name in sorted(found)]

@@ -1,0 +1,87 @@
+"""Tasks on executors of one's choice: what Spark's own interface for Python does not offer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import SparkSession
+
+_SPREAD_SECONDS: Final = 0.3
+
+
+def context(spark: SparkSession) -> SparkContext | None:
+    """Return a session's context, None with Spark Connect, which has none."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.sparkContext
+    except PySparkException:
+        return None
+
+
+def executor_locations(spark: SparkSession) -> list[str] | None:
+    """Return the locations of the executors that are there; None with Spark Connect, where that cannot be known."""
+    sc = context(spark)
+    if sc is None:
+        return None
+    listed: Any = sc._jsc.sc().statusStore().executorList(True)
+    found = [listed.apply(place) for place in range(listed.size())]
+    locations = {entry.id(): f"executor_{entry.hostPort().rpartition(':')[0]}_{entry.id()}" for entry in found}
+    if len(locations) > 1:
+        locations.pop("driver", None)  # it runs tasks only where it is alone
+    return sorted(locations.values())
+
+
+def placed(sc: SparkContext, items: Sequence[tuple[bytes, Sequence[str]]]) -> RDD[bytes]:
+    """Return an RDD with an item per partition, and preferred locations of each: hosts, or ``executor_<host>_<id>``."""
+    from pyspark import RDD
+    from pyspark.serializers import NoOpSerializer
+
+    assert sc._jvm is not None
+    jvm: Any = sc._jvm
+
+    def sequence(values: Sequence[Any]) -> Any:
+        listed = jvm.java.util.ArrayList()
+        for value in values:
+            listed.add(value)
+        return jvm.scala.jdk.javaapi.CollectionConverters.asScala(listed).toSeq()
+
+    pairs = sequence([jvm.scala.Tuple2(item, sequence(locations)) for item, locations in items])
+    tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+    made: Any = sc._jsc.sc().makeRDD(pairs, tag)
+    return RDD(made.toJavaRDD(), sc, NoOpSerializer())
+
+
+def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Callable[[], str]) -> list[str]:
+    """Call a function on executors and return what it returned.
+
+    Args:
+        spark: The session.
+        locations: Theirs; a task that has to wait for one too long goes to another. None: as many tasks as there are
+            slots, each of which takes a moment, so that they spread.
+        ask: The function; it can be pickled.
+    """
+    sc = context(spark)
+    if sc is not None:
+        items = [(b"", [location]) for location in locations or ()]
+        return placed(sc, items).mapPartitions(partial(_answer, ask)).collect() if items else []
+    answers = spark.range(1 << 10).mapInArrow(partial(_slow_answer, ask), "answer string").collect()
+    return [row.answer for row in answers]
+
+
+def _answer(ask: Callable[[], str], _: Iterator[bytes]) -> list[str]:
+    return [ask()]
+
+
+def _slow_answer(ask: Callable[[], str], _: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    answer = ask()
+    time.sleep(_SPREAD_SECONDS)
+    yield pa.RecordBatch.from_pydict({"answer": [answer]})
