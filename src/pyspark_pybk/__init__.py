@@ -1,4 +1,4 @@
-"""What Spark looks for to know ``format("pybk")``: imported for every user of Spark who has pybk, so it imports little."""
+"""What Spark knows ``format("pybk")`` by: imported for every user of Spark who has pybk, so it imports little."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pybk.spark.reader import PlainReader
     from pybk.spark.stream import StreamReader
-    from pybk.spark.writer import BatchWriter, StreamWriter
     from pyspark.sql.types import StructType
+
+    from pybk.spark.reader import PlainReader
+    from pybk.spark.writer import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
 
@@ -32,9 +33,8 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> PlainReader:
         """Return what reads once."""
-        from pybk.spark.reader import new_reader
-
         from pybk.spark.options import source_options
+        from pybk.spark.reader import new_reader
 
         return new_reader(source_options(self.options, streaming=False), schema)
 

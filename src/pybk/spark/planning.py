@@ -1,0 +1,142 @@
+"""How much of which ledgers is read, and by which task: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pybk.errors import UsageError
+from pybk.spark.options import Ranges
+
+PARTITION_BYTES: Final = 128 << 20
+"""Payload bytes that a task reads, about."""
+
+PARTITIONS_MAX: Final = 100_000
+
+_OPEN_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive entries of one ledger.
+
+    Attributes:
+        ledger_id: The ledger.
+        first: First entry.
+        last: Last entry, at least ``first``.
+    """
+
+    ledger_id: int
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        """Return how many entries they are."""
+        return self.last + 1 - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """How far a ledger can be read.
+
+    Attributes:
+        ledger_id: The ledger.
+        created_ns: When it was created, as its metadata say.
+        end: The entry behind the last one.
+        length: Payload bytes up to there, about.
+        closed: Whether there will be no more.
+    """
+
+    ledger_id: int
+    created_ns: int
+    end: int
+    length: int
+    closed: bool
+
+    @property
+    def entry_bytes(self) -> float:
+        """Bytes of an entry, on average."""
+        return self.length / self.end if self.end else 0.0
+
+
+class Part(NamedTuple):
+    """Entries that are to be read, and how large they are.
+
+    Attributes:
+        piece: The entries.
+        entry_bytes: Bytes of one of them, on average.
+    """
+
+    piece: Piece
+    entry_bytes: float
+
+
+def intersect(one: Ranges, other: Ranges) -> Ranges:
+    """Return what two sets of ranges have in common."""
+    found = []
+    ours, theirs = list(reversed(one)), list(reversed(other))
+    while ours and theirs:
+        low, high = max(ours[-1][0], theirs[-1][0]), min(ours[-1][1], theirs[-1][1])
+        if low <= high:
+            found.append((low, high))
+        (ours if ours[-1][1] < theirs[-1][1] else theirs).pop()
+    return tuple(found)
+
+
+def within(number: int, ranges: Ranges | None) -> bool:
+    """Tell whether a number is in ranges, of which None has all numbers."""
+    return ranges is None or bool(intersect(((number, number),), ranges))
+
+
+def cut(parts: Iterable[Part], entries: int | None = None) -> list[tuple[Piece, ...]]:
+    """Share entries among tasks.
+
+    Args:
+        parts: The entries, in order.
+        entries: Entries of a task at most; None: as many as have about ``PARTITION_BYTES``. To open a ledger weighs
+            something then, so that small ledgers are neither read all by one task, nor each by its own.
+
+    Returns:
+        What each task reads, in order; the same for the same arguments.
+
+    Raises:
+        UsageError: There would be more than ``PARTITIONS_MAX`` tasks.
+    """
+    opening = 0 if entries else _OPEN_BYTES
+    given = [(part.piece, 1.0 if entries else max(1.0, part.entry_bytes)) for part in parts]
+    total = sum(opening + len(piece) * weight for piece, weight in given)
+    room = float(entries) if entries else total / max(1, -(-total // PARTITION_BYTES)) + 1
+    if total > room * PARTITIONS_MAX:
+        raise UsageError(
+            f"{total:.0f} entries in tasks of {room:.0f} would be more than {PARTITIONS_MAX} tasks; make "
+            "entriesPerPartition larger"
+        )
+    tasks: list[tuple[Piece, ...]] = []
+    task: list[Piece] = []
+    left = room
+    for piece, weight in given:
+        first = piece.first
+        while first <= piece.last:
+            fits = int((left - opening) / weight)
+            if fits < 1 and task:
+                tasks.append(tuple(task))
+                task, left = [], room
+                continue
+            last = min(piece.last, first + max(1, fits) - 1)
+            task.append(Piece(piece.ledger_id, first, last))
+            left -= opening + len(task[-1]) * weight
+            first = last + 1
+    return [*tasks, tuple(task)] if task else tasks
+
+
+def limited(parts: Iterable[Part], entries: int | None) -> Iterator[Part]:
+    """Yield the first so many entries; None for all."""
+    for part in parts:
+        if entries is None:
+            yield part
+        elif entries > 0:
+            piece = part.piece
+            piece = Piece(piece.ledger_id, piece.first, min(piece.last, piece.first + entries - 1))
+            entries -= len(piece)
+            yield Part(piece, part.entry_bytes)

@@ -1,0 +1,76 @@
+"""What a task does: entries out of ledgers, as Arrow batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from pybk.errors import NoSuchLedgerError
+from pybk.spark.columns import Columns
+from pybk.spark.connection import connection
+from pybk.spark.planning import Piece
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pybk.spark.options import SourceOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LedgerPartition(InputPartition):
+    """What one task reads.
+
+    Attributes:
+        pieces: Entries, in order.
+    """
+
+    pieces: tuple[Piece, ...]
+
+
+def gone(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
+    """Return what is raised when ledgers are gone that were to be read."""
+    names = ", ".join(map(str, ledger_ids))
+    return NoSuchLedgerError(
+        f"ledger {names:.200} was deleted or never there, and was to be read; option failOnDataLoss=false goes on "
+        "without it"
+    )
+
+
+def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+    """Read entries, each of them verified.
+
+    Args:
+        options: Where they are.
+        schema: The columns wanted.
+        pieces: The entries; each piece is within what can be read.
+
+    Returns:
+        Batches of about ``options.batch_bytes``, in order.
+
+    Raises:
+        NoSuchLedgerError: A ledger is gone, unless that is to be borne.
+        DigestMismatchError, CorruptError: An entry is not what was written, or is missing.
+        UnauthorizedError: The password is not that of a ledger.
+    """
+    manager = connection(options.where).manager
+    password = options.password.read() or b""
+    for piece in pieces:
+        first = piece.first
+        try:
+            with manager.open_ledger(piece.ledger_id, password=password, recover=False) as reader:
+                columns = Columns(schema, reader.metadata)
+                while first <= piece.last:
+                    entries = reader.read_batch(first, max_bytes=options.batch_bytes, last=piece.last)
+                    yield columns.batch(entries)
+                    first = int(entries.entry_ids[-1]) + 1
+        except NoSuchLedgerError as error:
+            if options.fail_on_data_loss:
+                raise gone([piece.ledger_id]) from error
+            logger.warning("ledger %d is gone; entries %d to %d are left out", piece.ledger_id, first, piece.last)
