@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster import appending
+from bench.cluster import appending, slowness
 from bench.cluster.__main__ import CONTESTS
 from bench.cluster.bare import bare_loop
 from bench.cluster.bookies import Cluster, process_cpu_seconds
@@ -78,6 +78,31 @@ def test_a_cluster_is_measured_as_a_whole(tmp_path: Path) -> None:
             assert appending.in_batches(cluster, writer, 0.05) > 0
         with pytest.raises(Exception, match="secret"):
             LedgerManager.connect(cluster.url)
+
+
+def test_a_slow_bookie_is_stopped_for_half_of_the_time_and_goes_on_afterwards(tmp_path: Path) -> None:
+    def is_stopped(pid: int) -> bool:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1][0] == "T"
+
+    with Cluster(tmp_path, curve=False, bookies=1) as cluster:
+        with cluster.client.create_ledger(ensemble_size=1) as writer:
+            (bookie,) = cluster.client.ledger_metadata(writer.ledger_id).fragments[0].ensemble
+        pid = cluster.pid(bookie.bookie_id)
+        with slowness.slowed(pid):
+            looks = []
+            end = time.perf_counter() + 10 * slowness.STOPPED_SECONDS
+            while time.perf_counter() < end:
+                looks.append(is_stopped(pid))
+                time.sleep(0.001)
+        assert len(looks) / 4 < sum(looks) < len(looks) * 3 / 4
+        assert not is_stopped(pid)
+
+
+def test_growth_is_seen_also_of_what_was_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cluster(tmp_path, curve=False, bookies=1) as cluster, cluster.client.create_ledger(ensemble_size=1) as writer:
+        assert 0 <= slowness.growth(cluster, writer, 0.05) < slowness.GROWTH_MIB
+        monkeypatch.setattr(slowness, "in_batches", lambda *_: len(b"x" * (80 << 20)))
+        assert slowness.growth(cluster, writer, 0.05) > 70
 
 
 @pytest.mark.parametrize("curve", [False, True])

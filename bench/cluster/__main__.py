@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench import report
-from bench.cluster import appending, lifecycle, reading, zookeeper
+from bench.cluster import appending, lifecycle, reading, slowness, zookeeper
 from bench.contest import Scale
 
-CONTESTS: Final = {contest.name: contest for contest in (*appending.CONTESTS, *reading.CONTESTS, *lifecycle.CONTESTS)}
+CONTESTS: Final = {
+    contest.name: contest
+    for contest in (*appending.CONTESTS, *reading.CONTESTS, *lifecycle.CONTESTS, *slowness.CONTESTS)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

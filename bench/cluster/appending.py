@@ -62,6 +62,11 @@ def bare(entries: int, window: int, figure: Callable[[float, list[float]], float
 
 def each_ms(call: Callable[[], object], seconds: float) -> float:
     """Repeat a call; return the median of what it takes, milliseconds."""
+    return median_ms(latencies_of(call, seconds))
+
+
+def latencies_of(call: Callable[[], object], seconds: float) -> list[float]:
+    """Repeat a call; return what it takes each time, seconds."""
     latencies = []
     now = time.perf_counter()
     end = now + seconds
@@ -70,7 +75,7 @@ def each_ms(call: Callable[[], object], seconds: float) -> float:
         call()
         now = time.perf_counter()
         latencies.append(now - begin)
-    return median_ms(latencies)
+    return latencies
 
 
 def singly(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
@@ -130,7 +135,11 @@ def outstanding_rate(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
 
 def outstanding_p99(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
     """Return the 99th percentile of what an entry takes, milliseconds."""
-    latencies = with_outstanding(writer, seconds)[2]
+    return p99_ms(with_outstanding(writer, seconds)[2])
+
+
+def p99_ms(latencies: list[float]) -> float:
+    """Return the 99th percentile of seconds, in milliseconds."""
     return statistics.quantiles(latencies, n=100)[98] * 1e3
 
 

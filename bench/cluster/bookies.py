@@ -82,6 +82,10 @@ class Cluster:
         process.kill()
         process.communicate()
 
+    def pid(self, bookie_id: str) -> int:
+        """Return the id of a bookie's process."""
+        return self._bookies[bookie_id].pid
+
     def cpu_seconds(self) -> float:
         """Return the CPU time that the bookies and this process have used so far."""
         return sum(process_cpu_seconds(pid) for pid in (os.getpid(), *(process.pid for process in self._processes)))
