@@ -1,0 +1,137 @@
+"""Which ledgers a job is about, where they are, and whether their password is known."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from pybk.credentials import Secret
+from pybk.digest import DigestType, EntryDigest, entry_digest
+from pybk.errors import NoSuchLedgerError, UsageError
+from pybk.flags import LedgerType
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.spark.connection import Connection, Where, connection
+from pybk.storage.extent import Extent
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+
+_PAGE: Final = 500
+
+Place = str | Where
+"""Where ledgers are: the directory of a store, or the metadata URL of a cluster."""
+
+
+def where_of(place: Place, cluster_secret: bytes | Secret | None = None) -> Where:
+    """Return where ledgers are.
+
+    Args:
+        place: A directory, or a metadata URL: ``zk://host:port/path``, ``lmdb:///path``; or that with its secret.
+        cluster_secret: The cluster's, as such, or where executors find it; None for none.
+    """
+    if isinstance(place, Where):
+        return place
+    secret = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
+    if "://" in place:
+        return Where(metadata_uri=place, secret=secret)
+    return Where(path=place)
+
+
+def cluster_of(place: Place, cluster_secret: bytes | Secret | None, what: str) -> Where:
+    """Return where a cluster's ledgers are.
+
+    Raises:
+        UsageError: It is a directory; ``what`` says what only a cluster can.
+    """
+    where = where_of(place, cluster_secret)
+    if where.metadata_uri is None:
+        raise UsageError(f"{where} is a directory, which one process writes, and {what}: give a cluster's metadata URL")
+    return where
+
+
+def secret_of(password: bytes | Secret | None) -> Secret:
+    """Return a password as it is sent to executors."""
+    return password if isinstance(password, Secret) else Secret(password)
+
+
+def chosen(
+    where: Where, ledgers: Iterable[int] | None = None, ledger_type: str | None = None, *, system: bool = False
+) -> list[LedgerMetadata]:
+    """Return the ledgers that a job is about, by ascending id.
+
+    Args:
+        where: Where they are.
+        ledgers: Their ids; None for all.
+        ledger_type: Only those of this type; None for all.
+        system: Also those of the system's own types.
+
+    Raises:
+        NoSuchLedgerError: One that was named is not there.
+        UsageError: It is the directory of a bookie.
+    """
+    found = connection(where)
+    manager = found.manager
+    if ledgers is not None:
+        metadata = [manager.ledger_metadata(ledger_id) for ledger_id in sorted(set(ledgers))]
+    else:
+        manager._home.catch_up()
+        metadata = list(manager._home.ledgers())
+    if where.path is not None and any(
+        each.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(each) is not None for each in metadata
+    ):
+        raise UsageError(f"{where} is the directory of a bookie; give the metadata URL of its cluster")
+    wanted = None if ledger_type is None else LedgerType(ledger_type)
+    return [
+        each
+        for each in metadata
+        if (wanted is None or each.ledger_type == wanted) and (system or not each.ledger_type.is_system)
+    ]
+
+
+def digest_of(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> EntryDigest | None:
+    """Return the digest of a ledger's entries; None if it needs the password and that is another.
+
+    Args:
+        manager: The ledger's.
+        metadata: The ledger's.
+        password: That of the ledger, maybe; None stands for the empty one.
+    """
+    if metadata.digest_type is not DigestType.HMAC_SHA256:
+        return entry_digest(metadata.digest_type, metadata.ledger_id)
+    key = _entry_key(manager, metadata, password or b"")
+    return None if key is None else entry_digest(metadata.digest_type, metadata.ledger_id, key)
+
+
+def opens(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
+    """Tell whether a password, None for the empty one, is that of a ledger."""
+    return _entry_key(manager, metadata, password or b"") is not None
+
+
+def _entry_key(manager: LedgerManager, metadata: LedgerMetadata, password: bytes) -> bytes | None:
+    keys = manager._keys.ledger_keys(password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
+    right = hmac.compare_digest(manager._home.verifier(keys), metadata.verifier)
+    return keys.entry_key if right else None
+
+
+def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:
+    """Return the last entry of a ledger that may be read now, -1 for none, and about its payload bytes.
+
+    Raises:
+        NoSuchLedgerError: It was deleted.
+        UnauthorizedError: It is open, and the password is another.
+        PybkError: It is open, and too few of its bookies answer.
+    """
+    if metadata.state is LedgerState.CLOSED:
+        return metadata.last_entry_id, metadata.length
+    with found.manager.open_ledger(metadata.ledger_id, password=password or b"", recover=False) as reader:
+        return reader.last_add_confirmed, reader.length
+
+
+def still_there(found: Connection, ledger_id: int) -> bool:
+    """Tell whether a ledger was not deleted meanwhile."""
+    try:
+        found.manager.ledger_metadata(ledger_id)
+    except NoSuchLedgerError:
+        return False
+    return True

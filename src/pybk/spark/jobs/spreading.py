@@ -1,0 +1,128 @@
+"""Work of a job, spread over executors, with its progress on the driver's terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tqdm import tqdm
+
+from pybk.errors import IllegalOperationError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import SparkSession
+
+TASK_BYTES: Final = 256 << 20
+"""Bytes that one task works on at most, unless one unit of work has more."""
+
+_TASKS_PER_CORE: Final = 4
+_SHOWN_EVERY_S: Final = 0.2
+_DESCRIPTION: Final = "spark.job.description"
+
+U = TypeVar("U")
+R = TypeVar("R")
+
+
+def context_of(spark: SparkSession) -> SparkContext:
+    """Return a session's context.
+
+    Raises:
+        IllegalOperationError: It has none, as sessions of Spark Connect.
+    """
+    try:
+        return spark.sparkContext
+    except Exception as error:
+        raise IllegalOperationError(
+            "this session has no SparkContext, as those of Spark Connect have none: run jobs over ledgers from a "
+            "driver of the cluster"
+        ) from error
+
+
+def spread(
+    spark: SparkSession,
+    work: Callable[[U], R],
+    units: Sequence[U],
+    *,
+    sizes: Sequence[int],
+    what: str,
+    quiet: bool = False,
+) -> list[R]:
+    """Do some work on executors, and return what came of each unit, in their order.
+
+    Args:
+        spark: The session.
+        work: Does one unit; it and the units are sent to executors.
+        units: What is to be done.
+        sizes: Bytes of each unit, about, by which tasks are made of equal size.
+        what: Names the work to people; holds no secret.
+        quiet: Show no progress on a terminal.
+    """
+    if not units:
+        return []
+    context = context_of(spark)
+    groups = grouped(sizes, context.defaultParallelism)
+    done: Accumulator[int] = context.accumulator(0)
+
+    def work_on(group: list[tuple[U, int]]) -> list[R]:
+        found = []
+        for unit, size in group:
+            found.append(work(unit))
+            done.add(size)
+        return found
+
+    parts = [list(zip(units[low:high], sizes[low:high], strict=True)) for low, high in groups]
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, what)
+    try:
+        with _shown(done, sum(sizes), what, quiet):
+            found: list[R] = context.parallelize(parts, len(parts)).flatMap(work_on).collect()
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)
+    return found
+
+
+def grouped(sizes: Sequence[int], cores: int) -> list[tuple[int, int]]:
+    """Return how units are shared out to tasks, each from one unit up to another: several for each core.
+
+    Args:
+        sizes: Bytes of each unit.
+        cores: How many tasks run at once.
+    """
+    most = min(TASK_BYTES, max(1, sum(sizes) // (_TASKS_PER_CORE * cores)))
+    groups = []
+    low = held = 0
+    for number, size in enumerate(sizes):
+        if number > low and held + size > most:
+            groups.append((low, number))
+            low, held = number, 0
+        held += size
+    return [*groups, (low, len(sizes))] if sizes else []
+
+
+@contextmanager
+def _shown(done: Accumulator[int], total: int, what: str, quiet: bool) -> Iterator[None]:
+    """Show how far it is, as tasks tell when they end, on a terminal."""
+    ended = threading.Event()
+    # With ``disable=None`` nothing is shown where standard error is no terminal.
+    with tqdm(
+        desc=what, total=total, unit="B", unit_scale=True, disable=quiet or None, file=sys.stderr, leave=False
+    ) as bar:
+
+        def look() -> None:
+            while not ended.wait(_SHOWN_EVERY_S):
+                bar.update(done.value - bar.n)
+
+        thread = threading.Thread(target=look, name="pybk-progress", daemon=True)
+        if not bar.disable:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.ident is not None:
+                thread.join()

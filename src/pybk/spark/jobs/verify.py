@@ -1,0 +1,408 @@
+"""Every entry of every replica of every ledger: read and checked on executors, and brought back where not sound."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pybk.client.auditing import audit
+from pybk.client.home import ClusterHome
+from pybk.digest import DigestType, entry_digest
+from pybk.embedded import EmbeddedHome
+from pybk.errors import (
+    CorruptError,
+    DigestMismatchError,
+    NoSuchLedgerError,
+    PybkError,
+    UnauthorizedError,
+    UsageError,
+)
+from pybk.ledger import Bookie
+from pybk.replication.auditing import Span, joined
+from pybk.replication.copying import fragment_end
+from pybk.replication.reading import fragment_of, stretches
+from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.jobs.ledgers import Place, chosen, digest_of, end_of, secret_of, still_there, where_of
+from pybk.spark.jobs.spreading import spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pybk.credentials import Secret
+    from pybk.digest import EntryDigest
+    from pybk.home import Replicated
+    from pybk.ledger import LedgerMetadata
+
+_UNIT_BYTES: Final = 64 << 20
+"""Bytes of a replica that are checked at a time, about."""
+
+_BATCH_BYTES: Final = 8 << 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What was found of one bookie's part of a fragment; or of a store's ledger, of which there is one copy.
+
+    Attributes:
+        ledger_id: The ledger.
+        first_entry_id: First entry of the fragment.
+        last_entry_id: Last entry that was looked at.
+        bookie: The bookie; None for a store.
+        growing: Its writer may still be sending entries, so that missing ones are no problem.
+        entries: Entries that are as their writer made them.
+        bytes: Their encoded bytes.
+        missing: Entries that the bookie denies.
+        damaged: Entries of which it has something else than was written.
+        unknown: Entries that it cannot tell of: it cannot read them, or may have lost them in an accident.
+        silent: Whether the bookie does not answer, so that what was not counted is not known.
+        authenticated: Whether digests were checked; else the bookie's own checksums, as the password is another.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+    bookie: Bookie | None
+    growing: bool = False
+    entries: int = 0
+    bytes: int = 0
+    missing: tuple[Span, ...] = ()
+    damaged: tuple[Span, ...] = ()
+    unknown: tuple[Span, ...] = ()
+    silent: bool = False
+    authenticated: bool = True
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        late = self.growing or not (self.missing or self.unknown)
+        return late and not self.damaged and not self.silent
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a verification found.
+
+    Attributes:
+        ledgers: Ledgers that were looked at.
+        replicas: Parts of fragments, each on one bookie, that were looked at.
+        entries: Entries of them that are as their writer made them, each counted for every replica.
+        bytes: Their encoded bytes.
+        problems: Replicas that are not sound, after repairs if they were asked for.
+        repaired: Replicas that were not sound before the repair, and are now.
+        not_opened: Ledgers whose password is another than the one given: their replicas were checked by the bookies'
+            own checksums.
+        unauthenticated: The same of ledgers for which no password was given.
+        left: What could not be looked at or repaired, and why.
+    """
+
+    ledgers: int
+    replicas: int
+    entries: int
+    bytes: int
+    problems: tuple[Replica, ...]
+    repaired: int
+    not_opened: tuple[int, ...]
+    unauthenticated: tuple[int, ...]
+    left: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.problems or self.not_opened or self.left)
+
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """Bookies that do not answer, by name."""
+        return tuple(sorted({str(each.bookie) for each in self.problems if each.silent}))
+
+
+class _Unit(NamedTuple):
+    """Entries of one replica that are checked at a time."""
+
+    ledger_id: int
+    fragment: int
+    place: int
+    bookie: Bookie | None
+    first: int
+    last: int
+    entry_bytes: int
+    growing: bool
+
+
+def verify(
+    spark: SparkSession,
+    where: Place,
+    *,
+    cluster_secret: bytes | Secret | None = None,
+    password: bytes | Secret | None = None,
+    ledgers: Iterable[int] | None = None,
+    ledger_type: str | None = None,
+    repair: bool = False,
+    quiet: bool = False,
+) -> Verified:
+    """Read every entry from every bookie that should have it, and check it.
+
+    Args:
+        spark: The session whose executors read.
+        where: A store's directory, read beside its writer; or a cluster's metadata URL.
+        cluster_secret: The cluster's.
+        password: Checks the entries of HMAC_SHA256 ledgers of this password; None stands for the empty one. Those of
+            others are checked by the bookies' own checksums, and if a password was given they are ``not_opened``.
+        ledgers: Ids of ledgers to check; None for all.
+        ledger_type: Check only those of this type.
+        repair: Copy what is not sound from sound replicas, and check it again.
+        quiet: Show no progress.
+
+    Returns:
+        What was found. Of a ledger that is not closed, what is confirmed is checked; without its password, what lies
+        in fragments that have ended.
+
+    Raises:
+        NoSuchLedgerError: A ledger that was named is not there.
+        UsageError: A repair of a store, which has one copy of everything.
+        PybkError: The place cannot be opened.
+
+    Cost: Reads everything once from every bookie. A repair sends whole fragments.
+    """
+    place = where_of(where, cluster_secret)
+    if repair and place.path is not None:
+        raise UsageError(
+            f"{place} is a store of one process, which has one copy of everything: restore it from a backup"
+        )
+    secret = secret_of(password)
+    left: list[str] = []
+    wanted = chosen(place, ledgers, ledger_type, system=ledger_type is None)
+    units = _planned(place, secret, wanted, left)
+    found = _checked(spark, place, secret, units, quiet)
+    bad = [each for each in found if not each.sound]
+    repaired = 0
+    if repair and bad:
+        ledgers_then = {each.ledger_id for each in bad}
+        again, could_not = _repaired(spark, place, secret, bad, quiet)
+        found = [each for each in found if each.ledger_id not in ledgers_then] + again
+        before, bad = len(bad), [each for each in again if not each.sound]
+        repaired = max(0, before - len(bad))
+        left += could_not
+    plain = tuple(sorted({each.ledger_id for each in found if not each.authenticated}))
+    given = secret.read() is not None
+    return Verified(
+        ledgers=len(wanted),
+        replicas=len(found),
+        entries=sum(each.entries for each in found),
+        bytes=sum(each.bytes for each in found),
+        problems=tuple(bad),
+        repaired=repaired,
+        not_opened=plain if given else (),
+        unauthenticated=() if given else plain,
+        left=tuple(left),
+    )
+
+
+# ---- planning ----------------------------------------------------------------------------------------------------
+
+
+def _planned(where: Where, password: Secret, wanted: Sequence[LedgerMetadata], left: list[str]) -> list[_Unit]:
+    """Return what is to be read of some ledgers."""
+    found = connection(where)
+    units: list[_Unit] = []
+    for metadata in wanted:
+        try:
+            if found.metadata is None:
+                units += _units_of_store(found, metadata)
+            else:
+                units += _units_of(metadata, *_end(found, metadata, password.read(), left))
+        except NoSuchLedgerError:
+            continue
+        except PybkError as error:
+            left.append(f"ledger {metadata.ledger_id}: {error}")
+    return units
+
+
+def _end(found: Connection, metadata: LedgerMetadata, password: bytes | None, left: list[str]) -> tuple[int, int]:
+    """Return the last entry of a ledger that can be checked, and about its bytes."""
+    try:
+        return end_of(found, metadata, password)
+    except NoSuchLedgerError:
+        raise
+    except PybkError as error:
+        if not isinstance(error, UnauthorizedError):
+            left.append(f"ledger {metadata.ledger_id}: how far it is cannot be seen: {error}")
+        elif password is not None:
+            left.append(f"ledger {metadata.ledger_id} is {metadata.state.value}, and its password is another")
+        ended = fragment_end(metadata, len(metadata.fragments) - 2) if len(metadata.fragments) > 1 else None
+        return (-1 if ended is None else ended), 0
+
+
+def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_Unit]:
+    """Cut what bookies should have of a ledger into units: one bookie's after another's, so that all have work."""
+    units = []
+    entry_bytes = _entry_bytes(last, length)
+    step = max(1, _UNIT_BYTES // entry_bytes)
+    for number, (fragment, low, high) in enumerate(stretches(metadata.fragments, 0, last)):
+        growing = fragment_end(metadata, number) is None
+        units += [
+            _Unit(metadata.ledger_id, low, place, bookie, first, min(first + step - 1, high), entry_bytes, growing)
+            for first in range(low, high + 1, step)
+            for place, bookie in enumerate(fragment.ensemble)
+        ]
+    return units
+
+
+def _units_of_store(found: Connection, metadata: LedgerMetadata) -> list[_Unit]:
+    """Cut a store's ledger into units."""
+    descriptor = found.manager._home.descriptor(metadata.ledger_id)
+    last = descriptor.last_add_confirmed
+    entry_bytes = _entry_bytes(last, descriptor.length_durable)
+    step = max(1, _UNIT_BYTES // entry_bytes)
+    return [
+        _Unit(metadata.ledger_id, 0, 0, None, first, min(first + step - 1, last), entry_bytes, False)
+        for first in range(0, last + 1, step)
+    ]
+
+
+def _entry_bytes(last: int, length: int) -> int:
+    return length // (last + 1) + 64 if last >= 0 else 64
+
+
+# ---- checking ----------------------------------------------------------------------------------------------------
+
+
+def _checked(spark: SparkSession, where: Where, password: Secret, units: Sequence[_Unit], quiet: bool) -> list[Replica]:
+    """Check units on executors, and return what was found by replica."""
+    sizes = [(unit.last - unit.first + 1) * unit.entry_bytes for unit in units]
+    work = partial(_check, where, password)
+    found = spread(spark, work, units, sizes=sizes, what=f"pybk: verify {where}", quiet=quiet)
+    parts: dict[tuple[int, int, Bookie | None], list[Replica]] = {}
+    for part in filter(None, found):
+        parts.setdefault((part.ledger_id, part.first_entry_id, part.bookie), []).append(part)
+    whole = [_together(pieces) for pieces in parts.values()]
+    here = connection(where)
+    gone = {each.ledger_id for each in whole if not each.sound and not still_there(here, each.ledger_id)}
+    return [each for each in whole if each.ledger_id not in gone]
+
+
+def _together(pieces: Sequence[Replica]) -> Replica:
+    """Return what was found of several pieces of one replica."""
+    return replace(
+        pieces[0],
+        last_entry_id=max(piece.last_entry_id for piece in pieces),
+        entries=sum(piece.entries for piece in pieces),
+        bytes=sum(piece.bytes for piece in pieces),
+        missing=joined(span for piece in pieces for span in piece.missing),
+        damaged=joined(span for piece in pieces for span in piece.damaged),
+        unknown=joined(span for piece in pieces for span in piece.unknown),
+        silent=any(piece.silent for piece in pieces),
+        authenticated=all(piece.authenticated for piece in pieces),
+    )
+
+
+def _check(where: Where, password: Secret, unit: _Unit) -> Replica | None:
+    """Check one unit, in an executor; None if the ledger, or the bookie's part in it, is no more."""
+    found = connection(where)
+    home = found.manager._home
+    try:
+        if isinstance(home, ClusterHome):
+            return _check_replica(found, home, password.read(), unit)
+        assert isinstance(home, EmbeddedHome), "ledgers live in a cluster or a store"
+        return _check_store(found, home, password.read(), unit)
+    except NoSuchLedgerError:
+        return None
+
+
+def _check_replica(found: Connection, home: ClusterHome, password: bytes | None, unit: _Unit) -> Replica | None:
+    """Check what one bookie has."""
+    stored = home.directory.metadata.read_ledger(unit.ledger_id)
+    if fragment_of(stored.metadata.fragments, unit.first).ensemble[unit.place] != unit.bookie:
+        return None
+    digest = digest_of(found.manager, stored.metadata, password)
+    audited = audit(home, stored, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes)
+    return Replica(
+        unit.ledger_id,
+        unit.fragment,
+        unit.last,
+        unit.bookie,
+        growing=unit.growing,
+        entries=audited.entries,
+        bytes=audited.bytes,
+        missing=audited.machine.missing,
+        damaged=audited.machine.damaged,
+        unknown=audited.machine.unknown,
+        silent=audited.machine.silent,
+        authenticated=digest is not None,
+    )
+
+
+def _check_store(found: Connection, home: EmbeddedHome, password: bytes | None, unit: _Unit) -> Replica:
+    """Check what a store has; what cannot be read whole is read in ever smaller pieces."""
+    home.catch_up()
+    descriptor = home.descriptor(unit.ledger_id)
+    digest = digest_of(found.manager, descriptor.metadata, password)
+    # Without a digest the store checks its records, and what is left to see are the entries' names.
+    checks: EntryDigest = digest or entry_digest(DigestType.NONE, unit.ledger_id)
+    at, most = unit.first, _BATCH_BYTES
+    entries = size = 0
+    damaged: list[Span] = []
+    while at <= unit.last:
+        last = unit.last if most > 1 else at
+        try:
+            batch = home.store.read_batch(descriptor, at, last, most, digest_bytes=checks.size, direct=False)
+            checks.check_many(batch)
+        except (CorruptError, DigestMismatchError) as error:
+            if most > 1:
+                most = max(1, most // 64)
+                continue
+            logger.warning("%s", error)
+            damaged.append(Span(at, at, 1))
+            at += 1
+        else:
+            entries += len(batch)
+            size += int(batch.sizes.sum())
+            at = int(batch.entry_ids[-1]) + 1
+            most = min(_BATCH_BYTES, most * 8)
+    return Replica(
+        unit.ledger_id,
+        unit.fragment,
+        unit.last,
+        None,
+        entries=entries,
+        bytes=size,
+        damaged=joined(damaged),
+        authenticated=digest is not None,
+    )
+
+
+# ---- repairing ---------------------------------------------------------------------------------------------------
+
+
+def _repaired(
+    spark: SparkSession, where: Where, password: Secret, bad: Sequence[Replica], quiet: bool
+) -> tuple[list[Replica], list[str]]:
+    """Have the ledgers replicated that are not sound everywhere, and check them again.
+
+    Returns:
+        What their replicas are then, and what could not be done, and why.
+    """
+    here = connection(where)
+    assert here.metadata is not None, "only a cluster's replicas are repaired"
+    for each in bad:
+        if each.bookie is not None and not each.silent and not each.growing:
+            here.metadata.mark_under_replicated(each.ledger_id, each.bookie, each.first_entry_id)
+    ledgers = sorted({each.ledger_id for each in bad})
+    sizes = [1 + sum(each.bytes for each in bad if each.ledger_id == ledger_id) for ledger_id in ledgers]
+    done = spread(spark, partial(_replicate, where), ledgers, sizes=sizes, what=f"pybk: repair {where}", quiet=quiet)
+    left = [reason for replicated in filter(None, done) for reason in replicated.left]
+    wanted = [here.metadata.read_ledger(each).metadata for each in ledgers if still_there(here, each)]
+    return _checked(spark, where, password, _planned(where, password, wanted, left), quiet), left
+
+
+def _replicate(where: Where, ledger_id: int) -> Replicated | None:
+    """Complete a ledger, in an executor; None if it was deleted meanwhile."""
+    try:
+        return connection(where).manager.replicate(ledger_id)
+    except NoSuchLedgerError:
+        return None
