@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from pybk.bookie.description import Description
-from pybk.bookie.replicas import Replicas, ReplicaState
+from pybk.bookie.replicas import Replicas
+from pybk.bookie.states import ReplicaState
 from pybk.digest import DigestType, entry_digest
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.replication.messages import Run, Status

@@ -110,7 +110,7 @@ def test_entries_that_were_acknowledged_before_they_were_durable_are_never_denie
     assert replicas.stage(8, make_run(2, 2, ledger_id=8), True) is Status.LIMBO
     assert replicas.stage(8, make_run(2, 2, ledger_id=8), True, recovery=True) is Status.OK
     replicas.commit()
-    replicas.lift_limbo(8)
+    replicas.lift_limbo(8, closed=False)
     assert replicas.in_limbo() == []
     assert replicas.read(8, 4, 4, 1, 100) == (Status.NO_SUCH_ENTRY, None)
     assert replicas.stage(8, make_run(4, 2, ledger_id=8), True) is Status.OK
@@ -184,7 +184,7 @@ def test_limbo_survives_a_clean_end(fs: SimFileSystem) -> None:
         replicas.close()
         replicas = open_replicas(fs)
         assert replicas.in_limbo() == [LEDGER]
-    replicas.lift_limbo(LEDGER)
+    replicas.lift_limbo(LEDGER, closed=True)
     replicas.close()
     assert open_replicas(fs).in_limbo() == []
 

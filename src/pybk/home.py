@@ -27,7 +27,8 @@ class Health:
     """How a manager is.
 
     Attributes:
-        state: ``"ok"``, ``"read_only"`` (opened so, or short of space) or ``"failed"`` (close it and open it again).
+        state: ``"ok"``, ``"in_limbo"`` (a bookie that gets back from others what it may have lost), ``"read_only"``
+            (opened so, or short of space) or ``"failed"`` (close it and open it again).
         reason: Why it is not ok; empty when it is.
         outstanding_bytes: Appended and not durable yet.
         tail_bytes: Log that the next open would read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from pybk.bookie.description import Description
-from pybk.bookie.replicas import ReplicaState
+from pybk.bookie.states import ReplicaState
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, WriteFlag
 from pybk.replication.messages import Run, Status

@@ -34,6 +34,8 @@ def introduce(
     known = replicas.identity
     instance = secrets.token_bytes(INSTANCE_BYTES) if known is None else known.instance
     name = bookie_id or (f"bookie-{instance[:4].hex()}" if known is None else known.bookie_id)
+    if known is None and replicas.store.salvage is not None and not replace_lost:
+        instance = _lost_instance(replicas, metadata, bookie_id)
     cluster_id = metadata.cluster_id
     if known is not None:
         recorded = metadata.read_cookie(name)
@@ -51,6 +53,20 @@ def introduce(
             f"{bookie}: it is an older copy; bring back the directory that was last used, or begin with an empty one"
         )
     return bookie
+
+
+def _lost_instance(replicas: Replicas, metadata: ClusterMetadata, bookie_id: str | None) -> bytes:
+    """Return the instance of a directory that lost it: the recorded one, if somebody says whose directory it is.
+
+    They need not be right: whichever bookie it goes on as, it doubts everything that this one ever held.
+    """
+    recorded = None if bookie_id is None else metadata.read_cookie(bookie_id)
+    if recorded is None:
+        raise CookieError(
+            f"{replicas.store.volumes.root} lost what was stored last, and with it whose directory it is: give the "
+            "name of its bookie, as the metadata store has it (bookie_id=...), or begin with an empty directory"
+        )
+    return recorded.bookie.instance
 
 
 def _check_alone(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKeys | None) -> None:

@@ -69,6 +69,7 @@ class Replica:
         self.lock = threading.Lock()
         self.extents = Extents()
         self.fences: list[LedgerDescriptor] = []
+        self.marks: list[LedgerDescriptor] = []
         self.fenced = False
         self.limbo = False
         self.gap = False
@@ -425,10 +426,18 @@ class Replica:
             self.packet = lac, packet
         self._lac = max(self.lac(), lac)  # I13
 
-    # ---- deleting ------------------------------------------------------------------------------------------------
+    # ---- limbo and deleting --------------------------------------------------------------------------------------
+
+    def lift(self) -> None:
+        """Be out of limbo, durably on return; the lock is held."""
+        self._delete_all(self.marks)
+        self.limbo = self.gap = False
 
     def delete(self) -> None:
-        """Delete everything, the fence last; until all is gone, nothing is denied. The caller holds the lock."""
+        """Delete everything, the fence and the mark of limbo last; until all is gone, nothing is denied.
+
+        The caller holds the lock.
+        """
         for held in self._unborn:
             if held.created is not None:
                 self._store.log.wait(held.created)
@@ -437,10 +446,14 @@ class Replica:
         for held in list(self.extents):
             self._delete(held.descriptor)
             self.extents.remove(held)
-        while self.fences:
-            self._delete(self.fences[-1])
-            self.fences.pop()
+        self._delete_all(self.fences)
+        self._delete_all(self.marks)
         self.deleted = True
+
+    def _delete_all(self, descriptors: list[LedgerDescriptor]) -> None:
+        while descriptors:
+            self._delete(descriptors[-1])
+            descriptors.pop()
 
     def _delete(self, descriptor: LedgerDescriptor) -> None:
         with suppress(NoSuchLedgerError):  # an earlier attempt came this far

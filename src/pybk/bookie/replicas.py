@@ -1,7 +1,7 @@
 """What a bookie keeps: the replicas of ledgers, in a store of its own.
 
-A replica is one or more extents, each a ledger of the store; a fence is a ledger of type ``.fence``, and its being
-there is the fence. See ``replica.py`` for one ledger, ``identity.py`` for whose directory it is.
+A replica is one or more extents, each a ledger of the store. A ledger of type ``.fence`` is a fence, and one of type
+``.limbo`` a mark that something durable may be missing. See ``replica.py`` for one ledger.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from pybk.bookie.description import Description
 from pybk.bookie.extents import Held
 from pybk.bookie.identity import IDENTITY_KEY, Identity
 from pybk.bookie.replica import Replica, View
+from pybk.bookie.states import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
-from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, PybkError, UsageError
+from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
@@ -29,40 +30,6 @@ from pybk.storage.creation import OpenEnvironment
 from pybk.storage.extent import EXTENT_KEY, Extent
 from pybk.storage.filesystem import FileSystem
 from pybk.storage.store import Store, open_environment
-
-
-class ReplicaState(NamedTuple):
-    """What is known here of a replicated ledger.
-
-    Attributes:
-        fenced: Takes adds of recoveries alone; durable, unless ``Replicas.fence`` raised.
-        limbo: Entries may be missing that were acknowledged, so nothing is denied but to a recovery.
-        gap: In limbo, entries may be missing that were durable, too, so nothing is denied.
-        lac: The highest last add confirmed that was told here, -1 for none.
-        description: What never changes of the ledger; None if only its fence came so far.
-    """
-
-    fenced: bool
-    limbo: bool
-    gap: bool
-    lac: int
-    description: Description | None
-
-
-class ReplicasHealth(NamedTuple):
-    """What a bookie tells of its disks.
-
-    Attributes:
-        free_bytes: Free bytes of each tier.
-        full: Why nothing is taken for want of space, or None.
-        error: Why nothing is taken until the bookie is started again, or None.
-        outstanding_bytes: Bytes staged and not durable yet.
-    """
-
-    free_bytes: Mapping[StorageHint, int]
-    full: str | None
-    error: PybkError | None
-    outstanding_bytes: int
 
 
 class Replicas:
@@ -81,8 +48,12 @@ class Replicas:
         metrics: Metrics | None = None,
         fs: FileSystem | None = None,
         environment: OpenEnvironment = open_environment,
+        salvage: bool = False,
     ) -> Replicas:
         """Open a bookie's directory, making it if there is none.
+
+        After a ``salvage``, call ``doubt`` for all ledgers that the bookie may have held, before it answers anything,
+        and then ``store.keep_salvage``.
 
         Raises:
             UsageError: ``tiers`` is malformed, or a path is no directory.
@@ -92,7 +63,9 @@ class Replicas:
 
         Cost: 30 microseconds per extent, besides that of opening the store.
         """
-        store = Store.open(root, config=config, tiers=tiers, metrics=metrics, fs=fs, environment=environment)
+        store = Store.open(
+            root, config=config, tiers=tiers, metrics=metrics, fs=fs, environment=environment, salvage=salvage
+        )
         try:
             return cls(store)
         except BaseException:
@@ -123,7 +96,7 @@ class Replicas:
             )
         self._stored.setdefault(extent.ledger_id, array("q")).append(metadata.ledger_id)
         deferred = extent.write_flags & WriteFlag.DEFERRED_FORCE and metadata.ledger_type != LedgerType.FENCE
-        if deferred and not self.store.began_clean:
+        if metadata.ledger_type == LedgerType.LIMBO or (deferred and not self.store.began_clean):
             self._limbo.add(extent.ledger_id)
 
     # ---- whose directory -----------------------------------------------------------------------------------------
@@ -140,7 +113,7 @@ class Replicas:
             cluster_id: The cluster.
             bookie_id: The bookie.
             instance: Its instance there.
-            boots: The number of its last start there.
+            boots: The number of its last start there; it is no matter to who has salvaged, and doubts everything.
 
         Raises:
             CookieError: It is a new one, another's, or an older one; names the remedy.
@@ -152,6 +125,8 @@ class Replicas:
                 f"{self.store.volumes.root} is no bookie's yet, but the metadata store knows {expected}: mount or name "
                 "the directory that it had, or choose another name for a new bookie"
             )
+        if self.store.salvage is not None:
+            expected = expected._replace(boots=min(boots, identity.boots))
         identity.check(expected, self.store.volumes.root)
 
     def begin(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int = 0, *, moved: bool = False) -> int:
@@ -178,10 +153,10 @@ class Replicas:
             raise UsageError(f"an instance has {INSTANCE_BYTES} random bytes, not {len(instance)}")
         before = self.identity
         if before is not None:
-            before.check(Identity(cluster_id, bookie_id, instance, boots, 0), self.store.volumes.root)
+            self.check(cluster_id, bookie_id, instance, boots)
             if not moved:
                 before.check_place(inode, self.store.volumes.root)
-            boots = before.boots
+            boots = max(boots, before.boots)
         identity = Identity(cluster_id, bookie_id, instance, boots + 1, inode)
         known = self._identities
         made = self.store.create(self._metadata(LedgerType.BOOKIE, {IDENTITY_KEY: identity.encode()}), when_full=True)
@@ -253,23 +228,52 @@ class Replicas:
             replica.description = replica.description or Description.kept(metadata, extent)
             if metadata.ledger_type == LedgerType.FENCE:
                 replica.fences.append(descriptor)
+            elif metadata.ledger_type == LedgerType.LIMBO:
+                replica.marks.append(descriptor)
             else:
                 replica.extents.add(Held(descriptor, None, extent.first, extent.stride, extent.replaces))
         replica.fenced = bool(replica.fences)
-        replica.limbo = ledger_id in self._limbo
+        replica.limbo, replica.gap = ledger_id in self._limbo, bool(replica.marks)
         return replica
 
-    def lift_limbo(self, ledger_id: int) -> None:
+    def doubt(self, ledgers: Mapping[int, Description | None]) -> None:
+        """Put ledgers in limbo, of which something durable may be missing; durable on return, with one synced write.
+
+        Args:
+            ledgers: Their ids, and what is known of each; there may be nothing else of them here.
+
+        Raises:
+            StorageError: It is not known to be durable.
+        """
+        for ledger_id, description in ledgers.items():
+            replica = self._known(ledger_id, description)
+            with replica.lock:
+                replica.limbo = replica.gap = True
+                if not replica.marks:
+                    mark = self._part_of(replica, LedgerType.LIMBO, 0, 1)
+                    descriptor, commit = self.store.stage_create(mark, when_full=True)
+                    replica.marks.append(descriptor)
+                    self._staged(commit)
+        self.commit()
+
+    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
         """End a ledger's limbo, as what it lacked was brought from its peers: what is not here is denied again.
 
-        Durability: An end by accident before the next clean one puts the ledger in limbo again.
+        A fence may be among what was lost. It is made again if the ledger is closed (see ``docs/replication.md``).
+
+        Durability: What was not durable may be lost by the next end by accident, which leads into limbo again.
+
+        Raises:
+            StorageError: It stays in limbo, also because that it is not is not known to be durable.
         """
         replica = self._replica(ledger_id)
+        if replica is not None:
+            if closed and replica.gap:
+                self.fence(ledger_id, replica.description)
+            with replica.lock:
+                replica.lift()
         with self._lock:
             self._limbo.discard(ledger_id)
-        if replica is not None:
-            with replica.lock:
-                replica.limbo = False
 
     def delete(self, ledger_id: int) -> None:
         """Delete everything of a ledger, its fence included; durable on return. Unknown ones are deleted already.
@@ -489,11 +493,7 @@ class Replicas:
 
     def health(self) -> ReplicasHealth:
         """Return what to tell of the disks."""
-        store = self.store
-        free = dict.fromkeys(StorageHint, 0)
-        for directory in store.volumes.directories:
-            free[directory.tier] += store.fs.free_bytes(directory.path)
-        return ReplicasHealth(free, store.maintenance.full, store.log.error, store.log.outstanding_bytes)
+        return ReplicasHealth.of(self.store)
 
     def close(self) -> None:
         """Commit what is staged and give the directory free. With ledgers in limbo, the next start is unclean, too."""

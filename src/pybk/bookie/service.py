@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pybk.bookie.description import Description
 from pybk.bookie.introduction import introduce
-from pybk.bookie.replicas import Replicas
+from pybk.bookie.salvaging import doubt_everything, open_replicas
 from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageError, StorageFullError
 from pybk.home import Health, health_of
 from pybk.ledger import Bookie
@@ -42,6 +42,7 @@ from pybk.transport.keys import ClusterKeys, proves_deletion, proves_right
 from pybk.transport.server import Peer, Server
 
 if TYPE_CHECKING:
+    from pybk.bookie.replicas import Replicas
     from pybk.config import StoreConfig
     from pybk.flags import StorageHint
     from pybk.metadata.cluster import ClusterMetadata
@@ -88,6 +89,8 @@ class BookieService:
     ) -> Self:
         """Open a bookie's directory, making it if there is none, listen, and register.
 
+        If something durable is missing there that its peers have, the bookie starts with all ledgers in limbo.
+
         Args:
             root: The directory.
             listen: Addresses; the first is the one that others are told.
@@ -105,9 +108,11 @@ class BookieService:
             CookieError: The directory is of another cluster, another bookie, a copy, or an older one.
             PybkError: As opening a store, and what the metadata store raises.
         """
-        replicas = Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
+        replicas = open_replicas(root, config=config, tiers=tiers, metrics=metrics)
         try:
             bookie = introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
+            if replicas.store.salvage is not None:
+                doubt_everything(replicas, metadata, bookie)
             return cls(replicas, bookie, listen, metadata, keys, rack)
         except BaseException:
             replicas.close()
@@ -379,21 +384,29 @@ class BookieService:
         return False
 
     def health(self) -> Health:
-        """Return how the bookie is: as its store, or failed if it serves no more."""
+        """Return how the bookie is: as its store, in limbo, or failed if it serves no more."""
         health = health_of(self.replicas.store)
-        if self._error is None:
+        if self._error is not None:
+            return replace(health, state="failed", reason=f"bookie {self.bookie} serves no more: {self._error!r}")
+        limbo = self.replicas.in_limbo() if health.state == "ok" else []
+        if not limbo:
             return health
-        return replace(health, state="failed", reason=f"bookie {self.bookie} serves no more: {self._error!r}")
+        reason = f"{len(limbo)} ledgers are in limbo until bookie {self.bookie} has got back what it may lack of them"
+        return replace(health, state="in_limbo", reason=reason)
 
     def in_limbo(self) -> list[int]:
         """Return the ledgers in limbo."""
         return self.replicas.in_limbo()
 
-    def lift_limbo(self, ledger_id: int) -> None:
+    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
         """End a ledger's limbo, as everything that it may have lacked was brought back."""
 
         def lift() -> list[BookieEffect]:
-            self.replicas.lift_limbo(ledger_id)
+            try:
+                self.replicas.lift_limbo(ledger_id, closed=closed)
+                logger.info("ledger %d is out of limbo at %s", ledger_id, self.bookie)
+            except StorageError as error:
+                logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self.bookie, error)
             return []
 
         self._post(lift)

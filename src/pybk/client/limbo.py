@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from pybk.client.ledger import RemoteLedger
 from pybk.client.replicating import Copying
 from pybk.errors import NoSuchLedgerError, PybkError
+from pybk.ledger import LedgerState
 from pybk.replication.copying import CopyMachine, fragment_end
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class LimboBookie(Protocol):
     def in_limbo(self) -> list[int]:
         """Return the ledgers in limbo."""
 
-    def lift_limbo(self, ledger_id: int) -> None:
-        """End a ledger's limbo; any thread."""
+    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+        """End a ledger's limbo, which is closed or, else, was open after the limbo began; any thread."""
 
 
 class Mender:
@@ -40,7 +41,11 @@ class Mender:
 
     A fragment that has an end is filled up from its other bookies. The open last fragment of a ledger has to wait: its
     writer is refused here and takes another bookie, or a recovery closes the ledger. It can, as bookies in limbo answer
-    its reads: what was never forced was never confirmed.
+    its reads: what was never forced was never confirmed. Where durable entries may be missing, they answer nothing, and
+    its other bookies have to do.
+
+    A ledger in recovery has to wait, too: the recovery may have fenced it here, and the fence be lost. An open one was
+    never fenced, as recoveries mark it before (AR1); a closed one is fenced anew.
 
     Threads: one of its own, which ends by itself.
     """
@@ -71,13 +76,14 @@ class Mender:
             metadata, version = self._directory.metadata.read_ledger(ledger_id)
         except NoSuchLedgerError:
             return  # dropped when its tombstone was seen twice
+        if metadata.state is LedgerState.IN_RECOVERY:
+            return
         own = [number for number, each in enumerate(metadata.fragments) if self._bookie.bookie in each.ensemble]
         if any(fragment_end(metadata, number) is None for number in own):
             return
         for number in own:
             self._fill(metadata, version, metadata.fragments[number].first_entry_id)
-        self._bookie.lift_limbo(ledger_id)
-        logger.info("ledger %d is out of limbo at %s", ledger_id, self._bookie.bookie)
+        self._bookie.lift_limbo(ledger_id, closed=metadata.state is LedgerState.CLOSED)
 
     def _fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
         """Copy a fragment's entries from its other bookies to this one; those that are here are only compared."""

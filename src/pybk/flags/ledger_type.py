@@ -8,7 +8,7 @@ from pybk.errors import UsageError
 
 LEDGER_TYPE_BYTES_MAX: Final = 255
 
-_SYSTEM_TYPES: Final = frozenset({".metadata", ".fence", ".bookie"})
+_SYSTEM_TYPES: Final = frozenset({".metadata", ".fence", ".limbo", ".bookie"})
 
 
 class LedgerType(str):
@@ -30,6 +30,9 @@ class LedgerType(str):
 
     FENCE: ClassVar[LedgerType]
     """In a bookie's store: the replicated ledger that it names is fenced."""
+
+    LIMBO: ClassVar[LedgerType]
+    """In a bookie's store: of the replicated ledger that it names, something durable may be missing."""
 
     BOOKIE: ClassVar[LedgerType]
     """In a bookie's store: which bookie of which cluster it belongs to."""
@@ -62,4 +65,5 @@ class LedgerType(str):
 
 LedgerType.METADATA = LedgerType(".metadata")
 LedgerType.FENCE = LedgerType(".fence")
+LedgerType.LIMBO = LedgerType(".limbo")
 LedgerType.BOOKIE = LedgerType(".bookie")

@@ -81,16 +81,21 @@ class ChangingView(StoreView):
             raise
         return descriptor
 
-    def stage_create(self, metadata: LedgerMetadata) -> tuple[LedgerDescriptor, Commit]:
+    def stage_create(self, metadata: LedgerMetadata, *, when_full: bool = False) -> tuple[LedgerDescriptor, Commit]:
         """Stage the creation of a ledger in the commit that is forming, which may hold entries of it, too.
 
         If that commit fails, the ledger never was: nothing can be staged of it, and nothing may be asked of it.
+
+        Args:
+            metadata: The ledger's.
+            when_full: Create it even while the store takes no entries for want of space.
 
         Raises:
             LedgerExistsError: The id is taken.
             StorageFullError: There is no room.
         """
-        self.check_space()
+        if not when_full:
+            self.check_space()
         descriptor = self._register(metadata)
         descriptor.created = False
         commit = self._stage_change(descriptor, metadata, creates=descriptor)

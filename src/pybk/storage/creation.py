@@ -164,11 +164,7 @@ def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
 
 
 def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
-    """Remove the files that an interrupted checkpoint made and the index does not name.
-
-    Raises:
-        CorruptError: A file that the index names is not there.
-    """
+    """Remove the files that an interrupted checkpoint made and the index does not name."""
     found = {**volumes.found(LOG), **volumes.found(COLD)}
     for file_id, row in found.items():
         volumes.reserve_ids(file_id + 1)
@@ -182,12 +178,21 @@ def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
             volumes.fs.unlink(path)
         elif name.startswith(_PLANNED):  # else a store that loses its cookie might be made anew
             volumes.fs.unlink(path)
-    for file_id, row in volumes.rows.items():
-        if row.kind != ENTRIES and file_id not in found:
-            raise CorruptError(
-                f"{volumes.path_of(row)} is missing, and the index says that entries lie in it; restore it from a "
-                f"backup, or run `pybk rebuild-index {volumes.root}` to go on without it"
-            )
+
+
+def missing_files(volumes: Volumes) -> list[FileRow]:
+    """Return the files that the index names and that are not there."""
+    rows = volumes.rows.values()
+    return [row for row in rows if row.kind != ENTRIES and not volumes.fs.exists(volumes.path_of(row))]
+
+
+def check_present(volumes: Volumes) -> None:
+    """Raise CorruptError if a file that the index names is not there."""
+    for row in missing_files(volumes):
+        raise CorruptError(
+            f"{volumes.path_of(row)} is missing, and the index says that entries lie in it; restore it from a "
+            f"backup, or run `pybk rebuild-index {volumes.root}` to go on without it"
+        )
 
 
 def create_store(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from pybk.config import StoreConfig
@@ -18,11 +18,13 @@ from pybk.storage.cookie import Cookie
 from pybk.storage.creation import (
     INDEX,
     OpenEnvironment,
+    check_present,
     check_reachable,
     checked_mark,
     create_store,
     main_cookie,
     make_directory,
+    missing_files,
     remove_leftovers,
     store_directories,
 )
@@ -31,10 +33,12 @@ from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.failures import storage_error
 from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.index import Index
+from pybk.storage.index_rows import FileRow, Mark
 from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
 from pybk.storage.registry import Registry
-from pybk.storage.tail import recover_log
+from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
+from pybk.storage.tail import RecoveredLog, recover_log
 from pybk.storage.volumes import ENTRIES, Volumes, save_directories
 from pybk.storage.watermark import Watermark
 
@@ -42,6 +46,19 @@ from pybk.storage.watermark import Watermark
 def open_environment(path: str) -> Environment:
     """Open an LMDB environment for a live store."""
     return LmdbEnvironment(path)
+
+
+def _open_entries(
+    volumes: Volumes, files: Iterable[FileRow], environment: OpenEnvironment, opened: list[Callable[[], None]]
+) -> dict[int, Environment]:
+    """Make the files that the index names known, and open those of them that are LMDB environments."""
+    entries = {}
+    for row in files:
+        volumes.add(row)
+        if row.kind == ENTRIES:
+            entries[row.file_id] = environment(volumes.path_of(row))
+            opened.append(entries[row.file_id].close)
+    return entries
 
 
 class Store(ChangingView):
@@ -60,8 +77,12 @@ class Store(ChangingView):
         metrics: Metrics | None = None,
         fs: FileSystem | None = None,
         environment: OpenEnvironment = open_environment,
+        salvage: bool = False,
     ) -> Store:
         """Open a store, making it if there is none, and bring it to the state of its last durable commit.
+
+        With ``salvage``, what is missing or damaged of the log, the files and the watermark is passed over, and told in
+        ``salvage``: for who has it elsewhere, records that in the store, and then calls ``keep_salvage``.
 
         Raises:
             UsageError: ``tiers`` is malformed, or a path is no directory.
@@ -86,30 +107,18 @@ class Store(ChangingView):
             opened.append(index_environment.close)
             index = Index(index_environment)
             mark = checked_mark(index, cookie, root)
-            watermark = Watermark.open(fs, os.path.join(root, "watermark"), cookie.store_id, writable=True)
+            lost: list[str] | None = [] if salvage else None
+            watermark = open_watermark(fs, root, cookie.store_id, lost)
             opened.append(watermark.close)
             volumes.reserve_ids(mark.next_file_id)
             files = index.files()
             check_reachable(volumes, mark, files)
-            entries = {}
-            for row in files.values():
-                volumes.add(row)
-                if row.kind == ENTRIES:
-                    entries[row.file_id] = environment(volumes.path_of(row))
-                    opened.append(entries[row.file_id].close)
+            entries = _open_entries(volumes, files.values(), environment, opened)
             registry = Registry.open(volumes, index, mark, cookie.store_id)
             opened.append(registry.close)
+            metrics = metrics or Metrics()
             store = cls(
-                lock,
-                cookie,
-                config,
-                volumes,
-                index,
-                index_environment,
-                entries,
-                watermark,
-                registry,
-                metrics or Metrics(),
+                lock, cookie, config, volumes, index, index_environment, entries, watermark, registry, metrics, lost
             )
             opened[:] = [store.close]
             if tiers is not None:
@@ -134,6 +143,7 @@ class Store(ChangingView):
         watermark: Watermark,
         registry: Registry,
         metrics: Metrics,
+        lost: list[str] | None,
     ) -> None:
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
         self.cookie = cookie
@@ -147,18 +157,12 @@ class Store(ChangingView):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
-        self.began_clean = watermark.clean
+        self.began_clean = watermark.clean and lost is None
         """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
+        self.salvage: Salvage | None = None
+        """What opening passed over, until ``keep_salvage``; None for nothing."""
         remove_leftovers(self.volumes, mark)
-        recovered = recover_log(
-            self,
-            volumes,
-            store_id=self.store_id,
-            first_file_id=mark.first_log_file_id,
-            first_lsn=mark.next_lsn,
-            durable_lsn=max(mark.durable_lsn, watermark.durable_lsn()),
-            rewrite_beyond=None if watermark.clean else watermark.durable_lsn(),
-        )
+        recovered = self._recover(mark, lost)
         for descriptor in self._dirty.values():
             descriptor.settle()
             self.next_ledger_id = max(self.next_ledger_id, descriptor.ledger_id + 1)
@@ -168,7 +172,8 @@ class Store(ChangingView):
         self.supply = LogFileSupply(volumes, config, self._wake_maintenance)
         for row, used in recovered.files:
             volumes.add(row)
-            self.supply.adopt(row, used)
+            if self.salvage is None:
+                self.supply.adopt(row, used)
             self._tail_added += used
         self.log = Log(
             store_id=self.store_id,
@@ -179,6 +184,62 @@ class Store(ChangingView):
             outstanding_bytes_max=config.max_outstanding_bytes,
         )
         self.maintenance = Maintenance(self, registry)
+        if self.salvage is None:
+            self.maintenance.start()
+
+    def _recover(self, mark: Mark, lost: list[str] | None) -> RecoveredLog:
+        """Bring the ledgers to the state of the last durable commit; ``lost`` is None unless asked to salvage."""
+        volumes, watermark = self.volumes, self._watermark
+        durable_lsn = max(mark.durable_lsn, watermark.durable_lsn())
+        rewrite_beyond = None if watermark.clean else watermark.durable_lsn()
+        if lost is None:
+            check_present(volumes)
+            return recover_log(
+                self,
+                volumes,
+                store_id=self.store_id,
+                first_file_id=mark.first_log_file_id,
+                first_lsn=mark.next_lsn,
+                durable_lsn=durable_lsn,
+                rewrite_beyond=rewrite_beyond,
+            )
+        new_watermark = bool(lost)
+        recovered, more, next_ledger_id = salvage_log(
+            self,
+            volumes,
+            store_id=self.store_id,
+            first_file_id=mark.first_log_file_id,
+            first_lsn=mark.next_lsn,
+            durable_lsn=durable_lsn,
+            rewrite_beyond=rewrite_beyond,
+        )
+        missing = missing_files(volumes)
+        lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
+        self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
+        self.salvage = Salvage(tuple(lost), tuple(missing), tuple(recovered.files), new_watermark)
+        return recovered
+
+    def keep_salvage(self) -> None:
+        """Take what was salvaged for the store: durable on return, and the next open is an ordinary one.
+
+        Call it once it is recorded, durably and in the store, that something is missing.
+
+        Raises:
+            StorageError: It may not be durable; the next open salvages again.
+        """
+        salvage = self.salvage
+        assert salvage is not None, "nothing was salvaged"
+        # A checkpoint removes the log files that it moved the mark past, and punches holes in them before.
+        for row, used in salvage.files:
+            self.supply.adopt(row, used)
+        try:
+            replace_missing(self.volumes, salvage.missing)
+            if salvage.new_watermark:
+                keep_watermark(self.fs, self.volumes.root)
+        except OSError as error:
+            raise storage_error(error, f"salvaging {self.volumes.root}") from error
+        self.maintenance.checkpoint()
+        self.salvage = None
         self.maintenance.start()
 
     def _wake_maintenance(self) -> None:
@@ -290,5 +351,5 @@ class Store(ChangingView):
                     self.supply.close()
             except OSError as error:
                 raise storage_error(error, f"closing {self.volumes.root}") from error
-            if clean and isinstance(self.log.error, ClosedError):
+            if clean and self.salvage is None and isinstance(self.log.error, ClosedError):
                 self._watermark.clean = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from pybk.errors import CorruptError
@@ -141,21 +141,13 @@ def recover_log(
     Raises:
         CorruptError: The log is damaged in a way that leaves unknown what is lost.
     """
-    fs = volumes.fs
-    rows = {file_id: row for file_id, row in volumes.found(LOG).items() if file_id >= first_file_id}
-    for row in rows.values():
-        file = fs.open(volumes.path_of(row), writable=True)
-        file.sync()
-        file.close()
-    for directory in volumes.directories:
-        fs.sync_directory(directory.path)
-
+    rows = synced_log_files(volumes, first_file_id)
     current: list[LogFile] = []
 
     def load() -> Iterator[LogFile]:
         for row in rows.values():
             path = volumes.path_of(row)
-            log_file = LogFile(row.file_id, path, fs.view(path))
+            log_file = LogFile(row.file_id, path, volumes.fs.view(path))
             current.append(log_file)
             yield log_file
 
@@ -172,17 +164,29 @@ def recover_log(
         if rewrite_beyond is not None and commit.lsn > rewrite_beyond:
             again.append(commit)
     current.clear()
-    _write_again(volumes, rows, again)
+    write_again(volumes, rows, again)
     for file_id in replay.end.unbegun_file_ids:
         row = rows.pop(file_id)
-        fs.unlink(volumes.path_of(row))
-        fs.sync_directory(volumes.directory_of(row))
+        volumes.fs.unlink(volumes.path_of(row))
+        volumes.fs.sync_directory(volumes.directory_of(row))
     return RecoveredLog(
         replay.end.next_lsn, [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()], commits
     )
 
 
-def _write_again(volumes: Volumes, rows: dict[int, FileRow], commits: list[ReplayedCommit]) -> None:
+def synced_log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
+    """Return the log files from an id on, by ascending id; their bytes and names are durable."""
+    rows = {file_id: row for file_id, row in volumes.found(LOG).items() if file_id >= first_file_id}
+    for row in rows.values():
+        file = volumes.fs.open(volumes.path_of(row), writable=True)
+        file.sync()
+        file.close()
+    for directory in volumes.directories:
+        volumes.fs.sync_directory(directory.path)
+    return rows
+
+
+def write_again(volumes: Volumes, rows: Mapping[int, FileRow], commits: list[ReplayedCommit]) -> None:
     """Write commits again, the same bytes at the same place, and sync them."""
     for file_id in sorted({commit.file_id for commit in commits}):
         file = volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)

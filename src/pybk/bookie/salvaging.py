@@ -1,0 +1,81 @@
+"""How a bookie starts that lost something durable: with what is left, and in doubt about everything that it ever held.
+
+Its peers have the rest (see ``docs/replication.md``). A stop at any point leads here again, until the doubt is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from pybk.bookie.description import Description
+from pybk.bookie.replicas import Replicas
+from pybk.errors import CorruptError
+
+if TYPE_CHECKING:
+    from pybk.config import StoreConfig
+    from pybk.flags import StorageHint
+    from pybk.ledger import Bookie, LedgerMetadata
+    from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+_PAGE: Final = 500
+
+
+def open_replicas(
+    root: str,
+    *,
+    config: StoreConfig,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    metrics: Metrics | None,
+) -> Replicas:
+    """Open a bookie's directory, and what is left of it if something durable is missing.
+
+    Raises:
+        PybkError: As ``Replicas.open``; CorruptError if the index or the catalog is damaged.
+    """
+    try:
+        return Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
+    except CorruptError as error:
+        logger.warning("%s does not open, and is salvaged for what is left: %s", root, error)
+    return Replicas.open(root, config=config, tiers=tiers, metrics=metrics, salvage=True)
+
+
+def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie) -> None:
+    """Put everything in limbo that a bookie may ever have held, and then take what was salvaged for its store.
+
+    Call it before the bookie answers anything, and after its start was recorded in the metadata store: what is read
+    there after that write is not older than the start.
+
+    Raises:
+        PybkError: It could not be recorded; the next start salvages again.
+    """
+    salvage = replicas.store.salvage
+    assert salvage is not None, "nothing is in doubt"
+    for page in _pages(metadata):
+        replicas.doubt(
+            {
+                each.ledger_id: Description.of(each, metadata.describe(each))
+                for each in page
+                if any(bookie in fragment.ensemble for fragment in each.fragments)
+            }
+        )
+    replicas.doubt(dict.fromkeys(replicas.ledgers()))
+    replicas.store.keep_salvage()
+    for lost in salvage.lost:
+        logger.warning("bookie %s lost something durable: %s", bookie, lost)
+    logger.warning(
+        "bookie %s: %d ledgers are in limbo until their other bookies have brought back what it lacks",
+        bookie,
+        len(replicas.in_limbo()),
+    )
+
+
+def _pages(metadata: ClusterMetadata) -> Iterator[list[LedgerMetadata]]:
+    after = -1
+    while ids := metadata.list_ledgers(after=after, count=_PAGE):
+        yield [found.metadata for found in metadata.read_ledgers(ids) if found is not None]
+        after = ids[-1]

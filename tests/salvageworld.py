@@ -1,0 +1,81 @@
+"""A bookie whose store loses something durable, on a simulated disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pybk.bookie.replicas import Replicas
+from pybk.replication.messages import NEGATIVE, Status
+from pybk.storage import ahead, creation
+from tests.replicaworld import ROOT, add, content, describe, entry, make_run
+from tests.simdisk import SimEnvironment, SimFileSystem
+from tests.storeworld import CONFIG
+
+CLUSTER, INSTANCE = b"cluster", b"i" * 16
+LEDGERS = (1, 2, 3)
+FENCED = 3
+COUNT = 120
+SIZE = 4000
+
+Harm = Callable[[SimFileSystem], None]
+
+
+def open_bookie(fs: SimFileSystem, *, salvage: bool = False) -> Replicas:
+    """Open the bookie of a simulated disk, with log files so small that there are several."""
+    creation.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
+    ahead.FIRST_FILE_BYTES = 1 << 18  # type: ignore[misc]  # as above
+    return Replicas.open(ROOT, config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path), salvage=salvage)
+
+
+def make_bookie(fs: SimFileSystem, *, checkpoint: bool = False, tail: bool = True) -> None:
+    """Make a bookie with three ledgers, one of them fenced, in three log files."""
+    replicas = open_bookie(fs)
+    replicas.begin(CLUSTER, "b", INSTANCE)
+    for ledger_id in LEDGERS:
+        replicas.create(ledger_id, describe())
+    bring(replicas, 20, recovery=False)
+    replicas.fence(FENCED, describe())
+    bring(replicas, COUNT)
+    if checkpoint:
+        replicas.store.maintenance.checkpoint()
+        replicas.store.maintenance.collect()
+    replicas.close()
+
+
+def bring(replicas: Replicas, count: int, *, recovery: bool = True) -> None:
+    """Add the first entries of all ledgers, as their writers did, or as a recovery or a copy does."""
+    for first in range(0, count, 20):
+        for ledger_id in LEDGERS:
+            run = make_run(first, 20, ledger_id=ledger_id, size=SIZE)
+            assert add(replicas, run, ledger_id=ledger_id, recovery=recovery) is Status.OK
+
+
+def log_files(fs: SimFileSystem) -> list[str]:
+    """Return the paths of the log files, the oldest first."""
+    folder = f"{ROOT}/nvme"
+    return sorted(f"{folder}/{name}" for name in fs.list_directory(folder) if name.endswith(".log"))
+
+
+def missing(replicas: Replicas) -> int:
+    """Return how many entries cannot be read; all others have the right bytes, and none is denied (I17)."""
+    unknown = 0
+    for ledger_id in LEDGERS:
+        assert replicas.state(ledger_id) is not None
+        for entry_id in range(COUNT):
+            status, run = replicas.read(ledger_id, entry_id, entry_id, 1, 1 << 20, checked=True, recovery=True)
+            assert status not in NEGATIVE, (ledger_id, entry_id)
+            if status is Status.OK:
+                assert content(run) == [entry(entry_id, ledger_id=ledger_id, size=SIZE)]
+            else:
+                unknown += 1
+    return unknown
+
+
+def salvage(fs: SimFileSystem) -> Replicas:
+    """Start a bookie whose store does not open: the steps of ``BookieService.open``."""
+    replicas = open_bookie(fs, salvage=True)
+    replicas.begin(CLUSTER, "b", INSTANCE, 1)
+    replicas.doubt(dict.fromkeys(LEDGERS, describe()))
+    replicas.doubt(dict.fromkeys(replicas.ledgers()))
+    replicas.store.keep_salvage()
+    return replicas
