@@ -1,0 +1,150 @@
+"""Sinks that are stopped at a step of a write or a commit: a step is whatever comes before the next change or look."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pybk.manager import LedgerManager
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.spark.options import SinkOptions, sink_options
+from pybk.spark.writer import StreamWriter
+from pybk.writer import LedgerWriter
+from pyspark_pybk import DefaultSource
+
+ACTIONS: Final[tuple[tuple[type, str], ...]] = (
+    (LedgerManager, "_create_ledger"),
+    (LedgerManager, "delete_ledger"),
+    (LedgerWriter, "append_many"),
+    (LedgerWriter, "append_many_async"),
+    (LedgerWriter, "close"),
+    (ClusterMetadata, "read_pointer"),
+    (ClusterMetadata, "write_pointer"),
+)
+
+
+@contextmanager
+def stepping(reach: Callable[[str], None]) -> Iterator[None]:
+    """Call ``reach`` before each action that a sink takes, behind each compare-and-set, and at the end."""
+    originals = [getattr(owner, name) for owner, name in ACTIONS]
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def act(*arguments: Any, **options: Any) -> Any:
+            reach(name)
+            result = original(*arguments, **options)
+            if name == "write_pointer":
+                reach("after write_pointer")
+            return result
+
+        return act
+
+    for (owner, name), original in zip(ACTIONS, originals, strict=True):
+        setattr(owner, name, watched(name, original))
+    try:
+        yield
+        reach("end")
+    finally:
+        for (owner, name), original in zip(ACTIONS, originals, strict=True):
+            setattr(owner, name, original)
+
+
+@dataclass
+class Kill:
+    """Sends a signal, once, at a step that has a number.
+
+    Attributes:
+        part: ``write`` or ``commit``.
+        step: Which step of it, from 0.
+        signal: The signal.
+        pid: Which process gets it; 0 for the one that takes the step, -1 for the JVM that it works for.
+        mark: A file that is made before, with the step's name and this process's id; if it is there, nothing is done.
+    """
+
+    part: str
+    step: int
+    signal: int
+    pid: int
+    mark: str
+
+    @classmethod
+    def of(cls, text: str) -> Kill:
+        """Return what ``str`` made."""
+        part, step, number, pid, mark = text.split(" ", 4)
+        return cls(part, int(step), int(number), int(pid), mark)
+
+    def __str__(self) -> str:
+        """Return it as an option takes it."""
+        return f"{self.part} {self.step} {int(self.signal)} {self.pid} {self.mark}"
+
+    @contextmanager
+    def armed(self, part: str) -> Iterator[None]:
+        """Watch the steps of a part."""
+        taken = 0
+
+        def reach(name: str) -> None:
+            nonlocal taken
+            if part == self.part and taken == self.step and self._first(name):
+                os.kill(self.pid if self.pid > 0 else os.getpid() if self.pid == 0 else jvm_pid(), self.signal)
+                if self.pid:
+                    signal.pause()  # nothing is done here before the other is gone
+            taken += 1
+
+        with stepping(reach):
+            yield
+
+    def _first(self, name: str) -> bool:
+        try:
+            with open(self.mark, "x", encoding="utf-8") as file:
+                file.write(f"{name} {os.getpid()}")
+        except FileExistsError:
+            return False
+        return True
+
+
+def jvm_pid() -> int:
+    """Return the JVM that this worker of Spark works for: its parent's parent, as a daemon forks workers."""
+    status = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(status.rpartition(")")[2].split()[1])
+
+
+class KillingWriter(StreamWriter):
+    """Writes a stream as users' do, up to a step."""
+
+    def __init__(self, kill: Kill, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self._kill = kill
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write what a task has."""
+        with self._kill.armed("write"):
+            return super().write(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Commit what tasks wrote."""
+        with self._kill.armed("commit"):
+            super().commit(messages, batchId)
+
+
+class KillingSource(DefaultSource):
+    """The format ``pybk-killing``: ``pybk`` with one more option, ``kill``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "pybk-killing"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # type: ignore[override]  # noqa: N802
+        """Return what writes."""
+        options = {name: value for name, value in self.options.items() if name != "kill"}
+        return KillingWriter(Kill.of(self.options["kill"]), sink_options(options, streaming=True), schema, overwrite)
