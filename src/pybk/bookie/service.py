@@ -146,6 +146,7 @@ class BookieService:
         self._closed = False
         self._seen_deleted: set[int] = set()
         self._served = 0
+        self._retired = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
         self._thread.start()
@@ -174,8 +175,20 @@ class BookieService:
             tiers=dict(health.free_bytes),
             load=served / _TELL_SECONDS,
             rack=self._rack,
-            read_only=health.full is not None or health.error is not None,
+            read_only=self._retired or health.full is not None or health.error is not None,
         )
+
+    def retire(self) -> None:
+        """Take no more entries of writers, and tell everybody; what is here can be read on, and copied to others.
+
+        Raises:
+            CookieError: Another process has registered as this bookie.
+            MetadataError: The metadata store cannot be told now; it is told again later.
+        """
+        self._retired = True
+        self._machine.read_only = True
+        if self._registered is not None:
+            self._registered.update(self._registration())
 
     # ---- serving -------------------------------------------------------------------------------------------------
 

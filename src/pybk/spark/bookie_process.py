@@ -24,7 +24,7 @@ from pybk.cluster import open_cluster
 from pybk.config import StoreConfig
 from pybk.errors import PybkError
 from pybk.spark.bookies import BookieSettings
-from pybk.spark.executor import Executor, ExecutorBookie, read_state, take_lock, write_state
+from pybk.spark.executor import Executor, ExecutorBookie, Process, read_state, take_lock, write_state
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _NAME_BYTES: Final = 2
 
 
 def main(settings: BookieSettings, executor: Executor) -> None:
-    """Serve as the bookie of an executor until that ends, or SIGTERM; then close.
+    """Serve as the bookie of an executor until that ends, or SIGTERM; then close. The process is to end then, too.
 
     Args:
         settings: What the bookie is to be.
@@ -46,7 +46,6 @@ def main(settings: BookieSettings, executor: Executor) -> None:
     """
     with ExitStack() as stack:
         end = _End(executor)
-        stack.enter_context(closing(end))
         place = _take_slot(settings.directory, executor)
         _log_to(f"{place}.log")
         metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
@@ -72,38 +71,53 @@ def main(settings: BookieSettings, executor: Executor) -> None:
             pid=os.getpid(),
         ).write(executor.file(settings.metadata, "json"))
         _detach(f"{place}.log")
-        while not end.came(_LOOK_MS):
-            if not bookie.serving:
-                raise PybkError(f"{bookie.bookie} serves no more; the error is logged above")
+        _serve(bookie, end, settings.linger_s)
+
+
+def _serve(bookie: BookieService, end: _End, linger_s: float) -> None:
+    """Serve until told to end, or the executor's end; then, for a while, for those who copy what is here."""
+    retired_until: float | None = None
+    while not end.told(_LOOK_MS):
+        if not bookie.serving:
+            raise PybkError(f"{bookie.bookie} serves no more; the error is logged above")
+        if retired_until is None and end.executor_ended:
+            retired_until = time.monotonic() + linger_s
+            if linger_s:
+                _retire(bookie)
+        if retired_until is not None and time.monotonic() >= retired_until:
+            return
+
+
+def _retire(bookie: BookieService) -> None:
+    try:
+        bookie.retire()
+    except PybkError as error:
+        logger.warning("others are not told yet that %s takes no more entries: %s", bookie.bookie, error)
 
 
 class _End:
-    """What ends the process: SIGTERM, or the end of the executor."""
+    """What ends the process: SIGTERM, or the end of the executor; watched until the process ends."""
 
     def __init__(self, executor: Executor) -> None:
         self._told = os.eventfd(0, os.EFD_CLOEXEC)
-        signal.signal(signal.SIGTERM, lambda *_: os.eventfd_write(self._told, 1))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os.eventfd_write(self._told, 1))
         self._poll = select.poll()
         self._poll.register(self._told, select.POLLIN)
         self._executor: int | None = None
         with suppress(ProcessLookupError):
             self._executor = os.pidfd_open(executor.pid)
-        if self._executor is None or not executor.alive:
-            os.eventfd_write(self._told, 1)
-        else:
+        self.executor_ended = self._executor is None or not executor.alive
+        if self._executor is not None:
             self._poll.register(self._executor, select.POLLIN)
 
-    def came(self, wait_ms: int) -> bool:
-        """Wait for it."""
-        return bool(self._poll.poll(wait_ms))
-
-    def close(self) -> None:
-        """Watch no more."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for fd in (self._told, self._executor):
-            if fd is not None:
-                os.close(fd)
+    def told(self, wait_ms: int) -> bool:
+        """Wait for either, and tell whether SIGTERM came."""
+        found = [fd for fd, _ in self._poll.poll(wait_ms)]
+        if self._executor in found:
+            self.executor_ended = True
+            self._poll.unregister(self._executor)
+        return self._told in found
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
@@ -112,24 +126,30 @@ class _End:
 def _take_slot(directory: str, executor: Executor) -> str:
     """Return a directory for the bookie, which is this process's until it ends: the first that nobody has.
 
-    One whose executor is no more is waited for, as its bookie is about to end.
+    One whose executor is no more is asked for, and waited for while its bookie ends.
     """
     os.makedirs(directory, 0o700, exist_ok=True)
     for number in itertools.count():
         place = os.path.join(directory, f"slot-{number}")
         until = time.monotonic() + _FREED_SECONDS
-        while (taken := take_lock(f"{place}.lock")) is None and time.monotonic() < until and _is_ending(place):
+        while (taken := take_lock(f"{place}.lock")) is None and time.monotonic() < until and _is_leaving(place):
             time.sleep(_RETRY_SECONDS)
         if taken is not None:
-            write_state(f"{place}.json", {"executor": executor})
+            write_state(f"{place}.json", {"executor": executor, "bookie": Process.of(os.getpid())})
             return place
     raise AssertionError("there is always another number")
 
 
-def _is_ending(place: str) -> bool:
-    """Tell whether the executor of who has a slot is no more."""
+def _is_leaving(place: str) -> bool:
+    """Tell whether the executor of who has a slot is no more, and have its bookie end."""
     found = read_state(f"{place}.json")
-    return found is not None and not Executor(*found["executor"]).alive
+    if found is None or Process(*found["executor"]).alive:
+        return False
+    bookie = Process(*found["bookie"])
+    if bookie.alive:
+        with suppress(ProcessLookupError):
+            os.kill(bookie.pid, signal.SIGTERM)
+    return True
 
 
 def _name(executor: Executor, place: str) -> str:

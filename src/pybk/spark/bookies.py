@@ -26,6 +26,7 @@ SETTINGS: Final = "PYBK_BOOKIES"
 
 _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 30.0
+_LINGER_SECONDS_MAX: Final = 86_400.0
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -38,12 +39,14 @@ class BookieSettings:
         directory: The directory on each host that has the bookies' directories in it.
         secret_file: A file on each host with the cluster's secret; None for the environment's.
         rack: Where they stand.
+        linger_s: How long they serve on after their executors' end, seconds.
     """
 
     metadata: str
     directory: str
     secret_file: str | None = None
     rack: str = ""
+    linger_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -52,6 +55,8 @@ class BookieSettings:
         for name, path in (("directory", self.directory), ("cluster_secret_file", self.secret_file)):
             if path is not None and not os.path.isabs(path):
                 raise UsageError(f"{name} is {path!r:.200}; it takes an absolute path, as executors run elsewhere")
+        if not 0.0 <= self.linger_s <= _LINGER_SECONDS_MAX:
+            raise UsageError(f"linger_s is {self.linger_s!r}; it takes 0 to {_LINGER_SECONDS_MAX} seconds")
 
     @classmethod
     def of(cls, text: str) -> Self:

@@ -29,16 +29,40 @@ DRIVER: Final = "driver"
 """Name of the executor in the driver's own JVM, with ``local[N]``."""
 
 
-class Executor(NamedTuple):
-    """An executor's JVM on this host.
+class Process(NamedTuple):
+    """A process on this host.
 
     Attributes:
-        pid: Its process.
-        started: When that began, in ticks since the host did, so that a later process of the same number is another.
+        pid: Its number.
+        started: When it began, in ticks since the host did, so that a later process of the same number is another.
     """
 
     pid: int
     started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Return the process that has a number now.
+
+        Raises:
+            IllegalOperationError: None has.
+        """
+        status = _status(pid)
+        if status is None:
+            raise IllegalOperationError(f"there is no process {pid}")
+        return cls(pid, int(status[19]))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        status = _status(self.pid)
+        return status is not None and int(status[19]) == self.started and status[0] not in (b"Z", b"X")
+
+
+class Executor(Process):
+    """An executor's JVM on this host."""
+
+    __slots__ = ()
 
     @classmethod
     def of_task(cls) -> Self:
@@ -64,16 +88,9 @@ class Executor(NamedTuple):
 
     @classmethod
     def _jvm(cls, pid: int) -> Self:
-        status = _status(pid)
-        if status is None or not _is_jvm(pid):
+        if not _is_jvm(pid):
             raise IllegalOperationError(f"process {os.getpid()} has no executor over it: call this in a task of Spark")
-        return cls(pid, int(status[19]))
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        status = _status(self.pid)
-        return status is not None and int(status[19]) == self.started and status[0] not in (b"Z", b"X")
+        return cls.of(pid)
 
     @property
     def name(self) -> str:
