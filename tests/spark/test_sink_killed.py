@@ -56,6 +56,13 @@ def expected(batches: int = BATCHES) -> list[bytes]:
     return [row for batch in range(batches) for part in range(PARTITIONS) for row in payloads(batch, part)]
 
 
+PART_OF = {  # made here, as Arrow loads pandas at the first, which takes each child long
+    (batch, partition): pa.record_batch({"value": payloads(batch, partition)})
+    for batch in range(BATCHES + 1)
+    for partition in range(PARTITIONS)
+}
+
+
 class Query:
     """Runs a streaming query as Spark does: tasks, then the sink's commit, then its own in the checkpoint."""
 
@@ -76,10 +83,7 @@ class Query:
         """Do a batch's tasks."""
         context = TaskContext._getOrCreate()
         context._localProperties = {"sql.streaming.queryId": "query", "spark.jobGroup.id": self._run}
-        return [
-            self.writer.write(iter([pa.record_batch({"value": payloads(number, partition)})]))
-            for partition in range(PARTITIONS)
-        ]
+        return [self.writer.write(iter([PART_OF[number, partition]])) for partition in range(PARTITIONS)]
 
     def commit(self, number: int, messages: list[object]) -> None:
         """Commit a batch in the sink and in the checkpoint."""
@@ -169,7 +173,7 @@ def test_a_batch_write_killed_at_any_step_happens_once(cluster: Cluster) -> None
 
         def write(options: SinkOptions = options) -> None:
             writer = BatchWriter(options, SCHEMA, overwrite=False)
-            writer.commit([writer.write(iter([pa.record_batch({"value": payloads(0, part)})])) for part in range(2)])
+            writer.commit([writer.write(iter([PART_OF[0, part]])) for part in range(2)])
 
         end = in_child(write, step)
         assert rows(options, app) in ([], expected(1))
