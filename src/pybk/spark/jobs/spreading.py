@@ -82,7 +82,7 @@ def spread(
         with _shown(done, sum(sizes), what, quiet):
             found: list[R] = context.parallelize(parts, len(parts)).flatMap(work_on).collect()
     finally:
-        context.setLocalProperty(_DESCRIPTION, before)
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None takes it away
     return found
 
 

@@ -1,0 +1,221 @@
+"""Jobs over ledgers, on two executor threads and real bookies: what they find is exactly what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pybk.client.home import ClusterHome
+from pybk.digest import DigestType
+from pybk.errors import UsageError
+from pybk.manager import LedgerManager
+from pybk.replication.auditing import Span
+from pybk.spark.connection import close_connections
+from pybk.spark.jobs.spreading import grouped
+from pybk.spark.jobs.verify import Replica, verify
+from pybk.storage.store import Store
+from tests.cluster.inside import SECRET, Inside, inside
+from tests.realstore import open_quick
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pybk.bookie.service import BookieService
+
+PASSWORD = b"the password of most ledgers here"
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_connections()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path / "cluster", count=4) as cluster:
+        yield cluster
+        close_connections()
+
+
+def payload(number: int) -> bytes:
+    return b"payload %d of a ledger; " % number * 4
+
+
+def fill(manager: LedgerManager, count: int, **arguments: Any) -> int:
+    """Write a ledger of one record per entry, and return its id."""
+    with manager.create_ledger(**{"password": PASSWORD, **arguments}) as writer:
+        for number in range(count):
+            writer.append(payload(number))
+    return writer.ledger_id
+
+
+def service_of(cluster: Inside, name: str) -> BookieService:
+    """Return a bookie of this process."""
+    home = cluster.bookies[int(name.rsplit("-", 1)[1])]._home
+    assert isinstance(home, ClusterHome)
+    assert home.bookie is not None
+    return home.bookie  # type: ignore[return-value]  # it is the only kind there is
+
+
+def damage(store: Store, found: bytes) -> None:
+    """Flip a bit of some bytes in the one place where a store keeps them."""
+    hits = 0
+    for row in list(store.volumes.rows.values()):
+        path = Path(store.volumes.path_of(row))
+        data = b"" if path.is_dir() else path.read_bytes()
+        at = data.find(found)
+        if at >= 0:
+            hits += 1
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([data[at] ^ 1]))
+    assert hits == 1
+
+
+def wrong(replicas: tuple[Replica, ...]) -> list[tuple[int, str, tuple[Span, ...], tuple[Span, ...]]]:
+    """Return ledger, bookie, what is missing and what is damaged."""
+    return [
+        (each.ledger_id, "" if each.bookie is None else each.bookie.bookie_id, each.missing, each.damaged)
+        for each in replicas
+    ]
+
+
+# ---- spreading ---------------------------------------------------------------------------------------------------
+
+
+def test_units_are_shared_out_evenly_and_none_is_left_out() -> None:
+    groups = grouped([5, 5, 5, 100, 1, 1, 1, 1], 1)
+    assert [number for low, high in groups for number in range(low, high)] == list(range(8))
+    assert (3, 4) in groups
+    assert grouped([], 2) == []
+    assert len(grouped([1] * 1000, 2)) <= 10
+    assert len(grouped([1 << 40] * 8, 2)) == 8
+
+
+# ---- verify ------------------------------------------------------------------------------------------------------
+
+
+def test_every_entry_of_every_replica_is_counted(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    fill(client, 20)
+    fill(client, 30, ensemble_size=4, write_quorum=2, ack_quorum=2, digest_type=DigestType.CRC32C)
+    fill(client, 0, password=b"another, but there is nothing to check")
+    found = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
+    assert (found.ledgers, found.entries, found.replicas) == (3, 20 * 3 + 30 * 2, 3 + 4)
+    assert found.bytes > 0
+    assert found.sound
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("digest_type", "password"),
+    [(DigestType.HMAC_SHA256, PASSWORD), (DigestType.HMAC_SHA256, None), (DigestType.XXH3, None)],
+    ids=["by the digest", "by the bookie's checksum", "by a digest without a key"],
+)
+def test_a_damaged_copy_is_found_exactly_and_repaired(
+    spark: SparkSession, cluster: Inside, digest_type: DigestType, password: bytes | None
+) -> None:
+    client = cluster.connect()
+    fill(client, 10, digest_type=digest_type)
+    ledger_id = fill(client, 40, digest_type=digest_type)
+    bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[1].bookie_id
+    damage(service_of(cluster, bad).replicas.store, payload(17))
+    arguments: dict[str, Any] = {"cluster_secret": SECRET, "password": password}
+    found = verify(spark, cluster.url, **arguments)
+    assert wrong(found.problems) == [(ledger_id, bad, (), (Span(17, 17, 1),))]
+    assert found.entries == 10 * 3 + 40 * 3 - 1
+    assert not found.sound
+    repaired = verify(spark, cluster.url, **arguments, repair=True)
+    assert (repaired.repaired, repaired.problems, repaired.left, repaired.sound) == (1, (), (), True)
+    assert repaired.entries == 10 * 3 + 40 * 3
+    assert verify(spark, cluster.url, **arguments).entries == 10 * 3 + 40 * 3
+
+
+def test_what_a_bookie_lost_is_missing_and_is_brought_back(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    ledger_id = fill(client, 30, ensemble_size=3, write_quorum=2, ack_quorum=2)
+    bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[0].bookie_id
+    service_of(cluster, bad).replicas.delete(ledger_id)
+    found = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
+    assert wrong(found.problems) == [(ledger_id, bad, (Span(0, 27, 3), Span(2, 29, 3)), ())]
+    assert verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD, repair=True).sound
+    assert client.ledger_metadata(ledger_id).fragments[0].ensemble[0].bookie_id == bad
+    metadata = cluster.connect()._home
+    assert isinstance(metadata, ClusterHome)
+    assert metadata.directory.metadata.list_under_replicated() == []
+
+
+def test_a_bookie_that_is_not_there_is_told_and_replaced(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    ledger_id = fill(client, 30)
+    before = client.ledger_metadata(ledger_id).fragments[0].ensemble
+    gone = before[2]
+    cluster.bookies[int(gone.bookie_id[-1])].close()
+    found = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
+    assert found.unreachable == (str(gone),)
+    assert [(each.bookie, each.entries) for each in found.problems] == [(gone, 0)]
+    repaired = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD, repair=True)
+    assert (repaired.repaired, repaired.sound, repaired.entries) == (1, True, 90)
+    assert gone not in client.ledger_metadata(ledger_id).fragments[0].ensemble
+
+
+def test_what_is_confirmed_of_an_open_ledger_is_checked(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    with client.create_ledger(password=PASSWORD) as writer:
+        for number in range(20):
+            writer.append(payload(number))
+        writer.force()
+        found = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
+        assert found.sound
+        assert found.replicas == 3
+        assert found.entries >= 20 * 2
+        unknown = verify(spark, cluster.url, cluster_secret=SECRET, password=b"another")
+        assert unknown.left == (f"ledger {writer.ledger_id} is open, and its password is another",)
+        assert not unknown.sound
+        writer.append(payload(20))  # nobody was fenced
+
+
+def test_a_ledger_of_another_password_is_told_and_its_checksums_are_checked(
+    spark: SparkSession, cluster: Inside
+) -> None:
+    client = cluster.connect()
+    fill(client, 5)
+    other = fill(client, 7, password=b"another")
+    found = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
+    assert (found.not_opened, found.unauthenticated) == ((other,), ())
+    assert (found.problems, found.entries, found.sound) == ((), 12 * 3, False)
+    found = verify(spark, cluster.url, cluster_secret=SECRET, ledgers=[other])
+    assert (found.not_opened, found.unauthenticated) == ((), (other,))
+    assert (found.entries, found.sound) == (7 * 3, True)
+
+
+def test_a_store_is_checked_beside_its_writer(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with open_quick(path) as manager:
+        first = fill(manager, 40)
+        with manager.create_ledger(password=PASSWORD, digest_type=DigestType.CRC32C, ledger_type="b") as writer:
+            writer.append_many([payload(100 + number) for number in range(50)])
+            found = verify(spark, str(path), password=PASSWORD)
+            assert (found.sound, found.ledgers, found.entries) == (True, 2, 90)
+            assert verify(spark, str(path), password=PASSWORD, ledger_type="b").entries == 50
+            store = manager._home.store  # type: ignore[attr-defined]
+            damage(store, payload(17))
+            damage(store, payload(130))
+            found = verify(spark, str(path), password=PASSWORD)
+            assert wrong(found.problems) == [
+                (first, "", (), (Span(17, 17, 1),)),
+                (writer.ledger_id, "", (), (Span(30, 30, 1),)),
+            ]
+            assert found.entries == 88
+            with pytest.raises(UsageError, match="one copy"):
+                verify(spark, str(path), repair=True)
+
+
+def test_a_directory_of_a_bookie_is_no_store(spark: SparkSession, cluster: Inside) -> None:
+    fill(cluster.connect(), 5, ensemble_size=4, write_quorum=4)
+    with pytest.raises(UsageError, match="directory of a bookie"):
+        verify(spark, str(cluster.directory / "bookie-0"))
