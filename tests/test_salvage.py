@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pybk.bookie.replicas import Replicas
 from pybk.errors import CorruptError
 from pybk.replication.messages import Status
 from pybk.storage.logfile import BLOCK_BYTES, decode_commit_header
-from tests.replicaworld import ROOT, check_disk, describe, make_run, state_of
+from tests.replicaworld import ROOT, check_disk, describe, drop, make_run, state_of
 from tests.salvageworld import (
+    CLUSTER,
+    INSTANCE,
     COUNT,
     LEDGERS,
     SIZE,
@@ -20,7 +23,7 @@ from tests.salvageworld import (
     open_bookie,
     salvage,
 )
-from tests.simdisk import SimFileSystem
+from tests.simdisk import SimCrash, SimFileSystem
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -88,6 +91,10 @@ def watermark_damaged(fs: SimFileSystem) -> None:
     overwrite(f"{ROOT}/watermark", 0, b"?" * 8, fs)
 
 
+def kept_file_lost(fs: SimFileSystem) -> None:
+    middle_file_lost(fs)
+
+
 HARMS: dict[Harm, int] = {
     gap_in_a_file: 60,
     header_destroyed: 100,
@@ -99,13 +106,14 @@ HARMS: dict[Harm, int] = {
     fence_damaged: 0,
     watermark_lost: 0,
     watermark_damaged: 0,
+    kept_file_lost: 100,
 }
 """What may happen, and how many entries that loses at least."""
 
 
-def harmed(harm: Harm, seed: int = 1, *, checkpoint: bool = False) -> SimFileSystem:
-    fs = SimFileSystem(seed)
-    make_bookie(fs, checkpoint=checkpoint)
+def harmed(harm: Harm) -> SimFileSystem:
+    fs = SimFileSystem(1)
+    make_bookie(fs, checkpoint=harm is kept_file_lost)
     harm(fs)
     return fs
 
@@ -128,9 +136,7 @@ def mend(fs: SimFileSystem) -> None:
         assert replicas.read(ledger_id, COUNT, COUNT, 1, 100)[0] is Status.NO_SUCH_ENTRY
         late = make_run(COUNT, 1, ledger_id=ledger_id, size=SIZE)
         assert replicas.stage(ledger_id, late, True) is Status.FENCED
-    count = len(list(replicas.store.ledgers()))
     replicas.close()
-    check_disk(fs, count)
 
 
 @pytest.mark.parametrize("harm", HARMS)
@@ -154,3 +160,58 @@ def test_what_is_left_is_taken_and_the_rest_doubted_until_it_is_back(harm: Harm)
     assert all(state_of(replicas, ledger_id).gap for ledger_id in LEDGERS)
     replicas.close()
     mend(fs)
+    if harm is not kept_file_lost:  # what lay in it is replaced and goes on to be damaged
+        replicas = open_bookie(fs)
+        count = len(list(replicas.store.ledgers()))
+        replicas.close()
+        check_disk(fs, count)
+
+
+# ---- a stop at any point -----------------------------------------------------------------------------------------
+
+
+def twin(fs: SimFileSystem) -> SimFileSystem:
+    """Return another disk with the same content."""
+    copy = fs.kill()
+    fs.dead = False
+    return copy
+
+
+def start(fs: SimFileSystem) -> Replicas:
+    """Start the bookie, salvaging only if it must."""
+    try:
+        replicas = open_bookie(fs)
+    except CorruptError:
+        return salvage(fs)
+    replicas.begin(CLUSTER, "b", INSTANCE)
+    return replicas
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_stop_at_any_operation_of_the_start_lifts_no_limbo(harm: Harm, power_loss: bool) -> None:
+    disk = harmed(harm)
+    replicas = salvage(twin(disk))
+    unknown = missing(replicas)
+    replicas.close()
+    for operation in range(1000):
+        fs = twin(disk)
+        fs.crash_at(operation)
+        stopped: list[Replicas] = []
+        try:
+            replicas = salvage(fs, stopped)
+        except SimCrash:
+            for replicas in stopped:
+                drop(replicas)
+        else:
+            replicas.close()
+            break
+        fs = fs.crash() if power_loss else fs.kill()
+        replicas = start(fs)
+        assert set(LEDGERS) <= set(replicas.in_limbo()), operation
+        assert all(state_of(replicas, ledger_id).gap for ledger_id in LEDGERS), operation
+        assert missing(replicas) == unknown, operation
+        replicas.close()
+        if operation % 16 == 0:
+            mend(fs)
+    assert operation > 20
