@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from pybk.errors import UsageError
@@ -86,7 +88,10 @@ def intersect(one: Ranges, other: Ranges) -> Ranges:
 
 def within(number: int, ranges: Ranges | None) -> bool:
     """Tell whether a number is in ranges, of which None has all numbers."""
-    return ranges is None or bool(intersect(((number, number),), ranges))
+    if ranges is None:
+        return True
+    place = bisect_right(ranges, number, key=itemgetter(0))
+    return place > 0 and number <= ranges[place - 1][1]
 
 
 def cut(parts: Iterable[Part], entries: int | None = None) -> list[tuple[Piece, ...]]:

@@ -74,3 +74,19 @@ def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Pie
             if options.fail_on_data_loss:
                 raise gone([piece.ledger_id]) from error
             logger.warning("ledger %d is gone; entries %d to %d are left out", piece.ledger_id, first, piece.last)
+
+
+def payload_bytes(options: SourceOptions, piece: Piece) -> int:
+    """Return how many payload bytes entries have; it takes two entries to tell.
+
+    Raises:
+        NoSuchLedgerError: The ledger is gone.
+        PybkError: As ``read_pieces``.
+    """
+    password = options.password.read() or b""
+    with connection(options.where).manager.open_ledger(piece.ledger_id, password=password, recover=False) as reader:
+        before, last = (
+            next(reader.read(entry_id, entry_id)).length if entry_id >= 0 else 0
+            for entry_id in (piece.first - 1, piece.last)
+        )
+    return last - before

@@ -1,0 +1,175 @@
+"""How far a stream has read, as a value that stays small; nothing is looked up here.
+
+An offset says for each ledger which entry is next. A ledger is *finished* once it is closed and all of it was read; the
+offset that says so first names it under ``ended``, with its end, so that two offsets tell by themselves what lies
+between them. Later offsets drop what is finished, by this rule: a ledger is finished if it is in ``done``, or if its id
+is at most ``upto``, it says that it was created before ``before``, and it is not in ``at``. ``before`` stays an hour
+behind, as ledgers are created by many, whose clocks differ and whose ids come in no order. So an offset has the ledgers
+that are being read, and as ranges of ids those that were finished and created within the last hour; no others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from pybk.errors import UnsupportedFormatError
+from pybk.spark.options import Positions, Ranges
+from pybk.spark.planning import Piece, Readable, within
+
+LATE_NS: Final = 3600 * 10**9
+"""Clocks of the machines that create ledgers, and the time between a ledger's creation and its being seen, differ by
+less than this."""
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a stream has read.
+
+    Attributes:
+        at: Next entry of ledgers that are not finished; one that is not named is at its first entry, or finished.
+        ended: Ends of the ledgers that this offset finishes.
+        done: Ledgers that were finished before.
+        upto: See above.
+        before_ns: ``before`` above, nanoseconds since 1970.
+    """
+
+    at: Mapping[int, int] = field(default_factory=dict, hash=False)
+    ended: Mapping[int, int] = field(default_factory=dict, hash=False)
+    done: Ranges = ()
+    upto: int = -1
+    before_ns: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the offset as Spark keeps it: the same text for the same offset."""
+        return {
+            "version": _VERSION,
+            "at": {str(ledger_id): self.at[ledger_id] for ledger_id in sorted(self.at)},
+            "ended": {str(ledger_id): self.ended[ledger_id] for ledger_id in sorted(self.ended)},
+            "done": [[low, high] for low, high in self.done],
+            "upto": self.upto,
+            "before": self.before_ns,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return what ``to_json`` made.
+
+        Raises:
+            UnsupportedFormatError: It is none, or of another version.
+        """
+        try:
+            if values["version"] != _VERSION:
+                raise ValueError(f"version {values['version']!r}")
+            return cls(
+                {int(ledger_id): int(entry) for ledger_id, entry in values["at"].items()},
+                {int(ledger_id): int(entry) for ledger_id, entry in values["ended"].items()},
+                tuple((int(low), int(high)) for low, high in values["done"]),
+                int(values["upto"]),
+                int(values["before"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UnsupportedFormatError(
+                f"the checkpoint has an offset that this pybk does not know ({error}): {json.dumps(values):.200}; use "
+                "a newer pybk, or a new checkpoint"
+            ) from error
+
+    def finished(self, ledger_id: int, created_ns: int) -> bool:
+        """Tell whether a ledger was read to its end."""
+        if ledger_id in self.at:
+            return False
+        if ledger_id <= self.upto and created_ns < self.before_ns:
+            return True
+        return ledger_id in self.ended or (bool(self.done) and within(ledger_id, self.done))
+
+    def unfinished(self, ledgers: Iterable[Readable]) -> list[Readable]:
+        """Return the ledgers that were not read to their end, in the order in which they were created."""
+        left = [each for each in ledgers if not self.finished(each.ledger_id, each.created_ns)]
+        return sorted(left, key=lambda each: (each.created_ns, each.ledger_id))
+
+    def next_entry(self, ledger_id: int) -> int:
+        """Return the next entry of a ledger that is not finished."""
+        return self.at.get(ledger_id, 0)
+
+
+def first_offset(starting: Positions, ledgers: Mapping[int, Readable]) -> Offset:
+    """Return where a new stream begins.
+
+    Args:
+        starting: Where it is to begin; ledgers that appear later begin at their first entry.
+        ledgers: Those there are.
+    """
+    if not starting.latest:
+        return Offset(at=dict(starting.entries))
+    closed = (each.ledger_id for each in ledgers.values() if each.closed)
+    return Offset(at={each.ledger_id: each.end for each in ledgers.values() if not each.closed}, done=ranges_of(closed))
+
+
+def advance(
+    start: Offset, ledgers: Mapping[int, Readable], hidden: Mapping[int, int], taken: Mapping[int, int], now_ns: int
+) -> Offset:
+    """Return the offset behind what is read next.
+
+    Args:
+        start: The offset before.
+        ledgers: The ledgers that there are.
+        hidden: Creation times of those that cannot be read yet.
+        taken: How many entries are read, of ledgers that are not finished.
+        now_ns: The time.
+
+    Returns:
+        The offset; ``start`` itself if nothing is read and no ledger ended.
+    """
+    at = {each: entry for each, entry in start.at.items() if each in ledgers or each in hidden}
+    ended = {}
+    left = start.unfinished(ledgers.values())
+    for each in left:
+        entry = start.next_entry(each.ledger_id) + taken.get(each.ledger_id, 0)
+        if each.closed and entry >= each.end:
+            at.pop(each.ledger_id, None)
+            ended[each.ledger_id] = entry
+        elif entry:
+            at[each.ledger_id] = entry
+    if not ended and not any(taken.values()):
+        return start
+    created = {each.ledger_id: each.created_ns for each in ledgers.values()} | dict(hidden)
+    untouched = [each.created_ns for each in left if each.end and each.ledger_id not in {*at, *ended}]
+    before_ns = max(start.before_ns, min([min(now_ns, max(created.values())) - LATE_NS, *untouched]))
+    upto = max(start.upto, *created)
+    named = {*at, *ended}
+    at |= {
+        ledger_id: 0
+        for ledger_id, created_ns in created.items()
+        if created_ns < before_ns and ledger_id not in named and not start.finished(ledger_id, created_ns)
+    }
+    done = ranges_of(
+        each.ledger_id
+        for each in ledgers.values()
+        if each.created_ns >= before_ns and start.finished(each.ledger_id, each.created_ns)
+    )
+    return Offset(at, ended, done, upto, before_ns)
+
+
+def between(start: Offset, end: Offset) -> list[Piece]:
+    """Return the entries between two offsets, by ledger."""
+    ends = {**end.at, **end.ended}
+    return [
+        Piece(ledger_id, start.next_entry(ledger_id), end_entry - 1)
+        for ledger_id, end_entry in sorted(ends.items())
+        if end_entry > start.next_entry(ledger_id)
+    ]
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Return numbers as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
