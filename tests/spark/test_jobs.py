@@ -11,10 +11,13 @@ import pytest
 from pybk.client.home import ClusterHome
 from pybk.digest import DigestType
 from pybk.errors import UsageError
+from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.replication.auditing import Span
 from pybk.spark.connection import close_connections
+from pybk.spark.jobs.inventory import inventory
 from pybk.spark.jobs.spreading import grouped
+from pybk.spark.jobs.tier import tier
 from pybk.spark.jobs.verify import Replica, verify
 from pybk.storage.store import Store
 from tests.cluster.inside import SECRET, Inside, inside
@@ -219,3 +222,113 @@ def test_a_directory_of_a_bookie_is_no_store(spark: SparkSession, cluster: Insid
     fill(cluster.connect(), 5, ensemble_size=4, write_quorum=4)
     with pytest.raises(UsageError, match="directory of a bookie"):
         verify(spark, str(cluster.directory / "bookie-0"))
+
+
+# ---- tier --------------------------------------------------------------------------------------------------------
+
+
+def test_closed_ledgers_are_moved_by_policy(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    small = fill(client, 2, ledger_type="logs")
+    large = fill(client, 40, ledger_type="logs", storage_hints={StorageHint.SSD})
+    other = fill(client, 40, ledger_type="metrics")
+    closed = fill(client, 40, password=b"another", ledger_type="logs")
+    with client.create_ledger(password=PASSWORD, ledger_type="logs") as writer:
+        writer.append(payload(0))
+        arguments: dict[str, Any] = {"cluster_secret": SECRET, "password": PASSWORD}
+        found = tier(
+            spark, cluster.url, StorageHint.HDD, **arguments, ledger_type="logs", larger_than=500, dry_run=True
+        )
+        assert (found.ledgers, found.not_opened, found.failed, found.dry_run) == ((large,), (closed,), (), True)
+        assert found.bytes == client.ledger_metadata(large).length
+        assert client.ledger_metadata(large).tier is StorageHint.SSD
+        assert tier(spark, cluster.url, StorageHint.HDD, **arguments, older_than=3600).ledgers == ()
+        found = tier(spark, cluster.url, StorageHint.HDD, **arguments, hint=StorageHint.SSD)
+        assert (found.ledgers, found.not_opened) == ((large,), ())
+        found = tier(spark, cluster.url, StorageHint.HDD, **arguments, older_than=0)
+        assert (found.ledgers, found.not_opened) == ((small, other), (closed,))
+    for ledger_id in (small, large, other):
+        metadata = client.ledger_metadata(ledger_id)
+        assert metadata.tier is StorageHint.HDD
+        for bookie in metadata.fragments[0].ensemble:
+            parts = service_of(cluster, bookie.bookie_id).replicas._replica(ledger_id)
+            assert parts is not None
+            assert {part.metadata.tier for part in parts.parts()} == {StorageHint.HDD}
+    for ledger_id in (closed, writer.ledger_id):
+        assert client.ledger_metadata(ledger_id).tier is not StorageHint.HDD
+    assert verify(spark, cluster.url, **arguments, ledgers=[small, large, other]).sound
+
+
+def test_ledgers_that_cannot_be_moved_are_told_and_the_others_are_moved(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    first, second = fill(client, 5, ensemble_size=1), fill(client, 5, ensemble_size=1)
+    while client.ledger_metadata(second).fragments == client.ledger_metadata(first).fragments:
+        second = fill(client, 5, ensemble_size=1)
+    gone = client.ledger_metadata(first).fragments[0].ensemble[0]
+    cluster.bookies[int(gone.bookie_id[-1])].close()
+    found = tier(spark, cluster.url, StorageHint.SSD, cluster_secret=SECRET, password=PASSWORD, ledgers=[first, second])
+    assert found.ledgers == (second,)
+    ((failed, reason),) = found.failed
+    assert failed == first
+    assert str(gone) in reason
+
+
+def test_a_store_is_not_moved_from_outside(spark: SparkSession, tmp_path: Path) -> None:
+    with open_quick(tmp_path / "store"), pytest.raises(UsageError, match="one process writes"):
+        tier(spark, str(tmp_path / "store"), StorageHint.HDD)
+
+
+# ---- inventory ---------------------------------------------------------------------------------------------------
+
+
+def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    whole = fill(client, 30, ledger_type="logs", ensemble_size=4, write_quorum=2, ack_quorum=2)
+    hinted = fill(client, 10, storage_hints={StorageHint.SSD}, digest_type=DigestType.CRC32C)
+    with client.create_ledger(password=PASSWORD) as writer:
+        writer.append(payload(0))
+        writer.force()
+        home = client._home
+        assert isinstance(home, ClusterHome)
+        noted = client.ledger_metadata(hinted).fragments[0].ensemble[1]
+        home.directory.metadata.mark_under_replicated(hinted, noted, 0)
+        gone = client.ledger_metadata(whole).fragments[0].ensemble[3]
+        cluster.bookies[int(gone.bookie_id[-1])].close()
+        found = inventory(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
+        blind = inventory(spark, cluster.url, cluster_secret=SECRET, password=b"another", ledgers=[writer.ledger_id])
+    rows = {row.ledger_id: row for row in found.ledgers.collect()}
+    length = client.ledger_metadata(whole).length
+    assert (rows[whole].ledger_type, rows[whole].entries, rows[whole].bytes) == ("logs", 30, length)
+    assert (rows[hinted].storage_hints, rows[hinted].tier, rows[hinted].digest_type) == (["ssd"], "ssd", "CRC32C")
+    assert (rows[writer.ledger_id].state, rows[writer.ledger_id].entries) == ("open", 1)
+    assert all(0 <= row.age_seconds < 600 for row in rows.values())
+    assert {ledger_id: row.created.timestamp() for ledger_id, row in rows.items()} == {
+        ledger_id: pytest.approx(client.ledger_metadata(ledger_id).creation_time_ns / 1e9, abs=1e-3)
+        for ledger_id in rows
+    }
+    replicas = [row for row in found.replicas.collect() if row.ledger_id == whole]
+    assert sum(row.entries for row in replicas) == 60
+    assert sum(row.bytes for row in replicas) == pytest.approx(2 * length, abs=8)
+    short = {(row.ledger_id, row.bookie): row for row in found.replicas.filter("under_replicated").collect()}
+    assert (short[whole, gone.bookie_id].registered, short[whole, gone.bookie_id].recorded) == (False, False)
+    if noted != gone:
+        assert (short[hinted, noted.bookie_id].registered, short[hinted, noted.bookie_id].recorded) == (True, True)
+    assert {bookie for _, bookie in short} == {gone.bookie_id, noted.bookie_id}
+    assert [(row.entries, row.bytes) for row in blind.ledgers.collect()] == [(None, None)]
+    assert {row.entries for row in blind.replicas.collect()} == {None}
+
+
+def test_inventory_of_a_store(spark: SparkSession, tmp_path: Path) -> None:
+    with open_quick(tmp_path / "store") as manager:
+        fill(manager, 3)
+        with manager.create_ledger(ledger_type="b") as writer:
+            writer.append(b"12345")
+            found = inventory(spark, str(tmp_path / "store"))
+            assert sorted((row.ledger_type, row.entries, row.state) for row in found.ledgers.collect()) == [
+                ("", 3, "closed"),
+                ("b", 1, "open"),
+            ]
+            assert found.replicas.collect() == []
+    empty = tmp_path / "empty"
+    open_quick(empty).close()
+    assert inventory(spark, str(empty)).ledgers.count() == 0

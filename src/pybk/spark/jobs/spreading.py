@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tqdm import tqdm
 
 from pybk.errors import IllegalOperationError
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext
     from pyspark.accumulators import Accumulator
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 TASK_BYTES: Final = 256 << 20
 """Bytes that one task works on at most, unless one unit of work has more."""
@@ -64,26 +65,66 @@ def spread(
     """
     if not units:
         return []
+    with _tasks(spark, lambda unit: (work(unit),), units, sizes, what, None if quiet else "B") as found:
+        return found.collect()
+
+
+def spread_rows(
+    spark: SparkSession,
+    work: Callable[[U], Iterable[tuple[Any, ...]]],
+    units: Sequence[U],
+    schema: StructType,
+    *,
+    sizes: Sequence[int],
+    what: str,
+    quiet: bool = False,
+) -> DataFrame:
+    """Have rows made by executors, and return them as a data frame that is persisted there.
+
+    Args:
+        spark: The session.
+        work: Makes the rows of one unit.
+        units: What is to be done.
+        schema: Of the rows.
+        sizes: Ledgers in each unit.
+        what: Names the work to people; holds no secret.
+        quiet: Show no progress on a terminal.
+    """
+    if not units:
+        return spark.createDataFrame([], schema)
+    with _tasks(spark, work, units, sizes, what, None if quiet else " ledgers") as found:
+        frame = spark.createDataFrame(found, schema, verifySchema=False).persist()
+        frame.count()
+        return frame
+
+
+@contextmanager
+def _tasks(
+    spark: SparkSession,
+    work: Callable[[U], Iterable[R]],
+    units: Sequence[U],
+    sizes: Sequence[int],
+    what: str,
+    shown_in: str | None,
+) -> Iterator[RDD[R]]:
+    """Give work as tasks that have not begun; once they have, they show how far they are, in some unit if any."""
     context = context_of(spark)
-    groups = grouped(sizes, context.defaultParallelism)
     done: Accumulator[int] = context.accumulator(0)
 
-    def work_on(group: list[tuple[U, int]]) -> list[R]:
-        found = []
+    def work_on(group: list[tuple[U, int]]) -> Iterator[R]:
         for unit, size in group:
-            found.append(work(unit))
+            yield from work(unit)
             done.add(size)
-        return found
 
+    groups = grouped(sizes, context.defaultParallelism)
     parts = [list(zip(units[low:high], sizes[low:high], strict=True)) for low, high in groups]
     before = context.getLocalProperty(_DESCRIPTION)
     context.setLocalProperty(_DESCRIPTION, what)
     try:
-        with _shown(done, sum(sizes), what, quiet):
-            found: list[R] = context.parallelize(parts, len(parts)).flatMap(work_on).collect()
+        with _shown(done, sum(sizes), what, shown_in):
+            yield context.parallelize(parts, len(parts)).flatMap(work_on)
     finally:
         context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None takes it away
-    return found
 
 
 def grouped(sizes: Sequence[int], cores: int) -> list[tuple[int, int]]:
@@ -105,12 +146,18 @@ def grouped(sizes: Sequence[int], cores: int) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _shown(done: Accumulator[int], total: int, what: str, quiet: bool) -> Iterator[None]:
+def _shown(done: Accumulator[int], total: int, what: str, unit: str | None) -> Iterator[None]:
     """Show how far it is, as tasks tell when they end, on a terminal."""
     ended = threading.Event()
     # With ``disable=None`` nothing is shown where standard error is no terminal.
     with tqdm(
-        desc=what, total=total, unit="B", unit_scale=True, disable=quiet or None, file=sys.stderr, leave=False
+        desc=what,
+        total=total,
+        unit=unit or "",
+        unit_scale=True,
+        disable=None if unit else True,
+        file=sys.stderr,
+        leave=False,
     ) as bar:
 
         def look() -> None:

@@ -1,0 +1,226 @@
+"""What there is: ledgers, and which bookies hold what of them, as data frames."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pybk.errors import NoSuchLedgerError, PybkError
+from pybk.replication.auditing import spans_of
+from pybk.replication.reading import stretches
+from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.jobs.ledgers import Place, chosen, end_of, secret_of, where_of
+from pybk.spark.jobs.spreading import spread_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pybk.credentials import Secret
+    from pybk.ledger import LedgerMetadata
+
+_CHUNK: Final = 200
+_PAGE: Final = 1000
+
+logger = logging.getLogger(__name__)
+
+LEDGERS: Final = StructType(
+    [
+        StructField("ledger_id", LongType()),
+        StructField("ledger_type", StringType()),
+        StructField("storage_hints", ArrayType(StringType())),
+        StructField("tier", StringType()),
+        StructField("state", StringType()),
+        StructField("digest_type", StringType()),
+        StructField("created", TimestampType()),
+        StructField("age_seconds", DoubleType()),
+        StructField("entries", LongType()),
+        StructField("bytes", LongType()),
+        StructField("fragments", LongType()),
+    ]
+)
+"""Columns of the ledgers; entries and bytes are null where they are not known."""
+
+REPLICAS: Final = StructType(
+    [
+        StructField("ledger_id", LongType()),
+        StructField("ledger_type", StringType()),
+        StructField("tier", StringType()),
+        StructField("first_entry_id", LongType()),
+        StructField("bookie", StringType()),
+        StructField("entries", LongType()),
+        StructField("bytes", LongType()),
+        StructField("registered", BooleanType()),
+        StructField("recorded", BooleanType()),
+        StructField("under_replicated", BooleanType()),
+    ]
+)
+"""Columns of the replicas: one row per fragment and bookie."""
+
+
+class Inventory(NamedTuple):
+    """What there is.
+
+    Attributes:
+        ledgers: One row per ledger (``LEDGERS``).
+        replicas: One row per fragment and bookie (``REPLICAS``), with the entries and, about, the payload bytes that
+            the bookie should have of it; no rows for a store. It is under-replicated if the bookie is not
+            ``registered``, or if it is ``recorded`` that it misses entries.
+    """
+
+    ledgers: DataFrame
+    replicas: DataFrame
+
+
+class _Known(NamedTuple):
+    """What is the same for all ledgers.
+
+    Attributes:
+        now_ns: The time.
+        registered: Bookies that are there, as the metadata names them.
+        recorded: Ledgers and bookies of which it is recorded that the bookie misses entries.
+    """
+
+    now_ns: int
+    registered: frozenset[str]
+    recorded: frozenset[tuple[int, str]]
+
+
+def inventory(
+    spark: SparkSession,
+    where: Place,
+    *,
+    cluster_secret: bytes | Secret | None = None,
+    password: bytes | Secret | None = None,
+    ledgers: Iterable[int] | None = None,
+    ledger_type: str | None = None,
+    quiet: bool = False,
+) -> Inventory:
+    """Say what there is, and what of it is under-replicated.
+
+    Args:
+        spark: The session whose executors look.
+        where: A store's directory, or a cluster's metadata URL.
+        cluster_secret: The cluster's.
+        password: Opens ledgers that are not closed, of which entries and bytes are not known otherwise.
+        ledgers: Only ledgers of these ids.
+        ledger_type: Only those of this type.
+        quiet: Show no progress.
+
+    Returns:
+        Two data frames, made and persisted; ``unpersist`` them when they are not needed any more. What happens later
+        is not in them.
+
+    Raises:
+        NoSuchLedgerError: A ledger that was named is not there.
+        PybkError: The place cannot be opened.
+
+    Cost: Reads metadata, and asks the bookies of ledgers that are open how far these are; reads no entries.
+    """
+    place = where_of(where, cluster_secret)
+    ids = [each.ledger_id for each in chosen(place, ledgers, ledger_type, system=ledger_type is None)]
+    known = _known(connection(place))
+    chunks = [ids[low : low + _CHUNK] for low in range(0, len(ids), _CHUNK)]
+    sizes = list(map(len, chunks))
+
+    def frame(rows: Any, schema: StructType, what: str) -> DataFrame:
+        work = partial(rows, place, secret_of(password), known)
+        return spread_rows(
+            spark, work, chunks, schema, sizes=sizes, what=f"pybk: inventory of {what} {place}", quiet=quiet
+        )
+
+    return Inventory(frame(_ledgers, LEDGERS, "ledgers"), frame(_replicas, REPLICAS, "replicas"))
+
+
+def _known(found: Connection) -> _Known:
+    """Look who is there, and what is recorded of those who miss entries."""
+    metadata = found.metadata
+    if metadata is None:
+        return _Known(time.time_ns(), frozenset(), frozenset())
+    recorded: set[tuple[int, str]] = set()
+    after = -1
+    while page := metadata.list_under_replicated(after=after, count=_PAGE):
+        recorded.update((each.ledger_id, str(each.bookie)) for each in page)
+        after = page[-1].ledger_id
+    registered = frozenset(str(each.bookie) for each in metadata.list_bookies())
+    return _Known(time.time_ns(), registered, frozenset(recorded))
+
+
+def _looked(
+    where: Where, password: Secret, ids: Iterable[int]
+) -> Iterator[tuple[LedgerMetadata, int | None, int | None]]:
+    """Yield metadata, entries and payload bytes of ledgers, None where they are not known; in an executor."""
+    found = connection(where)
+    for ledger_id in ids:
+        with suppress(NoSuchLedgerError):  # deleted meanwhile
+            metadata = found.manager.ledger_metadata(ledger_id)
+            yield metadata, *_extent(found, metadata, password.read())
+
+
+def _extent(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int | None, int | None]:
+    """Return entries and payload bytes of a ledger, None where they are not known."""
+    if found.metadata is None:
+        descriptor = found.manager._home.descriptor(metadata.ledger_id)
+        return descriptor.last_add_confirmed + 1, descriptor.length_durable
+    try:
+        last, length = end_of(found, metadata, password)
+    except NoSuchLedgerError:
+        raise
+    except PybkError as error:  # another password, or bookies that do not answer
+        logger.info("how far ledger %d is cannot be seen: %s", metadata.ledger_id, error)
+        return None, None
+    return last + 1, length
+
+
+def _ledgers(where: Where, password: Secret, known: _Known, ids: list[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of some ledgers."""
+    for metadata, entries, length in _looked(where, password, ids):
+        created_ns = metadata.creation_time_ns
+        yield (
+            metadata.ledger_id,
+            str(metadata.ledger_type),
+            sorted(hint.value for hint in metadata.storage_hints),
+            metadata.tier.value,
+            metadata.state.value,
+            metadata.digest_type.name,
+            datetime.fromtimestamp(created_ns / 1e9, UTC),
+            (known.now_ns - created_ns) / 1e9,
+            entries,
+            length,
+            len(metadata.fragments),
+        )
+
+
+def _replicas(where: Where, password: Secret, known: _Known, ids: list[int]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of the replicas of some ledgers."""
+    for metadata, entries, length in _looked(where, password, ids):
+        kinds = metadata.ledger_id, str(metadata.ledger_type), metadata.tier.value
+        last = (entries or 0) - 1
+        found = stretches(metadata.fragments, 0, last) if metadata.fragments else []  # a store's ledgers have none
+        parts = {each[0].first_entry_id: each for each in found}
+        for fragment in metadata.fragments:
+            part = parts.get(fragment.first_entry_id)
+            for place, bookie in enumerate(fragment.ensemble):
+                held = None if entries is None else 0
+                if part is not None:
+                    held = sum(span.entries for span in spans_of(metadata, place, part[1], part[2]))
+                size = None if held is None or length is None else length * held // max(1, entries or 0)
+                name = str(bookie)
+                there, noted = name in known.registered, (metadata.ledger_id, name) in known.recorded
+                shown = bookie.bookie_id
+                yield (*kinds, fragment.first_entry_id, shown, held, size, there, noted, noted or not there)
