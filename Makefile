@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench bench-cluster sim clean
+.PHONY: help demo demo-spark test check bench bench-cluster bench-spark sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,21 +15,27 @@ PROBE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),$(shell $(name) -c "$(PROBE)" >/dev/null 2>&1 && echo $(name))))
 
 # Spark and ZooKeeper, whose jars come with PySpark, are tested where there is a Java to run them; looked for when needed.
-SPARK_TEST = $(shell tools/java home >/dev/null && echo ,zookeeper-test)
+SPARK_TEST = $(shell tools/java home >/dev/null && echo ,spark-test)
 
 PROJECT := setup.cfg pyproject.toml
 
 help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
+	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
 	@echo "make test                run the tests"
 	@echo "make check               ruff, mypy, import contracts, spelling"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
+	@echo "make bench-spark         figures of Spark on ledgers beside Parquet; ARGS=... as for bench"
 	@echo "make sim [SEEDS=n]       the replication machines in a world of faults; prints events/s and seeds that fail"
 	@echo "make clean               remove what the targets made"
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pybk.admin.demo $(if $(INPUT),"$(INPUT)")
+
+demo-spark: $(VENV)/.spark
+	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \
+	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
 test: $(VENV)/.test
 	tools/java run $(BIN)/python -m pytest $(ARGS)
@@ -46,6 +52,9 @@ bench: $(VENV)/.bench
 
 bench-cluster: $(VENV)/.bench
 	$(BIN)/python -m bench.cluster $(ARGS)
+
+bench-spark: $(VENV)/.bench $(VENV)/.spark
+	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && $(BIN)/python -m bench.spark $(ARGS)
 
 sim: $(VENV)/.test
 	$(BIN)/python -m tests.simulator --seeds $(SEEDS)
@@ -75,9 +84,13 @@ $(VENV)/.test: $(BIN)/python $(PROJECT)
 	@touch $@
 
 $(VENV)/.check: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench,spark-test,dev]"
 	@touch $@
 
 $(VENV)/.bench: $(BIN)/python $(PROJECT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench,zookeeper]"
+	@touch $@
+
+$(VENV)/.spark: $(BIN)/python $(PROJECT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[spark-test]"
 	@touch $@

@@ -30,7 +30,7 @@ def missing() -> str | None:
     if importlib.util.find_spec("kazoo") is None:
         return 'no kazoo; pip install "pybk[zookeeper]" to test ZooKeeper'
     if not jars():
-        return 'no ZooKeeper jars; pip install "pybk[zookeeper-test]" to test ZooKeeper'
+        return 'no ZooKeeper jars; pip install "pybk[spark-test]" to test ZooKeeper'
     return None
 
 

@@ -1,0 +1,1 @@
+"""Figures of ledgers in Spark, beside Parquet."""

@@ -1,0 +1,87 @@
+"""A cluster of the bookies beside a session's executors."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from pybk import LedgerManager
+from pybk.spark import start_bookies
+
+END_SECONDS: Final = 10.0
+STEP_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Colocated:
+    """Bookies beside executors.
+
+    Attributes:
+        url: Where the cluster's metadata is.
+        secret: The cluster's secret, or None.
+        start_seconds: What starting them took.
+    """
+
+    url: str
+    secret: bytes | None
+    start_seconds: float
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of reads and writes."""
+        found = {"metadataUri": self.url}
+        return found if self.secret is None else {**found, "clusterSecret": self.secret.decode()}
+
+    def connect(self) -> LedgerManager:
+        """Return a client."""
+        return LedgerManager.connect(self.url, cluster_secret=self.secret)
+
+
+@contextmanager
+def colocated(spark: SparkSession, directory: Path, *, curve: bool) -> Iterator[Colocated]:
+    """Have one bookie of a new cluster beside each executor.
+
+    Args:
+        spark: The session; it has run a Python task before, so that what is measured are the bookies.
+        directory: For their directories, the metadata and the secret.
+        curve: With a cluster secret: CURVE, and MACs.
+    """
+    secret = secrets.token_hex(32).encode() if curve else None
+    file = directory / "secret"
+    if secret is not None:
+        file.touch(0o600)
+        file.write_bytes(secret)
+    url = f"lmdb://{directory.resolve()}/metadata"
+    begin = time.perf_counter()
+    bookies = start_bookies(
+        spark,
+        metadata=url,
+        directory=str(directory.resolve() / "bookies"),
+        cluster_secret_file=None if secret is None else str(file.resolve()),
+    )
+    took = time.perf_counter() - begin
+    try:
+        yield Colocated(url, secret, took)
+    finally:
+        for bookie in bookies:
+            end(bookie.pid)
+
+
+def end(pid: int) -> None:
+    """End a process that is no child of this one, and wait until it has."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+        until = time.monotonic() + END_SECONDS
+        while time.monotonic() < until:
+            os.kill(pid, 0)
+            time.sleep(STEP_SECONDS)
+        os.kill(pid, signal.SIGKILL)
