@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
-from pybk.spark.executor import Executor, ExecutorBookie, bookie_beside, take_lock
-from pybk.spark.placement import ask_executors, executor_locations
+from pybk.spark.executor import Executor, ExecutorBookie, bookie_beside, local_bookie, take_lock
+from pybk.spark.placement import ask_executors, executor_locations, hold_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +28,7 @@ _EXECUTOR: Final = "spark.executorEnv."
 _START_SECONDS: Final = 30.0
 _LINGER_SECONDS_MAX: Final = 86_400.0
 _LOOK_SECONDS: Final = 0.1
+_WATCH_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,7 @@ def configure(
     directory: str,
     cluster_secret_file: str | None = None,
     rack: str = "",
+    linger_s: float = 0.0,
 ) -> SparkSession.Builder:
     """Have each executor of a session start a bookie at its first Python task, and filters pushed down to ledgers.
 
@@ -152,11 +154,15 @@ def configure(
         cluster_secret_file: An absolute path on each host of a file with the cluster's secret; None for what the
             executors' environment has as ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE``, or no secret.
         rack: Where the bookies stand, such as ``/room/rack``.
+        linger_s: How long a bookie whose executor has ended serves on, seconds, read-only, so that others can copy what
+            it has; if another executor of the host takes its directory, it ends then.
 
     Returns:
         The builder. The secret itself is not set here, as Spark would put it in the command line of its JVM.
     """
-    settings = BookieSettings(metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack)
+    settings = BookieSettings(
+        metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack, linger_s=linger_s
+    )
     values = {
         "spark.python.daemon.module": "pybk.spark.daemon",
         "spark.sql.python.filterPushdown.enabled": "true",
@@ -176,7 +182,9 @@ def start_bookies(
     directory: str | None = None,
     cluster_secret_file: str | None = None,
     rack: str = "",
+    linger_s: float = 0.0,
     executors: int = 1,
+    hold_slot: bool = False,
     timeout_s: float = 60.0,
 ) -> list[ExecutorBookie]:
     """Have one bookie serve beside each executor that is there, and say which; calling it again does no harm.
@@ -190,7 +198,11 @@ def start_bookies(
         directory: As for ``configure``.
         cluster_secret_file: As for ``configure``.
         rack: As for ``configure``.
+        linger_s: As for ``configure``.
         executors: How many executors to wait for at least.
+        hold_slot: Have a task run on each executor for as long as its bookie serves, so that dynamic allocation does
+            not take executors that are idle but for their bookies. Each takes one of the executor's task slots; cancel
+            the job group ``pybk-bookies`` to have them back.
         timeout_s: How long to wait for them and their bookies, seconds.
 
     Returns:
@@ -206,12 +218,16 @@ def start_bookies(
     if metadata is None or directory is None:
         settings = BookieSettings.of(spark.conf.get(f"{_EXECUTOR}{SETTINGS}", None) or "null")
     else:
-        settings = BookieSettings(metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack)
+        settings = BookieSettings(
+            metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack, linger_s=linger_s
+        )
     until = time.monotonic() + timeout_s
     while True:
         there = executor_locations(spark)
         found = _started(ask_executors(spark, there, partial(_ensure, str(settings))))
         if len(found) >= max(executors, len(there or ())):
+            if hold_slot:
+                hold_executors(spark, there, partial(_watch, settings.metadata))
             return found
         if time.monotonic() > until:
             raise NotEnoughBookiesError(
@@ -227,6 +243,12 @@ def _ensure(settings: str) -> str:
         return json.dumps({"bookie": asdict(ensure_bookie(BookieSettings.of(settings)))})
     except (PybkError, OSError, subprocess.SubprocessError) as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"})
+
+
+def _watch(metadata: str) -> None:
+    """Return when the bookie of this task's executor serves no more."""
+    while local_bookie(metadata) is not None:
+        time.sleep(_WATCH_SECONDS)
 
 
 def _started(answers: Iterable[str]) -> list[ExecutorBookie]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from pybk.errors import IllegalOperationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import RDD, SparkContext
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
+HOLD_GROUP: Final = "pybk-bookies"
+"""Job group of the tasks that hold executors."""
+
 _SPREAD_SECONDS: Final = 0.3
+
+_held: dict[str, set[str]] = {}
 
 
 def context(spark: SparkSession) -> SparkContext | None:
@@ -73,6 +83,40 @@ def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Cal
         return placed(sc, items).mapPartitions(partial(_answer, ask)).collect() if items else []
     answers = spark.range(1 << 10).mapInArrow(partial(_slow_answer, ask), "answer string").collect()
     return [row.answer for row in answers]
+
+
+def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: Callable[[], None]) -> None:
+    """Have a task run on each executor until it returns from a function; on those that have one, no other.
+
+    Args:
+        spark: The session.
+        locations: The executors'.
+        watch: The function; it can be pickled.
+
+    Raises:
+        IllegalOperationError: The session is one of Spark Connect.
+    """
+    from pyspark import InheritableThread
+
+    sc = context(spark)
+    if sc is None:
+        raise IllegalOperationError("hold_slot=True needs a session that is none of Spark Connect; leave it out")
+    held = _held.setdefault(str(sc.applicationId), set())
+    wanted = sorted(set(locations or ()) - held)
+    if not wanted:
+        return
+    held.update(wanted)
+
+    def hold() -> None:
+        sc.setJobGroup(HOLD_GROUP, "bookies hold their executors", interruptOnCancel=False)
+        try:
+            placed(sc, [(b"", [location]) for location in wanted]).foreachPartition(lambda _: watch())
+        except Exception as error:  # noqa: BLE001  # cancelled, or the session ended
+            logger.info("executors are held no more: %s", type(error).__name__)
+        finally:
+            held.difference_update(wanted)
+
+    InheritableThread(target=hold, name="pybk-hold", daemon=True).start()
 
 
 def _answer(ask: Callable[[], str], _: Iterator[bytes]) -> list[str]:

@@ -1,0 +1,175 @@
+"""Spark's real clusters: drivers in processes of their own, and a master and a worker of Spark's standalone mode."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.realstore import ROOT
+
+ANSWER_S = 100.0
+
+
+def need_spark() -> Path:
+    """Return where pyspark is, or skip the test."""
+    if shutil.which("java") is None:
+        pytest.skip("no java; install Java 17 or newer to test Spark")
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        pytest.skip("no pyspark; install the extra spark-test to test Spark")
+    return Path(found.origin).parent
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Return the environment of Spark's processes; what they leave behind stays in a directory."""
+    home = directory / "home"
+    if not home.exists():
+        home.mkdir(parents=True)
+        for path in need_spark().iterdir():
+            if path.name != "work":  # a local cluster's executors write there
+                (home / path.name).symlink_to(path)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYBK_", "SPARK_", "PYSPARK_"))}
+    return {
+        **kept,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_HOSTNAME": "localhost",
+        "SPARK_LOCAL_DIRS": str(directory / "local"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "PYSPARK_PYTHON": sys.executable,
+        "TMPDIR": str(directory),
+    }
+
+
+class Driver:
+    """A driver in a process of its own.
+
+    Attributes:
+        log: What it and Spark's JVM said on their standard error.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.log = directory / "driver.log"
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=directory,
+                env=environment(directory),
+                text=True,
+            )
+
+    def ask(self, name: str, **arguments: Any) -> Any:
+        """Have a function of ``tests.spark.driver`` called, and return what it returned."""
+        self.tell(name, **arguments)
+        return self.answer()
+
+    def tell(self, name: str, **arguments: Any) -> None:
+        """Have a function called; ``answer`` waits for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([name, arguments]) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Return what a function returned."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": f"the driver ended: {self.log.read_text()[-2000:]}"}
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+@contextmanager
+def driver(directory: Path) -> Iterator[Driver]:
+    """Have a driver until the end."""
+    found = Driver(directory)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+CONF = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "WARN",
+}
+
+
+@contextmanager
+def standalone(directory: Path, cores: int) -> Iterator[str]:
+    """Run a master and a worker of Spark's; yield the master's URL."""
+    with ExitStack() as stack:
+        port, web, worker_web = free_ports(3)
+        url = f"spark://127.0.0.1:{port}"
+        start = str(need_spark() / "bin" / "spark-class")
+        roles = {
+            "master.Master": ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)],
+            "worker.Worker": [
+                *("--host", "127.0.0.1", "--cores", str(cores), "--memory", "4g", "--webui-port", str(worker_web)),
+                *("--work-dir", str(directory / "work"), url),
+            ],
+        }
+        for role, arguments in roles.items():
+            with open(directory / f"{role}.log", "ab") as log:
+                process = subprocess.Popen(
+                    [start, f"org.apache.spark.deploy.{role}", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**environment(directory), "SPARK_DAEMON_MEMORY": "256m"},
+                )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        until = time.monotonic() + ANSWER_S
+        while not _workers(web):
+            assert time.monotonic() < until, "the worker did not come"
+            time.sleep(0.1)
+        yield url
+
+
+def _workers(port: int) -> int:
+    """Return how many workers a master has."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
+            return int(json.load(answer)["aliveworkers"])
+    except OSError:
+        return 0
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for found in sockets:
+            found.bind(("127.0.0.1", 0))
+        return [int(found.getsockname()[1]) for found in sockets]

@@ -1,0 +1,118 @@
+"""A driver of Spark in a process of its own, which does what it is told: the tests' ``Driver`` is its other end.
+
+Each line on the standard input is the JSON of a name of a function here and its arguments, each on the standard output
+that of what it returned, or of the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+import urllib.request
+from dataclasses import asdict
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pybk.spark import configure, local_bookie, start_bookies
+from pybk.spark.executor import Executor
+
+
+def begin(master: str, conf: dict[str, str], bookies: dict[str, Any] | None) -> str:
+    """Begin the session, with a bookie beside each executor if settings of bookies are given; return its id."""
+    builder = SparkSession.builder.master(master)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    if bookies is not None:
+        builder = configure(builder, **bookies)
+    return str(builder.getOrCreate().sparkContext.applicationId)
+
+
+def session() -> SparkSession:
+    """Return the session."""
+    return SparkSession.builder.getOrCreate()
+
+
+def bookies(**arguments: Any) -> list[dict[str, Any]]:
+    """Start bookies; return them."""
+    return [asdict(bookie) for bookie in start_bookies(session(), **arguments)]
+
+
+def run_tasks(count: int, metadata: str) -> list[list[Any]]:
+    """Run tasks at once; return of each the executor's name, process and bookie."""
+
+    def look(_: int) -> list[Any]:
+        time.sleep(0.2)
+        executor = Executor.of_task()
+        bookie = local_bookie(metadata)
+        return [executor.name, executor.pid, None if bookie is None else asdict(bookie)]
+
+    return session().sparkContext.parallelize(range(count), count).map(look).collect()
+
+
+def cancel(group: str) -> None:
+    """Cancel a group of jobs."""
+    session().sparkContext.cancelJobGroup(group)
+
+
+def active_tasks(group: str) -> int:
+    """Return how many tasks of a group of jobs run now."""
+    tracker = session().sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for job in _active_jobs(group) for stage in job.stageIds]
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
+def _active_jobs(group: str) -> list[Any]:
+    tracker = session().sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    return [job for job in jobs if job is not None and job.status == "RUNNING"]
+
+
+def pages() -> dict[str, str]:
+    """Return what Spark's web interface tells of the session."""
+    context = session().sparkContext
+    root = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
+    urls = {name: f"{root}/{name}" for name in ("environment", "allexecutors", "jobs", "stages")}
+    urls["page"] = f"{context.uiWebUrl}/environment/"
+    found = {}
+    for name, url in urls.items():
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            found[name] = answer.read().decode()
+    return found
+
+
+def wait(seconds: float) -> None:
+    """Do nothing."""
+    time.sleep(seconds)
+
+
+def first_task() -> float:
+    """Return how many seconds a task takes."""
+    begun = time.perf_counter()
+    session().sparkContext.parallelize([0], 1).map(abs).collect()
+    return time.perf_counter() - begun
+
+
+def end() -> None:
+    """End the session."""
+    session().stop()
+
+
+def main() -> None:
+    """Do what is asked until the standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # Spark speaks there, too
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer = {"result": globals()[name](**arguments)}
+        except Exception:  # noqa: BLE001  # whatever it is, the test is told
+            answer = {"error": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

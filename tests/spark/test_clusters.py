@@ -1,0 +1,270 @@
+"""Bookies beside the executors of Spark's real clusters, whose executors are killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pybk.client.ledger import RemoteLedger
+from pybk.errors import PybkError
+from pybk.ledger import LedgerState
+from pybk.manager import LedgerManager
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.spark.executor import Process, is_locked
+from tests.cluster.inside import SECRET, make_cluster
+from tests.cluster.processes import eventually
+from tests.cluster.verdict import copies
+from tests.spark.clusters import CONF, Driver, driver, standalone
+
+PASSWORD = b"the password of all ledgers here"
+
+
+class Place:
+    """A directory with a cluster's metadata, its secret, and its bookies' directories."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = make_cluster(directory / "cluster")
+        self.secret = directory / "secret"
+        self.secret.touch(0o600)
+        self.secret.write_bytes(SECRET + b"\n")
+        self.bookies = directory / "bookies"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of bookies."""
+        return {
+            "metadata": self.url,
+            "directory": str(self.bookies),
+            "cluster_secret_file": str(self.secret),
+        }
+
+    def connect(self) -> LedgerManager:
+        """Return a client."""
+        return LedgerManager.connect(self.url, cluster_secret=SECRET)
+
+    def running(self) -> list[int]:
+        """Return the processes of bookies that run here."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal():
+                command = command_of(int(entry))
+                if b"pybk.spark.bookie_process" in command and self.url.encode() in command:
+                    found.append(int(entry))
+        return found
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process, empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def metadata_of(client: LedgerManager) -> ClusterMetadata:
+    metadata: ClusterMetadata = client._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home has one
+    return metadata
+
+
+def kill(pid: int) -> None:
+    """Kill a process and wait until it is gone."""
+    process = Process.of(pid)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not process.alive)
+
+
+# ---- executors on one host, each with a bookie from its first task on ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("local"))
+
+
+@pytest.fixture(scope="module")
+def local(place: Place) -> Iterator[Driver]:
+    """A local cluster of two executors with two task slots each."""
+    (place.directory / "events").mkdir()
+    conf = {
+        **CONF,
+        "spark.decommission.enabled": "true",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file://{place.directory}/events",
+    }
+    with driver(place.directory) as found:
+        found.ask("begin", master="local-cluster[2,2,1024]", conf=conf, bookies=place.settings)
+        yield found
+        found.ask("end")
+        eventually(lambda: not place.running(), 10, "a bookie outlived its executor")
+
+
+def beside(local: Driver, place: Place) -> dict[str, dict[str, Any]]:
+    """Run tasks until both executors had some; return the bookie beside each, and the executor's process in it."""
+
+    def look() -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for executor, pid, bookie in local.ask("run_tasks", count=8, metadata=place.url):
+            assert bookie is not None, f"executor {executor} has no bookie"
+            assert found.setdefault(executor, {**bookie, "executor_pid": pid}) == {**bookie, "executor_pid": pid}
+        return found if len(found) == 2 else {}
+
+    result: dict[str, dict[str, Any]] = eventually(look, 60)
+    return result
+
+
+def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, place: Place) -> None:
+    found = beside(local, place)
+    assert all(bookie["executor"] == executor for executor, bookie in found.items())
+    assert sorted(place.running()) == sorted(bookie["pid"] for bookie in found.values())
+    started = local.ask("bookies", executors=2)
+    assert {bookie["pid"] for bookie in started} == set(place.running())
+    assert {bookie["location"] for bookie in started} == {f"executor_localhost_{executor}" for executor in found}
+    with place.connect() as client:
+        there = {(there.bookie.bookie_id, *there.addresses) for there in metadata_of(client).list_bookies()}
+    assert there == {(bookie["bookie_id"], bookie["address"]) for bookie in started}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGPWR])
+def test_the_next_executor_takes_over_what_one_had_that_ended(
+    local: Driver, place: Place, number: signal.Signals
+) -> None:
+    before = beside(local, place)
+    gone = before[min(before)]
+    bookie = Process.of(gone["pid"])
+    with place.connect() as client:
+        with client.create_ledger(ensemble_size=2, write_quorum=2, password=PASSWORD) as writer:
+            writer.append_many([b"%d" % entry for entry in range(100)])
+        os.kill(gone["executor_pid"], number)  # SIGPWR is what decommissions an executor
+        eventually(lambda: not bookie.alive, 20, "the bookie goes on without its executor")
+        names = [there.bookie.bookie_id for there in metadata_of(client).list_bookies()]
+        assert gone["bookie_id"] not in names, "it said that it leaves"
+    after = beside(local, place)
+    assert min(before) not in after
+    (new,) = [after[executor] for executor in after if executor not in before]
+    assert (new["bookie_id"], new["instance"]) == (gone["bookie_id"], gone["instance"])
+    assert new["pid"] != gone["pid"]
+    with place.connect() as client, client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+        assert [entry.payload for entry in reader.read(0, 99)] == [b"%d" % entry for entry in range(100)]
+
+
+def test_executors_may_be_held(local: Driver, place: Place) -> None:
+    local.ask("bookies", executors=2, hold_slot=True)
+    local.ask("bookies", executors=2, hold_slot=True)
+    time.sleep(1.0)
+    assert local.ask("active_tasks", group="pybk-bookies") == 2
+    assert len(local.ask("run_tasks", count=4, metadata=place.url)) == 4, "other slots are free"
+    local.ask("cancel", group="pybk-bookies")
+    eventually(lambda: local.ask("active_tasks", group="pybk-bookies") == 0)
+
+
+def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: Place) -> None:
+    beside(local, place)
+    pages = local.ask("pages")
+    assert b"PYBK_BOOKIES" in pages["environment"].encode(), "this is the page that shows settings"
+    for name, page in pages.items():
+        assert SECRET.decode() not in page, name
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            assert SECRET not in command_of(int(entry))
+    files = [place.secret, *filter(Path.is_file, place.directory.rglob("*"))]
+    holding = {path for path in files if not path.is_symlink() and SECRET in path.read_bytes()}
+    assert holding == {place.secret}
+    assert any("events" in str(path) for path in files)
+
+
+# ---- a standalone cluster: an executor's host is lost while a writer writes ------------------------------------------
+
+
+class Writing(threading.Thread):
+    """Appends to a ledger as fast as it is acknowledged."""
+
+    def __init__(self, client: LedgerManager) -> None:
+        super().__init__(daemon=True)
+        self._writer = client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2, password=PASSWORD)
+        self.ledger_id = self._writer.ledger_id
+        self.acked = -1
+        self._stopping = threading.Event()
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Append until told to end."""
+        try:
+            while not self._stopping.is_set():
+                self.acked = self._writer.append(content(self.acked + 1))
+            self._writer.close()
+        except PybkError as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Close the ledger."""
+        self._stopping.set()
+        self.join(60)
+        assert self.error is None, self.error
+
+
+def content(entry_id: int) -> bytes:
+    return b"entry %d of a ledger; " % entry_id * 20
+
+
+def test_an_executor_that_is_lost_under_load_loses_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with standalone(tmp_path, cores=3) as master, driver(tmp_path) as session, place.connect() as client:
+        conf = {**CONF, "spark.executor.cores": "1", "spark.cores.max": "3"}
+        session.ask("begin", master=master, conf=conf, bookies=None)
+        started = session.ask("bookies", executors=3, **place.settings)
+        assert len({bookie["pid"] for bookie in started}) == 3
+        eventually(lambda: len(client._home.directory.bookies) == 3)  # type: ignore[attr-defined]  # a cluster's home
+        writing = Writing(client)
+        eventually(lambda: writing.acked > 200)
+        (fragment,) = client.ledger_metadata(writing.ledger_id).fragments
+        lost = next(bookie for bookie in started if bookie["bookie_id"] == fragment.ensemble[0].bookie_id)
+        executors = {executor: pid for executor, pid, _ in session.ask("run_tasks", count=9, metadata=place.url)}
+        session.tell("wait", seconds=0)
+        kill(executors[lost["executor"]])
+        os.kill(lost["pid"], signal.SIGKILL)
+        eventually(lambda: not is_locked(f"{lost['directory']}.lock"))
+        shutil.rmtree(lost["directory"])
+        session.answer()
+        killed_at = writing.acked
+        eventually(lambda: writing.acked > killed_at + 200, 30, "writing does not go on")
+        writing.end()
+        again = session.ask("bookies", executors=3, **place.settings)
+        assert lost["bookie_id"] not in [bookie["bookie_id"] for bookie in again], "its directory was lost"
+        assert len(again) == 3
+        done = client.replicate(lost["bookie_id"])
+        assert done.left == ()
+        assert done.fragments == 1
+        check_replicas(client, writing, lost["bookie_id"])
+        session.ask("end")
+        eventually(lambda: not place.running(), 10, "a bookie outlived its executor")
+
+
+def check_replicas(client: LedgerManager, writing: Writing, lost: str) -> None:
+    """Check that nothing acknowledged is lost, and that each bookie of a fragment has all its entries."""
+    metadata = client.ledger_metadata(writing.ledger_id)
+    assert metadata.state is LedgerState.CLOSED
+    assert metadata.last_entry_id == writing.acked
+    assert len(metadata.fragments) == 2
+    ledger = client.open_ledger(writing.ledger_id, password=PASSWORD)._descriptor
+    assert isinstance(ledger, RemoteLedger)
+    cluster: Any = SimpleNamespace(secret=SECRET)
+    ends = [*(fragment.first_entry_id for fragment in metadata.fragments[1:]), metadata.last_entry_id + 1]
+    for fragment, end in zip(metadata.fragments, ends, strict=True):
+        wanted = set(range(fragment.first_entry_id, end))
+        for bookie in fragment.ensemble:
+            assert bookie.bookie_id != lost
+            held = copies(cluster, client, bookie, ledger)
+            assert wanted <= set(held), f"{bookie} lacks {len(wanted - set(held))} of {len(wanted)} entries"
+            assert all(content(entry) in held[entry] for entry in wanted)
