@@ -160,7 +160,7 @@ def between(start: Offset, end: Offset) -> list[Piece]:
     return [
         Piece(ledger_id, start.next_entry(ledger_id), end_entry - 1)
         for ledger_id, end_entry in sorted(ends.items())
-        if end_entry > start.next_entry(ledger_id)
+        if ledger_id not in start.ended and end_entry > start.next_entry(ledger_id)
     ]
 
 
