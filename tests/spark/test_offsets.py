@@ -121,7 +121,7 @@ def test_an_offset_is_the_same_text_each_time() -> None:
     assert Offset.from_json(json.loads(text)) == offset
 
 
-@pytest.mark.parametrize("values", [{}, {"version": 2}, {"version": 1, "at": {"x": 1}}, {**Offset().to_json(), "at": []}])
+@pytest.mark.parametrize(
     "values", [{}, {"version": 2}, {**Offset().to_json(), "at": []}, {"version": 1, "at": {"x": 1}}]
 )
 def test_offsets_of_another_kind_are_refused(values: dict[str, object]) -> None:
