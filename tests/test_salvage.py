@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import struct
+
 import pytest
 
 from pybk.bookie.replicas import Replicas
-from pybk.errors import CorruptError
-from pybk.replication.messages import Status
+from pybk.errors import CookieError, CorruptError
+from pybk.replication.bookie import BookieMachine, Respond
+from pybk.replication.messages import Add, Force, Read, Request, Status
 from pybk.storage.logfile import BLOCK_BYTES, decode_commit_header
 from tests.replicaworld import ROOT, check_disk, describe, drop, make_run, state_of
 from tests.salvageworld import (
     CLUSTER,
-    INSTANCE,
     COUNT,
+    FENCED,
+    INSTANCE,
     LEDGERS,
     SIZE,
     Harm,
@@ -83,6 +88,11 @@ def fence_damaged(fs: SimFileSystem) -> None:
     overwrite(log_files(fs)[0], data.rindex(b".fence"), b"?fence", fs)
 
 
+def creation_damaged(fs: SimFileSystem) -> None:
+    data = bytes(fs.view(log_files(fs)[0]))
+    overwrite(log_files(fs)[0], data.index(b".extent"), b"?", fs)
+
+
 def watermark_lost(fs: SimFileSystem) -> None:
     lose(fs, f"{ROOT}/watermark")
 
@@ -104,6 +114,7 @@ HARMS: dict[Harm, int] = {
     last_file_lost: 100,
     last_commit_destroyed: 20,
     fence_damaged: 0,
+    creation_damaged: COUNT,
     watermark_lost: 0,
     watermark_damaged: 0,
     kept_file_lost: 100,
@@ -215,3 +226,164 @@ def test_a_stop_at_any_operation_of_the_start_lifts_no_limbo(harm: Harm, power_l
         if operation % 16 == 0:
             mend(fs)
     assert operation > 20
+
+
+def test_a_start_that_gives_up_before_all_is_in_doubt_leaves_everything_as_it_was() -> None:
+    fs = harmed(header_zeroed)
+    before = {path: bytes(fs.view(path)) for path in log_files(fs)}
+    replicas = open_bookie(fs, salvage=True)
+    replicas.begin(CLUSTER, "b", INSTANCE)
+    replicas.close()
+    assert {path: bytes(fs.view(path)) for path in before} == before
+    with pytest.raises(CorruptError):
+        open_bookie(fs)
+
+
+def test_a_stop_leaves_limbo_with_the_fence_or_not_at_all() -> None:
+    disk = harmed(first_file_lost)
+    salvage(disk).close()
+    seen = set()
+    for number in range(24):
+        fs = twin(disk)
+        replicas = start(fs)
+        fs.crash_at(number % 2, only="write_durable")  # the fence, and the end of the mark
+        with pytest.raises(SimCrash):
+            replicas.lift_limbo(FENCED, closed=True)
+        drop(replicas)
+        replicas = start(fs.crash())
+        state = replicas.state(FENCED)
+        assert state is not None
+        assert state.fenced or state.gap
+        seen.add((state.fenced, state.gap))
+        replicas.close()
+    assert seen == {(False, True), (True, True), (True, False)}
+
+
+# ---- single things -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_passed_over_is_told_with_its_place() -> None:
+    fs = harmed(gap_in_a_file)
+    replicas = open_bookie(fs, salvage=True)
+    assert replicas.store.salvage is not None
+    gap, *dropped = replicas.store.salvage.lost
+    assert re.fullmatch(r".*0004\.log from offset \d+: the commits 8 to 11 are missing", gap)
+    assert len(dropped) == 9
+    assert all(
+        re.search(r"0005\.log: ledger \d goes on with entry \d+ at offset \d+, after entry", each) for each in dropped
+    )
+    replicas.close()
+
+
+def test_of_many_records_that_go_on_with_nothing_the_first_are_told() -> None:
+    replicas = open_bookie(harmed(first_file_lost), salvage=True)
+    assert replicas.store.salvage is not None
+    lost = replicas.store.salvage.lost
+    assert len(lost) == 12
+    assert lost[-1] == "5 records more go on with nothing that is there"
+    assert lost[1].startswith("/bookie/nvme/0000000000000004.log: a record of ledger 1, of which nothing else is known")
+    replicas.close()
+
+
+def test_of_a_damaged_batch_the_others_are_taken() -> None:
+    """The commit behind it proves that it was durable, and where it ends."""
+    fs = harmed(lambda fs: overwrite(log_files(fs)[1], commits(fs, 1)[2] + 64, b"?" * 64, fs))
+    replicas = open_bookie(fs, salvage=True)
+    assert replicas.store.salvage is not None
+    lost, *dropped = replicas.store.salvage.lost
+    assert lost.endswith("the records of commit 8 are damaged")
+    assert len({re.search(r"ledger (\d+)", each)[1] for each in dropped}) == 1  # type: ignore[index]
+    replicas.close()
+
+
+def test_a_damaged_last_batch_is_lost_only_if_it_was_durable() -> None:
+    def torn(fs: SimFileSystem) -> None:
+        overwrite(log_files(fs)[2], commits(fs, 2)[-1] + 64, b"?" * 64, fs)
+
+    def forgotten(fs: SimFileSystem) -> None:
+        torn(fs)
+        header = bytes(fs.view(f"{ROOT}/watermark"))
+        overwrite(f"{ROOT}/watermark", 24, struct.pack("<qq", 19, ~19), fs)
+        assert struct.unpack_from("<qq", header, 24) == (20, ~20)
+
+    with pytest.raises(CorruptError):
+        open_bookie(harmed(torn))
+    replicas = open_bookie(harmed(forgotten))
+    assert replicas.read(LEDGERS[-1], COUNT - 1, COUNT - 1, 1, 100)[0] is Status.NO_SUCH_ENTRY
+    replicas.close()
+
+
+def test_a_ledger_of_which_nothing_is_left_is_neither_denied_nor_written() -> None:
+    fs = harmed(first_file_lost)
+    replicas = open_bookie(fs, salvage=True)
+    assert replicas.ledgers() == []
+    replicas.close()
+    replicas = salvage(fs)
+    machine = BookieMachine(replicas)
+
+    def ask(request: Request) -> Status:
+        effects = machine.receive("sender", request, describe(), 0) + machine.commit()
+        (effect,) = effects
+        assert isinstance(effect, Respond)
+        return effect.reply.status
+
+    run = make_run(0, 20, ledger_id=1, size=SIZE)
+    assert ask(Add(1, (run,), -1)) is Status.LIMBO
+    assert ask(Read(1, 0, 0, 1, 100)) is Status.UNKNOWN
+    assert ask(Read(1, 0, 0, 1, 100, fence=True)) is Status.UNKNOWN
+    assert ask(Force(1)) is Status.FENCED
+    assert ask(Force(2)) is Status.LIMBO
+    assert ask(Read(9, 0, 0, 1, 100)) is Status.NO_SUCH_LEDGER
+    assert ask(Add(1, (run,), -1, recovery=True)) is Status.OK
+    assert ask(Read(1, 0, 0, 1, 100)) is Status.OK
+    replicas.close()
+
+
+def test_an_open_ledger_that_went_on_elsewhere_leaves_limbo_without_a_fence() -> None:
+    fs = harmed(middle_file_lost)
+    replicas = salvage(fs)
+    replicas.lift_limbo(1, closed=False)
+    replicas.close()
+    replicas = open_bookie(fs)
+    assert not state_of(replicas, 1).fenced
+    assert not state_of(replicas, 1).limbo
+    assert replicas.in_limbo() == [2, 3]
+    replicas.close()
+
+
+def test_a_deleted_ledger_leaves_limbo_with_all_else() -> None:
+    fs = harmed(middle_file_lost)
+    replicas = salvage(fs)
+    replicas.delete(1)
+    replicas.close()
+    replicas = open_bookie(fs)
+    assert replicas.state(1) is None
+    assert replicas.in_limbo() == [2, 3]
+    replicas.close()
+
+
+def test_a_store_that_is_whole_is_opened_as_ever() -> None:
+    fs = harmed(lambda fs: None)
+    replicas = open_bookie(fs, salvage=True)
+    assert replicas.store.salvage is not None
+    assert replicas.store.salvage.lost == ()
+    replicas.close()
+
+
+def test_files_of_elsewhere_are_not_salvaged() -> None:
+    fs = harmed(lambda fs: None)
+    other = bytes(fs.view(log_files(fs)[0]))
+    overwrite(log_files(fs)[1], 0, other[:BLOCK_BYTES], fs)
+    with pytest.raises(CorruptError, match="put the right file in its place"):
+        open_bookie(fs, salvage=True)
+
+
+@pytest.mark.parametrize("harm", [header_zeroed, watermark_lost, kept_file_lost])
+def test_an_older_start_is_no_matter_to_who_doubts_everything(harm: Harm) -> None:
+    replicas = open_bookie(harmed(harm), salvage=True)
+    replicas.check(CLUSTER, "b", INSTANCE, 7)
+    assert replicas.begin(CLUSTER, "b", INSTANCE, 7) == 8
+    for cluster, name, instance in ((b"other", "b", INSTANCE), (CLUSTER, "c", INSTANCE), (CLUSTER, "b", b"j" * 16)):
+        with pytest.raises(CookieError):
+            replicas.check(cluster, name, instance, 1)
+    replicas.close()

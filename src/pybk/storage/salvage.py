@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LSN_MAX: Final = (1 << 64) - 1
 _NEW_WATERMARK: Final = "watermark.new"
+_TOLD_MAX: Final = 10
+"""So many of the records that are dropped are told one by one."""
 
 
 class Salvage(NamedTuple):
@@ -178,18 +180,22 @@ def salvage_log(
     used: dict[int, int] = {}
     again: list[ReplayedCommit] = []
     dropped: list[str] = []
-    commits = next_ledger_id = 0
+    commits = next_ledger_id = dropped_count = 0
     for file, commit in log:
         for record in commit.records:
             next_ledger_id = max(next_ledger_id, record.header.ledger_id + 1)
             try:
                 apply_commit(ledgers, file, commit._replace(records=[record]))
             except CorruptError as error:
-                dropped.append(str(error))
+                dropped_count += 1
+                if dropped_count <= _TOLD_MAX:
+                    dropped.append(str(error))
         used[commit.file_id] = commit.offset + commit.size
         commits += 1
         if rewrite_beyond is not None and commit.lsn > rewrite_beyond:
             again.append(commit)
+    if dropped_count > _TOLD_MAX:
+        dropped.append(f"{dropped_count - _TOLD_MAX} records more go on with nothing that is there")
     write_again(volumes, rows, again)
     recovered = RecoveredLog(
         log.next_lsn, [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()], commits
