@@ -338,7 +338,7 @@ def collect_orphans(
         password: That of the sinks' ledgers; orphans that have another stay.
 
     Returns:
-        What was deleted, by app id.
+        What was deleted, by app id of those that had orphans.
 
     Raises:
         PybkError: As the metadata store.
@@ -347,11 +347,13 @@ def collect_orphans(
     """
     if connection.metadata is None:
         raise IllegalOperationError(f"{connection.manager!r} is no cluster, and sinks write to clusters")
-    found: dict[str, list[LedgerMetadata]] = {}
-    for each in sink_ledgers(connection.metadata):
-        found.setdefault(each.custom_metadata[SINK_KEY].decode(errors="replace"), []).append(each)
     before_ns = time.time_ns() - int(older_than * 1e9)
-    return {
+    old: dict[str, list[LedgerMetadata]] = {}
+    for each in sink_ledgers(connection.metadata):
+        if each.creation_time_ns <= before_ns:
+            old.setdefault(each.custom_metadata[SINK_KEY].decode(errors="replace"), []).append(each)
+    collected = {
         app_id: Sink(connection.manager, connection.metadata, app_id, password=password).collect(ledgers, before_ns)
-        for app_id, ledgers in found.items()
+        for app_id, ledgers in old.items()
     }
+    return {app_id: deleted for app_id, deleted in collected.items() if deleted}
