@@ -1,0 +1,236 @@
+"""A bookie that lost log files starts, denies nothing and takes nothing of writers, and gets everything back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybk.bookie.replicas import Replicas
+from pybk.bookie.service import BookieService
+from pybk.client import limbo
+from pybk.client.limbo import Mender
+from pybk.config import StoreConfig
+from pybk.errors import CookieError, LedgerFencedError
+from pybk.ledger import Bookie, Fragment, LedgerState
+from pybk.manager import LedgerManager
+from pybk.replication.bookie import BookieMachine, Respond
+from pybk.replication.messages import NEGATIVE, Add, Read, ReadReply, Reply, Request, Run, Status
+from pybk.writer import LedgerWriter
+from tests.cluster.inside import Inside, inside
+from tests.cluster.test_mending import PASSWORD, check, fill, home_of, payload, service_of, until
+from tests.realstore import QUICK
+
+COUNT = 300
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let bookies mend nothing before it is set."""
+    gate = threading.Event()
+    mend = Mender._mend
+
+    def wait(self: Mender, ledger_id: int) -> None:
+        if gate.is_set():
+            mend(self, ledger_id)
+
+    monkeypatch.setattr(Mender, "_mend", wait)
+    monkeypatch.setattr(limbo, "RETRY_SECONDS", 0.1)
+    return gate
+
+
+def logs(cluster: Inside) -> list[Path]:
+    return sorted((cluster.directory / "bookie-0" / "nvme").glob("*.log"))
+
+
+def checkpoint(cluster: Inside) -> None:
+    """Have the index name the log files of bookie-0."""
+    replicas = Replicas.open(str(cluster.directory / "bookie-0"), config=StoreConfig(**QUICK))
+    replicas.store.maintenance.checkpoint()
+    replicas.close()
+
+
+def first_log_lost(cluster: Inside) -> None:
+    logs(cluster)[0].unlink()
+
+
+def log_destroyed(cluster: Inside) -> None:
+    path = logs(cluster)[0]
+    path.write_bytes(b"?" * path.stat().st_size)
+
+
+def middle_of_log_destroyed(cluster: Inside) -> None:
+    path = logs(cluster)[0]
+    data = bytearray(path.read_bytes())
+    used = len(bytes(data).rstrip(b"\0"))
+    for at in range(4096 * (used // 8192), used, 4096):
+        data[at : at + 64] = b"?" * 64
+    path.write_bytes(data)
+
+
+def kept_file_lost(cluster: Inside) -> None:
+    checkpoint(cluster)
+    (kept,) = (cluster.directory / "bookie-0" / "nvme").glob("*.cold")
+    kept.unlink()
+
+
+def watermark_lost(cluster: Inside) -> None:
+    (cluster.directory / "bookie-0" / "watermark").unlink()
+
+
+def ask(service: BookieService, request: Request) -> Reply | ReadReply:
+    (effect,) = BookieMachine(service.replicas).receive("sender", request, None, 0)
+    assert isinstance(effect, Respond)
+    assert isinstance(effect.reply, Reply | ReadReply)
+    return effect.reply
+
+
+def entries(service: BookieService, ledger_id: int, count: int) -> dict[int, bytes]:
+    """Return what a bookie has of a ledger; it denies nothing."""
+    found = {}
+    for entry_id in range(count):
+        reply = ask(service, Read(ledger_id, entry_id, entry_id, 1, 1 << 20, checked=True))
+        assert reply.status not in NEGATIVE
+        if reply.status is Status.OK:
+            assert isinstance(reply, ReadReply)
+            assert reply.run is not None
+            found[entry_id] = b"".join(reply.run.body)
+    return found
+
+
+@pytest.mark.parametrize(
+    "harm", [first_log_lost, log_destroyed, middle_of_log_destroyed, kept_file_lost, watermark_lost]
+)
+def test_a_bookie_that_lost_something_durable_gets_it_back(
+    three: Inside, gate: threading.Event, harm: Callable[[Inside], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = three.connect()
+    closed = fill(client, COUNT)
+    live = client.create_ledger(password=PASSWORD)
+    live.append_many([payload(number) for number in range(COUNT)])
+    zombie = three.connect().create_ledger(password=PASSWORD)
+    zombie.append_many([payload(number) for number in range(COUNT)])
+    check(client, zombie.ledger_id, COUNT)  # which recovers, fences and closes it
+    ledgers = [closed, live.ledger_id, zombie.ledger_id]
+    three.bookies[0].close()
+    harm(three)
+    with caplog.at_level(logging.WARNING, "pybk"):
+        manager = three.open_bookie(0)
+    assert "lost something durable" in caplog.text
+    assert "bookie-0" in caplog.text
+    assert "3 ledgers are in limbo" in caplog.text
+    service = service_of(manager)
+    assert service.in_limbo() == ledgers
+    assert manager.health().state == "in_limbo"
+    assert manager.health().reason.startswith("3 ledgers are in limbo")
+    before = [entries(service, ledger_id, COUNT + 1) for ledger_id in ledgers]
+    if harm is not watermark_lost:
+        assert sum(map(len, before)) < 3 * COUNT
+    late = refused(service, zombie)
+    assert late in (Status.LIMBO, Status.FENCED)
+    with pytest.raises(LedgerFencedError):
+        zombie.append(b"late")
+    for ledger_id in (closed, zombie.ledger_id):
+        check(three.connect(), ledger_id, COUNT)
+    live.append(payload(COUNT))
+    gate.set()
+    until(lambda: service.in_limbo() == [live.ledger_id])
+    live.close()
+    until(lambda: not service.in_limbo())
+    whole(three, manager, ledgers)
+    assert refused(service, zombie) is Status.FENCED
+    check(three.connect(), live.ledger_id, COUNT + 1)
+    manager.close()
+    caplog.clear()
+    manager = three.open_bookie(0)
+    assert "lost" not in caplog.text
+    assert service_of(manager).replicas.store.began_clean
+    assert service_of(manager).in_limbo() == []
+    assert manager.health().state == "ok"
+    whole(three, manager, ledgers)
+
+
+def refused(service: BookieService, writer: LedgerWriter) -> Status:
+    """Return what a bookie says to an add of a writer that knows nothing."""
+    run = Run(COUNT, 1, array("q", (64,)), (bytes(64),))
+    return ask(service, Add(writer.ledger_id, (run,), COUNT - 1)).status
+
+
+def whole(cluster: Inside, manager: LedgerManager, ledgers: list[int]) -> None:
+    """Assert that a bookie has what its peer has, byte for byte."""
+    service, peer = service_of(manager), service_of(cluster.bookies[1])
+    for ledger_id in ledgers:
+        for entry_id in range(COUNT + 1):
+            mine, theirs = (
+                ask(each, Read(ledger_id, entry_id, entry_id, 1, 1 << 20, checked=True)) for each in (service, peer)
+            )
+            assert isinstance(mine, ReadReply)
+            assert isinstance(theirs, ReadReply)
+            wanted = Status.OK if entry_id < COUNT or ledger_id == ledgers[1] else Status.NO_SUCH_ENTRY
+            assert mine.status is wanted
+            assert theirs.status is wanted
+            if mine.run is not None and theirs.run is not None:
+                assert b"".join(mine.run.body) == b"".join(theirs.run.body)
+
+
+def test_a_directory_that_lost_its_name_is_told_it(three: Inside) -> None:
+    three.bookies[0].close()
+    first_log_lost(three)
+    with pytest.raises(CookieError, match=r"lost what was stored last.*bookie_id=..."):
+        three.open_bookie(0, name=None)
+    with pytest.raises(CookieError, match="lost what was stored last"):
+        three.open_bookie(0, name="nobody")
+    assert service_of(three.open_bookie(0)).bookie == service_of(three.bookies[0]).bookie
+
+
+class Bystander:
+    """A bookie that notes when limbo is lifted."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self.bookie = bookie
+        self.lifted: list[bool] = []
+
+    def in_limbo(self) -> list[int]:
+        return []
+
+    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+        self.lifted.append(closed)
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "lifted"),
+    [
+        (LedgerState.OPEN, True, [False]),  # never fenced: recoveries mark the ledger before
+        (LedgerState.OPEN, False, []),  # its writer may count on what is lost
+        (LedgerState.IN_RECOVERY, True, []),  # a fence may be lost
+        (LedgerState.CLOSED, True, [True]),
+    ],
+)
+def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
+    three: Inside, monkeypatch: pytest.MonkeyPatch, state: LedgerState, ended: bool, lifted: list[bool]
+) -> None:
+    client = three.connect()
+    found = client.ledger_metadata(fill(client, 10))
+    mine, *others = found.fragments[0].ensemble
+    spare = Bookie("spare", b"s" * len(mine.instance))
+    fragments = (*found.fragments, Fragment(5, (spare, *others))) if ended else found.fragments
+    metadata = replace(found, state=state, fragments=fragments)
+    home = home_of(client)
+    monkeypatch.setattr(home.directory.metadata, "read_ledger", lambda ledger_id: (metadata, 0))
+    filled = []
+    monkeypatch.setattr(Mender, "_fill", lambda self, metadata, version, first: filled.append(first))
+    bookie = Bystander(mine)
+    Mender(home.engine, home.directory, bookie)._mend(metadata.ledger_id)
+    assert bookie.lifted == lifted
+    assert filled == [0] * len(lifted)
