@@ -84,11 +84,6 @@ def pages() -> dict[str, str]:
     return found
 
 
-def wait(seconds: float) -> None:
-    """Do nothing."""
-    time.sleep(seconds)
-
-
 def first_task() -> float:
     """Return how many seconds a task takes."""
     begun = time.perf_counter()
