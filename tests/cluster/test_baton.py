@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pybk.client import baton as baton_module
 from pybk.client.baton import Baton
+from pybk.client.engine import Engine
 from pybk.storage.commit import Commit
+from tests.cluster.inside import inside
 from tests.cluster.processes import eventually
 
 
@@ -133,6 +136,63 @@ def test_the_background_rests_when_there_is_nothing_to_do(monkeypatch: pytest.Mo
     eventually(lambda: not baton._ticking and not baton._unseen)
     assert baton._kick.locked()
     baton.stop()
+
+
+class InTurn(Quiet):
+    """Work each of whose turns is one of these calls."""
+
+    def __init__(self, *turns: Callable[[], None]) -> None:
+        super().__init__()
+        self.turns = list(turns)
+
+    def turn(self) -> None:
+        self.turns.pop(0)()
+
+
+def test_a_turn_knows_whether_it_woke_somebody() -> None:
+    own, others = Commit(), Commit()
+    seen: list[bool] = []
+
+    def finish(commit: Commit) -> None:
+        before = baton.woke
+        baton.finish(commit)
+        seen.extend((before, baton.woke))
+
+    def wake() -> None:
+        threading.Thread(target=baton.wait, args=(others,)).start()
+        eventually(lambda: bool(others.waiters))
+        finish(others)
+
+    baton = Baton(InTurn(wake, lambda: finish(own)), "test-baton")
+    baton.wait(own)
+    assert seen == [False, True, False, False]
+    baton.stop()
+
+
+def test_what_formed_waits_for_those_woken_and_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, submit = Baton.finish, Engine._submit
+    woke: list[bool] = []
+
+    def finish_as_if_somebody_woke(baton: Baton, commit: Commit) -> None:
+        finish(baton, commit)
+        baton.woke = True
+
+    def note(engine: Engine, now_ns: int) -> None:
+        woke.append(engine.baton.woke)
+        submit(engine, now_ns)
+
+    with inside(tmp_path) as cluster, cluster.connect() as client, client.create_ledger(password=b"p") as writer:
+        monkeypatch.setattr(Baton, "finish", finish_as_if_somebody_woke)
+        monkeypatch.setattr(Engine, "_submit", note)
+        futures = [writer.append_async(b"x") for _ in range(200)]
+        assert [future.result(5) for future in futures] == list(range(200))
+        done: list[int] = []
+        for _ in range(200):
+            writer.append_async(b"x").add_done_callback(lambda future: done.append(future.result()))
+        eventually(lambda: len(done) == 200, 5, "nobody waits, so nobody sent what formed")
+        assert woke
+        assert not any(woke)
+        monkeypatch.undo()
 
 
 def test_no_exception_of_a_callback_ends_the_background_thread(caplog: pytest.LogCaptureFixture) -> None:

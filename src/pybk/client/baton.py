@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -40,6 +41,9 @@ class Work(Protocol):
 class Baton:
     """One holder at a time.
 
+    Attributes:
+        woke: Whether this turn has woken threads that wait, which may be about to ask for more.
+
     Invariant: An exception at any line, KeyboardInterrupt included, leaves the baton with nobody or with one who runs.
 
     Threads: any, except where a method says who calls it.
@@ -55,6 +59,7 @@ class Baton:
         self._kick.acquire()
         self._ticking = False
         self._unseen = False
+        self.woke = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -95,7 +100,14 @@ class Baton:
                 self._work.interrupt()
             token.acquire()
         while not commit.is_done():
-            self._work.turn()
+            self._turn()
+
+    def _turn(self) -> None:
+        """Do one turn, and then let those run whom it woke: what they append next shall be sent together."""
+        self.woke = False
+        self._work.turn()
+        if self.woke:
+            time.sleep(0)
 
     def _leave(self, token: threading.Lock, *, idled: bool = False) -> None:
         """Pass the baton on, if ``token`` holds it: to one who waits, else to the background if there is work.
@@ -145,6 +157,7 @@ class Baton:
             for waiter in commit.waiters:
                 if waiter.locked():
                     waiter.release()
+                    self.woke = True
 
     def kick(self) -> None:
         """See to it that somebody drives soon, although nobody waits."""
@@ -185,7 +198,7 @@ class Baton:
                 return False
             self._holder = token
         try:
-            self._work.turn()
+            self._turn()
         except Exception:
             logger.exception("driving the client failed; what was under way is given up")
         finally:

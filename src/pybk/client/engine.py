@@ -295,6 +295,8 @@ class Engine:
                 continue
             event: Event = Unanswered(asked.token) if reply is None else Answered(asked.token, reply)
             self.tell(asked.conversation, event)
+        if self._formed and not self.baton.woke:  # else those woken come first: what they append makes it one batch
+            self._submit(time.monotonic_ns())
         if self._wakes:
             self._wake_up(time.monotonic_ns())
         return bool(replies)

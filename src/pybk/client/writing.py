@@ -122,7 +122,7 @@ class Writing(Conversation[WriterMachine]):
         while self._forcing and self._forcing[0][0] <= last:
             self.engine.baton.finish(self._forcing[0][1])
             self._forcing.pop(0)
-        self.submit(now_ns)
+        self.engine.formed(self)
 
     def _forced(self, error: PybkError) -> None:
         for _, commit in self._forcing:
