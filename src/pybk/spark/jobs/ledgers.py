@@ -128,6 +128,19 @@ def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) 
         return reader.last_add_confirmed, reader.length
 
 
+def exact_end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:
+    """Return what ``end_of`` does, and exactly how many payload bytes there are up to that entry.
+
+    Raises:
+        PybkError: As ``end_of`` and reading.
+    """
+    if metadata.state is LedgerState.CLOSED:
+        return metadata.last_entry_id, metadata.length
+    with found.manager.open_ledger(metadata.ledger_id, password=password or b"", recover=False) as reader:
+        last = reader.last_add_confirmed
+        return last, next(reader.read(last, last)).length if last >= 0 else 0
+
+
 def still_there(found: Connection, ledger_id: int) -> bool:
     """Tell whether a ledger was not deleted meanwhile."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ TASK_BYTES: Final = 256 << 20
 _TASKS_PER_CORE: Final = 4
 _SHOWN_EVERY_S: Final = 0.2
 _DESCRIPTION: Final = "spark.job.description"
+_GROUP: Final = "spark.jobGroup.id"
 
 U = TypeVar("U")
 R = TypeVar("R")
@@ -121,7 +123,7 @@ def _tasks(
     before = context.getLocalProperty(_DESCRIPTION)
     context.setLocalProperty(_DESCRIPTION, what)
     try:
-        with _shown(done, sum(sizes), what, shown_in):
+        with _bar(lambda: (done.value, sum(sizes)), what, shown_in):
             yield context.parallelize(parts, len(parts)).flatMap(work_on)
     finally:
         context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None takes it away
@@ -146,23 +148,18 @@ def grouped(sizes: Sequence[int], cores: int) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _shown(done: Accumulator[int], total: int, what: str, unit: str | None) -> Iterator[None]:
-    """Show how far it is, as tasks tell when they end, on a terminal."""
+def _bar(progress: Callable[[], tuple[int, int]], what: str, unit: str | None) -> Iterator[None]:
+    """Show how far something is on a terminal, in some unit if any: how much is done, and how much there is."""
     ended = threading.Event()
     # With ``disable=None`` nothing is shown where standard error is no terminal.
     with tqdm(
-        desc=what,
-        total=total,
-        unit=unit or "",
-        unit_scale=True,
-        disable=None if unit else True,
-        file=sys.stderr,
-        leave=False,
+        desc=what, unit=unit or "", unit_scale=True, disable=None if unit else True, file=sys.stderr, leave=False
     ) as bar:
 
         def look() -> None:
             while not ended.wait(_SHOWN_EVERY_S):
-                bar.update(done.value - bar.n)
+                done, bar.total = progress()
+                bar.update(done - bar.n)
 
         thread = threading.Thread(target=look, name="pybk-progress", daemon=True)
         if not bar.disable:
@@ -173,3 +170,32 @@ def _shown(done: Accumulator[int], total: int, what: str, unit: str | None) -> I
             ended.set()
             if thread.ident is not None:
                 thread.join()
+
+
+@contextmanager
+def shown_jobs(spark: SparkSession, what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show how far Spark's own jobs are that this thread begins meanwhile, on a terminal.
+
+    Args:
+        spark: The session.
+        what: Names the work to people; holds no secret.
+        quiet: Show nothing.
+    """
+    context = context_of(spark)
+    tracker = context.statusTracker()
+    group = f"pybk-{secrets.token_hex(8)}"
+    before = {name: context.getLocalProperty(name) for name in (_GROUP, _DESCRIPTION)}
+
+    def tasks() -> tuple[int, int]:
+        jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
+        stages = [stage for job in jobs for stage in map(tracker.getStageInfo, job.stageIds) if stage is not None]
+        return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
+
+    context.setLocalProperty(_GROUP, group)
+    context.setLocalProperty(_DESCRIPTION, what)
+    try:
+        with _bar(tasks, what, None if quiet else " tasks"):
+            yield
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None takes it away

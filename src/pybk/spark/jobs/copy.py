@@ -1,0 +1,211 @@
+"""A copy of ledgers in another cluster: a backup, which goes on where it was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import NoSuchLedgerError, PybkError, UsageError
+from pybk.ledger import LedgerState
+from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.jobs.ledgers import Place, chosen, cluster_of, exact_end_of, opens, secret_of, where_of
+from pybk.spark.jobs.spreading import spread
+from pybk.spark.jobs.transfer import COPY_OF, Header, Quorums, Target, finish, is_there, rounds, visible
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pybk.credentials import Secret
+    from pybk.ledger import LedgerMetadata
+    from pybk.spark.manifest import Written
+
+_ROUND_BYTES: Final = 4 << 30
+_ROUND_LEDGERS: Final = 1000
+"""What is copied before it counts: an interrupted copy begins with the last round again."""
+
+_BATCH_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a copy did.
+
+    Attributes:
+        ledgers: All ledgers of the source that are in the target now, with their ids there.
+        copied: Those that were copied now.
+        bytes: Their payload bytes.
+        not_opened: Ledgers whose password is another.
+        open: Ledgers that were left out because they are not closed.
+        failed: Ledgers that could not be copied, and why.
+    """
+
+    ledgers: dict[int, int]
+    copied: tuple[int, ...]
+    bytes: int
+    not_opened: tuple[int, ...]
+    open: tuple[int, ...]
+    failed: tuple[tuple[int, str], ...]
+
+
+class _Plan:
+    """What is to be copied, and what is not."""
+
+    def __init__(self) -> None:
+        self.headers: list[Header] = []
+        self.not_opened: list[int] = []
+        self.open: list[int] = []
+        self.failed: list[tuple[int, str]] = []
+
+
+def copy(
+    spark: SparkSession,
+    source: Place,
+    target: Place,
+    *,
+    cluster_secret: bytes | Secret | None = None,
+    target_secret: bytes | Secret | None = None,
+    password: bytes | Secret | None = None,
+    ledgers: Iterable[int] | None = None,
+    ledger_type: str | None = None,
+    open_too: bool = False,
+    quorums: Quorums | None = None,
+    quiet: bool = False,
+) -> Copied:
+    """Copy ledgers to another cluster: entries, type, hints, digest, custom metadata; their ids there are new.
+
+    What is there already and has as many entries and bytes is left. Copies count in rounds of some gigabytes: one that
+    was interrupted is gone on with by calling this again.
+
+    Args:
+        spark: The session whose executors copy.
+        source: A store's directory, or a cluster's metadata URL.
+        target: Another cluster's metadata URL.
+        cluster_secret: The source's.
+        target_secret: The target's.
+        password: The ledgers', here and there; None stands for the empty one.
+        ledgers: Only ledgers of these ids.
+        ledger_type: Only those of this type.
+        open_too: Copy ledgers that are not closed, too, as far as they are confirmed now; the copies are closed. When
+            such a ledger has become longer, a copy of all of it takes the place of the one before.
+        quorums: Ensemble size, write quorum and ack quorum of the copies; None for those of the source's ledgers, or
+            the target's defaults for those of a store.
+        quiet: Show no progress.
+
+    Raises:
+        NoSuchLedgerError: A ledger that was named is not there.
+        IllegalOperationError: The same is being copied by somebody else.
+        UsageError: The target is a store, or the source itself.
+        PybkError: One of the two cannot be reached.
+
+    Durability: Ledgers that are told as copied are, and count.
+    """
+    place = where_of(source, cluster_secret)
+    there = cluster_of(target, target_secret, "nobody else makes ledgers in it")
+    secret = secret_of(password)
+    found = connection(place)
+    origin = found.manager._home.identity.store_id.hex()
+    if origin == connection(there).manager._home.identity.store_id.hex():
+        raise UsageError(f"{there} is where the ledgers are already; a copy is made in another cluster")
+    to = Target(there, secret, COPY_OF, origin)
+    plan = _planned(found, to, secret, chosen(place, ledgers, ledger_type), open_too, quorums)
+    before = to.there()
+    wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]
+    copied: list[Header] = []
+    for group in rounds(wanted, _ROUND_BYTES, _ROUND_LEDGERS):
+        copied += _copy_round(spark, place, to, group, plan, quiet)
+    now = to.there()
+    for header in copied:
+        old = before.get(header.ledger_id)
+        if old is not None and old.ledger_id != now[header.ledger_id].ledger_id:
+            to.delete(old.ledger_id)
+    return Copied(
+        ledgers={
+            header.ledger_id: now[header.ledger_id].ledger_id for header in plan.headers if header.ledger_id in now
+        },
+        copied=tuple(header.ledger_id for header in copied),
+        bytes=sum(header.length for header in copied),
+        not_opened=tuple(plan.not_opened),
+        open=tuple(plan.open),
+        failed=tuple(plan.failed),
+    )
+
+
+def _planned(
+    found: Connection,
+    to: Target,
+    password: Secret,
+    wanted: Sequence[LedgerMetadata],
+    open_too: bool,
+    quorums: Quorums | None,
+) -> _Plan:
+    """Decide what is to be copied, and how far."""
+    plan = _Plan()
+    for metadata in visible(found, wanted):
+        ledger_id = metadata.ledger_id
+        if metadata.state is not LedgerState.CLOSED and not open_too:
+            plan.open.append(ledger_id)
+        elif not opens(found.manager, metadata, password.read()):
+            plan.not_opened.append(ledger_id)
+        else:
+            try:
+                last, length = exact_end_of(found, metadata, password.read())
+            except NoSuchLedgerError:
+                continue  # deleted meanwhile
+            except PybkError as error:
+                plan.failed.append((ledger_id, str(error)))
+            else:
+                plan.headers.append(Header.of(metadata, last, length, quorums))
+    return plan
+
+
+def _copy_round(
+    spark: SparkSession, place: Where, to: Target, group: Sequence[Header], plan: _Plan, quiet: bool
+) -> list[Header]:
+    """Copy some ledgers, which count then all at once; return those that were copied."""
+    number = to.sink.record().last + 1
+    done = spread(
+        spark,
+        partial(_copy, place, to),
+        group,
+        sizes=[header.length for header in group],
+        what=f"pybk: copy {place} to {to.where}",
+        quiet=quiet,
+    )
+    written: list[Written] = []
+    copied: list[Header] = []
+    for header, outcome in zip(group, done, strict=True):
+        if outcome is None:
+            continue
+        if isinstance(outcome, str):
+            plan.failed.append((header.ledger_id, outcome))
+        else:
+            written.append(outcome)
+            copied.append(header)
+    if written:
+        to.commit(number, written)
+    return copied
+
+
+def _copy(place: Where, to: Target, header: Header) -> Written | str | None:
+    """Copy one ledger, in an executor; return why that failed, or None if it was deleted meanwhile."""
+    writer = None
+    try:
+        with connection(place).manager.open_ledger(
+            header.ledger_id, password=to.password.read() or b"", recover=False
+        ) as reader:
+            writer = to.create(header)
+            at, pending = 0, None
+            while at < header.entries:
+                batch = reader.read_batch(at, max_bytes=_BATCH_BYTES, last=header.entries - 1)
+                pending = writer.append_many_async([entry.payload for entry in batch])
+                at += len(batch)
+            return finish(writer, header, pending)
+    except NoSuchLedgerError:
+        outcome = None
+    except PybkError as error:
+        outcome = str(error)
+    if writer is not None:
+        to.delete(writer.ledger_id)
+    return outcome

@@ -1,0 +1,214 @@
+"""Ledgers as Parquet files: what a lake reads, and what ``import_`` makes ledgers of again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pybk.errors import CorruptError, NoSuchLedgerError, PybkError
+from pybk.ledger import LedgerState
+from pybk.spark.connection import connection
+from pybk.spark.jobs.formats import reading
+from pybk.spark.jobs.ledgers import Place, chosen, exact_end_of, opens, secret_of, where_of
+from pybk.spark.jobs.spreading import shown_jobs
+from pybk.spark.jobs.transfer import Header, visible
+from pybk.spark.options import BATCH_BYTES, Positions, SourceOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pybk.credentials import Secret
+    from pybk.ledger import LedgerMetadata
+    from pybk.spark.connection import Where
+
+ENTRIES_FOLDER: Final = "entries"
+LEDGERS_FOLDER: Final = "ledgers"
+
+LEDGERS: Final = StructType(
+    [
+        StructField("export_id", StringType()),
+        StructField("ledger_id", LongType()),
+        StructField("ledger_type", StringType()),
+        StructField("storage_hints", ArrayType(StringType())),
+        StructField("digest_type", StringType()),
+        StructField("custom_metadata", MapType(StringType(), BinaryType())),
+        StructField("ensemble_size", IntegerType()),
+        StructField("write_quorum", IntegerType()),
+        StructField("ack_quorum", IntegerType()),
+        StructField("entries", LongType()),
+        StructField("bytes", LongType()),
+        StructField("created", TimestampType()),
+    ]
+)
+"""Columns of ``ledgers``, one row per ledger; the quorums are null for ledgers of a store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote.
+
+    Attributes:
+        export_id: Names this export for ever: an import makes its ledgers once.
+        ledgers: The ledgers.
+        entries: All their entries.
+        bytes: Their payload bytes.
+        not_opened: Ledgers whose password is another; they were left out.
+        open: Ledgers that were left out because they are not closed.
+        failed: Ledgers that were left out for other reasons, and why.
+    """
+
+    export_id: str
+    ledgers: tuple[int, ...]
+    entries: int
+    bytes: int
+    not_opened: tuple[int, ...]
+    open: tuple[int, ...]
+    failed: tuple[tuple[int, str], ...]
+
+
+def export(
+    spark: SparkSession,
+    where: Place,
+    directory: str,
+    *,
+    cluster_secret: bytes | Secret | None = None,
+    password: bytes | Secret | None = None,
+    ledgers: Iterable[int] | None = None,
+    ledger_type: str | None = None,
+    open_too: bool = False,
+    mode: str = "errorifexists",
+    quiet: bool = False,
+) -> Exported:
+    """Write ledgers to Parquet: ``entries`` has their rows, ``ledgers`` one row for each.
+
+    Args:
+        spark: The session whose executors read and write.
+        where: A store's directory, or a cluster's metadata URL.
+        directory: Where to: any path that Spark can write.
+        cluster_secret: The cluster's.
+        password: The ledgers'; None stands for the empty one.
+        ledgers: Only ledgers of these ids.
+        ledger_type: Only those of this type.
+        open_too: Export ledgers that are not closed, too, as far as they are confirmed now.
+        mode: ``"errorifexists"`` or ``"overwrite"``, as Spark has them.
+        quiet: Show no progress.
+
+    Raises:
+        NoSuchLedgerError: A ledger that was named is not there.
+        CorruptError: Not every entry was read; the export is not complete.
+        PybkError: The place cannot be opened.
+
+    Durability: ``ledgers`` is written last, and only there if all entries are.
+    """
+    place = where_of(where, cluster_secret)
+    secret = secret_of(password)
+    found = connection(place)
+    export_id = secrets.token_hex(16)
+    wanted = visible(found, chosen(place, ledgers, ledger_type))
+    closed = [each for each in wanted if open_too or each.state is LedgerState.CLOSED]
+    opened = [each for each in closed if opens(found.manager, each, secret.read())]
+    rows: list[tuple[LedgerMetadata, Header]] = []
+    failed = []
+    for metadata in opened:
+        try:
+            rows.append((metadata, Header.of(metadata, *exact_end_of(found, metadata, secret.read()))))
+        except NoSuchLedgerError:
+            continue  # deleted meanwhile
+        except PybkError as error:
+            failed.append((metadata.ledger_id, str(error)))
+    entries = sum(header.entries for _, header in rows)
+    with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
+        to = f"{directory.rstrip('/')}/{ENTRIES_FOLDER}"
+        options = _options(place, secret, [header for _, header in rows])
+        spark.read.format(reading(spark, options)).load().write.mode(mode).parquet(to)
+        written = spark.read.parquet(to).count()
+        if written != entries:
+            raise CorruptError(f"{to} has {written} entries of {entries}; the export is not complete: export again")
+        table = spark.createDataFrame([_row(export_id, *row) for row in rows], LEDGERS)
+        table.coalesce(1).write.mode(mode).parquet(f"{directory.rstrip('/')}/{LEDGERS_FOLDER}")
+    exported = {header.ledger_id for _, header in rows}
+    return Exported(
+        export_id=export_id,
+        ledgers=tuple(sorted(exported)),
+        entries=entries,
+        bytes=sum(header.length for _, header in rows),
+        not_opened=tuple(each.ledger_id for each in closed if each not in opened),
+        open=tuple(each.ledger_id for each in wanted if each not in closed),
+        failed=tuple(failed),
+    )
+
+
+def _options(where: Where, password: Secret, headers: Sequence[Header]) -> SourceOptions:
+    """Return what is read: exactly the entries that headers say."""
+    ids = [header.ledger_id for header in headers if header.entries]
+    return SourceOptions(
+        where=where,
+        password=password,
+        ledgers=tuple(_ranges(ids)) or ((0, -1),),
+        ledger_type=None,
+        payload=True,
+        include_metadata=False,
+        start_entry=0,
+        end_entry=None,
+        starting=Positions(),
+        ending=Positions(entries={header.ledger_id: header.entries - 1 for header in headers}),
+        entries_per_partition=None,
+        max_entries=None,
+        batch_bytes=BATCH_BYTES,
+        fail_on_data_loss=True,
+        max_entries_per_trigger=None,
+        max_bytes_per_trigger=None,
+    )
+
+
+def _ranges(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield ascending ids as ranges."""
+    first = 0
+    for at in range(1, len(ids) + 1):
+        if at == len(ids) or ids[at] != ids[at - 1] + 1:
+            yield ids[first], ids[at - 1]
+            first = at
+
+
+def _row(export_id: str, metadata: LedgerMetadata, header: Header) -> tuple[Any, ...]:
+    return (
+        export_id,
+        header.ledger_id,
+        header.ledger_type,
+        list(header.storage_hints),
+        header.digest_type,
+        header.custom_metadata,
+        *header.quorums,
+        header.entries,
+        header.length,
+        datetime.fromtimestamp(metadata.creation_time_ns / 1e9, UTC),
+    )
+
+
+def header_of(row: Any) -> Header:
+    """Return what is taken over from a row of ``ledgers``."""
+    return Header(
+        ledger_id=row.ledger_id,
+        ledger_type=row.ledger_type,
+        storage_hints=tuple(row.storage_hints),
+        digest_type=row.digest_type,
+        custom_metadata={key: bytes(value) for key, value in row.custom_metadata.items()},
+        entries=row.entries,
+        length=row.bytes,
+        quorums=(row.ensemble_size, row.write_quorum, row.ack_quorum),
+    )

@@ -1,0 +1,214 @@
+"""Ledgers made of Parquet files that ``export`` wrote, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from pybk.errors import CorruptError, IllegalOperationError
+from pybk.spark.jobs.export import ENTRIES_FOLDER, LEDGERS_FOLDER, header_of
+from pybk.spark.jobs.formats import ENTRIES, writing
+from pybk.spark.jobs.ledgers import Place, cluster_of, secret_of
+from pybk.spark.jobs.spreading import context_of, shown_jobs
+from pybk.spark.jobs.transfer import IMPORT_OF, Header, Quorums, Target, finish, is_there
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pybk.credentials import Secret
+    from pybk.futures import AppendFuture
+    from pybk.spark.manifest import Written
+    from pybk.writer import LedgerWriter
+
+_TASKS_PER_CORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import made.
+
+    Attributes:
+        export_id: The export.
+        ledgers: Its ledgers, with their ids in the cluster.
+        imported: Those that were made now; the others were there.
+        entries: The entries of these.
+        bytes: Their payload bytes.
+    """
+
+    export_id: str
+    ledgers: dict[int, int]
+    imported: tuple[int, ...]
+    entries: int
+    bytes: int
+
+
+def import_(
+    spark: SparkSession,
+    where: Place,
+    directory: str,
+    *,
+    cluster_secret: bytes | Secret | None = None,
+    password: bytes | Secret | None = None,
+    quorums: Quorums | None = None,
+    quiet: bool = False,
+) -> Imported:
+    """Make ledgers of what ``export`` wrote: entries, their order, type, hints, digest and custom metadata; new ids.
+
+    All of them count at once. Imported again, into the same cluster, nothing is made twice.
+
+    Args:
+        spark: The session whose executors read and write.
+        where: A cluster's metadata URL.
+        directory: Where the export is.
+        cluster_secret: The cluster's.
+        password: The new ledgers'; None stands for the empty one.
+        quorums: Their ensemble size, write quorum and ack quorum; None for those that were exported, or the cluster's
+            defaults for ledgers of a store.
+        quiet: Show no progress.
+
+    Raises:
+        CorruptError: The export is not complete.
+        IllegalOperationError: The same is being imported by somebody else.
+        UsageError: The place is a store.
+        PybkError: The cluster cannot be reached.
+
+    Durability: On return all are durable and count; if this raises, none does that did not before.
+    """
+    place = cluster_of(where, cluster_secret, "nobody else makes ledgers in it")
+    root = directory.rstrip("/")
+    rows = spark.read.parquet(f"{root}/{LEDGERS_FOLDER}").collect()
+    if len({row.export_id for row in rows}) > 1:
+        raise CorruptError(f"{root}/{LEDGERS_FOLDER} has rows of several exports; import each from its own directory")
+    if not rows:
+        return Imported("", {}, (), 0, 0)
+    headers = [header_of(row) for row in rows]
+    if quorums is not None:
+        headers = [replace(header, quorums=quorums) for header in headers]
+    to = Target(place, secret_of(password), IMPORT_OF, rows[0].export_id)
+    before = to.there()
+    wanted = [header for header in headers if not is_there(before.get(header.ledger_id), header)]
+    if wanted:
+        with shown_jobs(spark, f"pybk: import to {place}", quiet=quiet):
+            _write(spark, to, root, wanted)
+    now = to.there()
+    return Imported(
+        export_id=to.origin,
+        ledgers={header.ledger_id: now[header.ledger_id].ledger_id for header in headers},
+        imported=tuple(header.ledger_id for header in wanted),
+        entries=sum(header.entries for header in wanted),
+        bytes=sum(header.length for header in wanted),
+    )
+
+
+def _write(spark: SparkSession, to: Target, root: str, wanted: Sequence[Header]) -> None:
+    """Bring the rows of each ledger together, behind its header and in their order, and have them written."""
+    number = to.sink.record().last + 1
+    heads = spark.createDataFrame([(header.ledger_id, -1, header.encode()) for header in wanted], ENTRIES)
+    ids = spark.createDataFrame([(header.ledger_id,) for header in wanted], ENTRIES.fieldNames()[:1])
+    entries = spark.read.parquet(f"{root}/{ENTRIES_FOLDER}").select(*ENTRIES.fieldNames())
+    rows = entries.join(ids.hint("broadcast"), "ledger_id", "left_semi").unionByName(heads)
+    tasks = max(1, min(len(wanted), _TASKS_PER_CORE * context_of(spark).defaultParallelism))
+    sorted_rows = rows.repartition(tasks, "ledger_id").sortWithinPartitions("ledger_id", "entry_id")
+    sorted_rows.write.format(writing(spark, to, number)).mode("append").save()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMade(WriterCommitMessage):
+    """What a task tells the driver: its ledgers."""
+
+    written: tuple[Written, ...]
+
+
+Messages = Sequence[WriterCommitMessage | None]
+
+
+class LedgersWriter(DataSourceArrowWriter):
+    """Writes rows of whole ledgers, each behind its header and in order, as new ledgers."""
+
+    def __init__(self, target: Target, number: int) -> None:
+        self._target = target
+        self._number = number
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task attempt."""
+        making = _Making(self._target)
+        try:
+            for batch in iterator:
+                ledger_ids, entry_ids = (column.to_numpy() for column in batch.columns[:2])
+                cuts = [0, *(np.flatnonzero(np.diff(ledger_ids)) + 1).tolist(), batch.num_rows]
+                for low, high in pairwise(cuts):
+                    if low < high:
+                        making.take(int(ledger_ids[low]), entry_ids[low:high], batch.column(2).slice(low, high - low))
+            making.finish()
+        except BaseException:
+            making.give_up()
+            raise
+        return TaskMade(tuple(making.written))
+
+    def commit(self, messages: Messages) -> None:
+        """Make all ledgers count."""
+        told = [message for message in messages if isinstance(message, TaskMade)]
+        if len(told) != len(messages):
+            raise IllegalOperationError(
+                f"{len(messages) - len(told)} of {len(messages)} tasks did not say what they made"
+            )
+        self._target.commit(self._number, [each for message in told for each in message.written])
+
+    def abort(self, messages: Messages) -> None:
+        """Delete what tasks made, unless it counts all the same."""
+        told = [message for message in messages if isinstance(message, TaskMade)]
+        self._target.sink.abort([each.ledger_id for message in told for each in message.written])
+
+
+class _Making:
+    """Ledgers that one task makes, one after the other.
+
+    Attributes:
+        written: Those that are complete.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._header: Header | None = None
+        self._writer: LedgerWriter | None = None
+        self._pending: AppendFuture[range] | None = None
+        self._next = 0
+        self.written: list[Written] = []
+
+    def take(self, ledger_id: int, entry_ids: np.ndarray[tuple[int], np.dtype[np.int64]], payloads: pa.Array) -> None:
+        """Take rows of one ledger, which go on where the last ones ended."""
+        if entry_ids[0] == -1:
+            self.finish()
+            self._header = Header.decode(payloads[0].as_py())
+            self._writer = self._target.create(self._header)
+            entry_ids, payloads = entry_ids[1:], payloads.slice(1)
+        if self._writer is None or self._header is None or self._header.ledger_id != ledger_id:
+            raise CorruptError(f"there are entries of ledger {ledger_id}, and no header; export again")
+        if not np.array_equal(entry_ids, np.arange(self._next, self._next + len(entry_ids))):
+            raise CorruptError(
+                f"behind entry {self._next - 1} of ledger {ledger_id} come entries {entry_ids[0]} to {entry_ids[-1]}, "
+                "of which some are missing or twice: the export is not whole; export again"
+            )
+        self._next += len(entry_ids)
+        if len(entry_ids):
+            self._pending = self._writer.append_many_async(payloads.to_pylist())
+
+    def finish(self) -> None:
+        """Close the ledger that was being written, if one was."""
+        if self._writer is not None and self._header is not None:
+            self.written.append(finish(self._writer, self._header, self._pending))
+        self._header = self._writer = self._pending = None
+        self._next = 0
+
+    def give_up(self) -> None:
+        """Delete what was made."""
+        for each in self.written:
+            self._target.delete(each.ledger_id)
+        if self._writer is not None:
+            self._target.delete(self._writer.ledger_id)

@@ -1,0 +1,247 @@
+"""Ledgers written anew in another cluster, whole, each counting once, whatever is repeated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pybk.credentials import Secret
+from pybk.digest import DigestType
+from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
+from pybk.flags import StorageHint
+from pybk.ledger import LedgerState
+from pybk.metadata.values import decode_json, encode_json, from_base64, to_base64
+from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.manifest import SINK_KEY, Sink, Written, committed, sink_ledgers
+from pybk.spark.record import Attempt
+
+if TYPE_CHECKING:
+    from pybk.futures import AppendFuture
+    from pybk.ledger import LedgerMetadata
+    from pybk.writer import LedgerWriter
+
+COPY_OF: Final = "pybk.copy-of"
+"""Custom metadata of a copy: the id of the cluster or store that it was copied from, a slash, its ledger id there."""
+
+IMPORT_OF: Final = "pybk.import-of"
+"""Custom metadata of an imported ledger: the id of the export, a slash, and the ledger's id in it."""
+
+_OWN: Final = (SINK_KEY, COPY_OF, IMPORT_OF)
+
+Quorums = tuple[int | None, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a ledger takes over from the one that it is written after.
+
+    Attributes:
+        ledger_id: That one's id.
+        ledger_type: Its type.
+        storage_hints: Its hints.
+        digest_type: Its digest.
+        custom_metadata: The application's own.
+        entries: How many entries it is to have.
+        length: Their payload bytes.
+        quorums: Ensemble size, write quorum, ack quorum; None for the cluster's default.
+    """
+
+    ledger_id: int
+    ledger_type: str
+    storage_hints: tuple[str, ...]
+    digest_type: str
+    custom_metadata: dict[str, bytes]
+    entries: int
+    length: int
+    quorums: Quorums
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata, last: int, length: int, quorums: Quorums | None = None) -> Header:
+        """Return what is taken over from a ledger, up to an entry.
+
+        Args:
+            metadata: The ledger's.
+            last: The entry.
+            length: Payload bytes up to there.
+            quorums: Other ones than the ledger's.
+        """
+        own: Quorums = (None, None, None)  # a store's ledger has one copy, which says nothing of a cluster
+        if metadata.fragments:
+            own = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+        return cls(
+            ledger_id=metadata.ledger_id,
+            ledger_type=str(metadata.ledger_type),
+            storage_hints=tuple(sorted(hint.value for hint in metadata.storage_hints)),
+            digest_type=metadata.digest_type.name,
+            custom_metadata={key: value for key, value in metadata.custom_metadata.items() if key not in _OWN},
+            entries=last + 1,
+            length=length,
+            quorums=own if quorums is None else quorums,
+        )
+
+    def encode(self) -> bytes:
+        """Return the header as JSON."""
+        custom = {key: to_base64(value) for key, value in self.custom_metadata.items()}
+        return encode_json({**asdict(self), "custom_metadata": custom})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Header:
+        """Decode what ``encode`` made; raises CorruptError if it is something else."""
+        return decode_json(data, _header_of, where="the header of a ledger")
+
+
+def _header_of(values: dict[str, Any]) -> Header:
+    custom = {str(key): from_base64(value) for key, value in values.pop("custom_metadata").items()}
+    hints, quorums = tuple(values.pop("storage_hints")), values.pop("quorums")
+    return Header(**values, custom_metadata=custom, storage_hints=hints, quorums=(quorums[0], quorums[1], quorums[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where ledgers are written anew.
+
+    Attributes:
+        where: The cluster.
+        password: The new ledgers'.
+        key: Custom metadata that says what a ledger was written after: ``COPY_OF`` or ``IMPORT_OF``.
+        origin: Where it was read.
+    """
+
+    where: Where
+    password: Secret
+    key: str
+    origin: str
+
+    @property
+    def app_id(self) -> str:
+        """The sink that these ledgers are of."""
+        return f"{self.key}/{self.origin}"
+
+    @property
+    def sink(self) -> Sink:
+        """The sink's record; over this process's connection."""
+        found = connection(self.where)
+        if found.metadata is None:
+            raise UsageError(f"{self.where} is no cluster; ledgers are written anew in clusters")
+        return Sink(found.manager, found.metadata, self.app_id, password=self.password.read() or b"")
+
+    def there(self) -> dict[int, LedgerMetadata]:
+        """Return the ledgers that are there and count, by what they were written after; of several the longest."""
+        found = connection(self.where)
+        assert found.metadata is not None, "the sink would not be one"
+        counting = set(self.sink.committed())
+        there: dict[int, LedgerMetadata] = {}
+        for metadata in sink_ledgers(found.metadata, self.app_id):
+            origin, _, name = metadata.custom_metadata.get(self.key, b"").decode(errors="replace").rpartition("/")
+            if metadata.ledger_id in counting and origin == self.origin and name.isdecimal():
+                known = there.get(int(name))
+                if known is None or known.last_entry_id < metadata.last_entry_id:
+                    there[int(name)] = metadata
+        return there
+
+    def create(self, header: Header) -> LedgerWriter:
+        """Create a ledger; it counts once it is committed."""
+        ensemble_size, write_quorum, ack_quorum = header.quorums
+        digest_type = DigestType[header.digest_type]
+        return connection(self.where).manager.create_ledger(
+            password=self.password.read() or b"",
+            ledger_type=header.ledger_type,
+            storage_hints=map(StorageHint, header.storage_hints),
+            digest_type=digest_type,
+            insecure=digest_type is DigestType.NONE,
+            custom_metadata={
+                **header.custom_metadata,
+                SINK_KEY: self.app_id.encode(),
+                self.key: f"{self.origin}/{header.ledger_id}".encode(),
+            },
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+        )
+
+    def delete(self, ledger_id: int) -> None:
+        """Delete a ledger that does not count; if that cannot be done now, it is an orphan of the sink."""
+        with suppress(PybkError):
+            connection(self.where).manager.delete_ledger(ledger_id, password=self.password.read() or b"")
+
+    def commit(self, number: int, written: Sequence[Written]) -> None:
+        """Make ledgers count, all at once.
+
+        Args:
+            number: One more than that of the commit before.
+            written: The ledgers.
+
+        Raises:
+            IllegalOperationError: Another job committed meanwhile; these ledgers were deleted.
+        """
+        oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
+        if not self.sink.commit(Attempt(number, oldest_ns), written):
+            raise IllegalOperationError(
+                f"another job has written ledgers of {self.origin} to {self.where} meanwhile, and these were given up: "
+                "wait for it, and run this again for what is left"
+            )
+
+
+def finish(writer: LedgerWriter, header: Header, pending: AppendFuture[range] | None) -> Written:
+    """Close a ledger, and make sure that it is what it was to be.
+
+    Args:
+        writer: The ledger's.
+        header: What it was to be.
+        pending: Of what was appended last; None if nothing was.
+
+    Raises:
+        LedgerRecoveryError: It was closed elsewhere, or is another than its header says.
+        PybkError: As appending and closing.
+    """
+    if pending is not None:
+        pending.result()
+    writer.close()
+    found = writer.last_add_confirmed + 1, writer.length
+    if found != (header.entries, header.length):
+        raise LedgerRecoveryError(
+            f"ledger {writer.ledger_id}, written after ledger {header.ledger_id}, has {found[0]} entries of {found[1]} "
+            f"bytes, and was to have {header.entries} of {header.length}: what was read is not whole"
+        )
+    return Written(writer.ledger_id, header.entries, header.length, writer.metadata.creation_time_ns)
+
+
+def is_there(metadata: LedgerMetadata | None, header: Header) -> bool:
+    """Tell whether a ledger was written already, and equals."""
+    return (
+        metadata is not None
+        and metadata.state is LedgerState.CLOSED
+        and (metadata.last_entry_id + 1, metadata.length) == (header.entries, header.length)
+    )
+
+
+def visible(found: Connection, ledgers: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
+    """Return ledgers without those that a sink wrote and has not committed, which are as if they were not there."""
+    counting: dict[str, set[int]] = {}
+    shown = []
+    for metadata in ledgers:
+        app = metadata.custom_metadata.get(SINK_KEY)
+        if app is not None and found.metadata is not None:
+            app_id = app.decode(errors="replace")
+            if app_id not in counting:
+                counting[app_id] = committed(found, app_id)
+            if metadata.ledger_id not in counting[app_id]:
+                continue
+        shown.append(metadata)
+    return shown
+
+
+def rounds(headers: Sequence[Header], most_bytes: int, most: int) -> list[list[Header]]:
+    """Return ledgers in groups of so many bytes and so many ledgers at most, but at least one."""
+    groups: list[list[Header]] = []
+    held = 0
+    for header in headers:
+        if not groups or len(groups[-1]) >= most or held + header.length > most_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(header)
+        held += header.length
+    return groups
