@@ -1,0 +1,115 @@
+"""Which ledgers a read is about: what a sink wrote counts once it is committed, and the system's never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
+from pybk.errors import UnauthorizedError
+from pybk.manager import LedgerManager
+from pybk.spark.catalog import Catalog
+from pybk.spark.connection import Connection, close_connections, connection
+from pybk.spark.manifest import SINK_KEY, Sink, Written
+from pybk.spark.options import SourceOptions, source_options
+from pybk.spark.record import Attempt
+from tests.cluster.inside import SECRET, Inside, inside
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    with inside(tmp_path_factory.mktemp("catalog") / "cluster") as cluster:
+        yield cluster
+        close_connections()
+
+
+def options(cluster: Inside, **which: str) -> SourceOptions:
+    return source_options({"metadataUri": cluster.url, "clusterSecret": SECRET.decode(), **which}, streaming=False)
+
+
+def fill(manager: LedgerManager, kind: str, app: str | None = None, *, close: bool = True) -> int:
+    custom = {} if app is None else {SINK_KEY: app.encode()}
+    writer = manager.create_ledger(ledger_type=kind, custom_metadata=custom, ensemble_size=1)
+    writer.append_many([b"four"] * 3)
+    if close:
+        writer.close()
+    return writer.ledger_id
+
+
+def commit(found: Connection, app: str, number: int, *ledger_ids: int) -> None:
+    assert found.metadata is not None
+    created = [found.manager.ledger_metadata(each).creation_time_ns for each in ledger_ids]
+    written = [Written(each, 3, 12, at) for each, at in zip(ledger_ids, created, strict=True)]
+    assert Sink(found.manager, found.metadata, app).commit(Attempt(number, min(created)), written)
+
+
+def test_what_a_sink_wrote_counts_from_its_commit_on(cluster: Inside) -> None:
+    manager = cluster.connect()
+    found = connection(options(cluster, ledger="0").where)
+    plain = fill(manager, "sunk")
+    ids = [fill(manager, "sunk", app) for app in ("app", "app", "other")]
+    by_type, by_id = (
+        Catalog(options(cluster, ledgerType="sunk")),
+        Catalog(options(cluster, ledgers=f"{plain},{ids[1]}")),
+    )
+    assert [*by_type.look()] == [plain]
+    assert by_type.hidden == {each: manager.ledger_metadata(each).creation_time_ns for each in ids}
+    assert [*by_id.look()] == [plain]
+    assert by_id.missing == []
+    commit(found, "app", 0, ids[1])
+    assert [*by_type.look()] == [plain, ids[1]]
+    assert [*by_id.look()] == [plain, ids[1]]
+    commit(found, "other", 0, ids[2])
+    assert [*by_type.look()] == [plain, ids[1], ids[2]]
+    assert [*by_type.hidden] == [ids[0]]
+
+
+def test_manifests_are_no_data(cluster: Inside) -> None:
+    found = connection(options(cluster, ledger="0").where)
+    commit(found, "third", 0, fill(cluster.connect(), "manifested", "third"))
+    manifest = max(found.manager.list_ledgers(".metadata"))
+    assert manifest not in Catalog(options(cluster, ledgers=f"0-{manifest}")).look()
+
+
+def test_how_far_ledgers_can_be_read(cluster: Inside) -> None:
+    manager = cluster.connect()
+    closed, open_id = fill(manager, "far"), fill(manager, "far", close=False)
+    catalog = Catalog(options(cluster, ledgerType="far"))
+    found = catalog.look()
+    assert [(each.ledger_id, each.closed) for each in found.values()] == [(closed, True), (open_id, False)]
+    assert (found[closed].end, found[closed].length, found[closed].entry_bytes) == (3, 12, 4)
+    assert found[open_id].end <= 3
+    manager.open_ledger(open_id, recover=True).close()
+    assert [each.end for each in catalog.look(now=False).values()] == [3, 3]
+    assert all(each.closed for each in catalog.look().values())
+    manager.delete_ledger(closed)
+    assert [*catalog.look()] == [open_id]
+
+
+def test_ledgers_that_are_missing(cluster: Inside) -> None:
+    there = fill(cluster.connect(), "there")
+    catalog = Catalog(options(cluster, ledgers=f"{there},7777,8000-9000"))
+    assert [*catalog.look()] == [there]
+    assert catalog.missing == [7777]
+    asked = Catalog(options(cluster, ledgers=f"{there},7777"), ids=((0, 7000),))
+    assert [*asked.look()] == [there]
+    assert asked.missing == []
+
+
+def test_listings_that_cost_are_put_off(cluster: Inside) -> None:
+    manager = cluster.connect()
+    fill(manager, "put off")
+    catalog = Catalog(options(cluster, ledgerType="put off"))
+    assert len(catalog.look()) == 1
+    catalog._list_at += 1000
+    fill(manager, "put off")
+    assert len(catalog.look(now=False)) == 1
+    assert len(catalog.look()) == 2
+
+
+def test_a_wrong_password_is_told_of_a_closed_ledger_too(cluster: Inside) -> None:
+    fill(cluster.connect(), "guarded")
+    with pytest.raises(UnauthorizedError):
+        Catalog(options(cluster, ledgerType="guarded", password="another")).look()
