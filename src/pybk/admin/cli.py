@@ -24,6 +24,7 @@ from tqdm import tqdm
 from pybk.admin.credentials import password_of, secret_of, takes_password, takes_secret
 from pybk.admin.dump import dump_store
 from pybk.admin.serving import serve
+from pybk.admin.spark import add_spark
 from pybk.bookie.service import BookieService
 from pybk.cluster import open_cluster
 from pybk.config import StoreConfig
@@ -113,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         help="go on although entries are missing; reading them fails from then on",
     )
     _add_bookie_options(add("bookie", _bookie, "serve as a bookie until SIGTERM or SIGINT", "the bookie's directory"))
+    add_spark(commands)
     return parser
 
 

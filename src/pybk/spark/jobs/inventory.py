@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pyspark.sql import functions
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -85,6 +86,34 @@ class Inventory(NamedTuple):
 
     ledgers: DataFrame
     replicas: DataFrame
+
+    def by_kind(self) -> DataFrame:
+        """Return ledgers, entries, bytes and the oldest one's age by type, hints, tier and state."""
+        keys = ("ledger_type", "hints", "tier", "state")
+        kinds = self.ledgers.withColumn("hints", functions.array_join("storage_hints", " ")).groupBy(*keys)
+        return kinds.agg(
+            functions.count("*").alias("ledgers"),
+            functions.sum("entries").alias("entries"),
+            functions.sum("bytes").alias("bytes"),
+            functions.max("age_seconds").alias("oldest_seconds"),
+        ).sort(*keys)
+
+    def by_bookie(self) -> DataFrame:
+        """Return fragments, those under-replicated, entries and bytes by bookie."""
+        return (
+            self.replicas.groupBy("bookie", "registered")
+            .agg(
+                functions.count("*").alias("fragments"),
+                functions.count_if("under_replicated").alias("under_replicated"),
+                functions.sum("entries").alias("entries"),
+                functions.sum("bytes").alias("bytes"),
+            )
+            .sort("bookie", "registered")
+        )
+
+    def under_replicated(self) -> DataFrame:
+        """Return the replicas that are under-replicated."""
+        return self.replicas.filter("under_replicated").sort("ledger_id", "first_entry_id", "bookie")
 
 
 class _Known(NamedTuple):
