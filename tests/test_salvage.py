@@ -9,6 +9,7 @@ import pytest
 
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, CorruptError
+from pybk.flags import StorageHint
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import Add, Force, Read, Request, Status
 from pybk.storage.logfile import BLOCK_BYTES, decode_commit_header
@@ -360,6 +361,33 @@ def test_a_deleted_ledger_leaves_limbo_with_all_else() -> None:
     assert replicas.state(1) is None
     assert replicas.in_limbo() == [2, 3]
     replicas.close()
+
+
+@pytest.mark.parametrize("harm", [kept_file_lost, gap_in_a_file])
+def test_what_was_salvaged_is_moved_packed_and_deleted_like_all_else(harm: Harm) -> None:
+    fs = harmed(harm)
+    replicas = salvage(fs)
+    unknown = missing(replicas)
+    replicas.store.maintenance.collect()
+    replicas.move(1, StorageHint.HDD)
+    replicas.move(2, StorageHint.SSD)
+    replicas.store.maintenance.collect()
+    assert missing(replicas) == unknown
+    replicas.close()
+    replicas = open_bookie(fs)
+    assert missing(replicas) == unknown
+    bring(replicas, COUNT)
+    replicas.store.maintenance.checkpoint()
+    replicas.move(1, StorageHint.NVME)
+    replicas.store.maintenance.collect()
+    assert missing(replicas) == 0
+    for ledger_id in LEDGERS:
+        replicas.delete(ledger_id)
+    replicas.store.maintenance.checkpoint()
+    replicas.store.maintenance.collect()
+    replicas.close()
+    assert log_files(fs) == []
+    check_disk(fs, 1)  # whose directory it is
 
 
 def test_a_store_that_is_whole_is_opened_as_ever() -> None:

@@ -239,6 +239,38 @@ BOOKIE_MUTANTS = (
         (Piece(BOOKIE + "_read", "(before.gap or not request.fence)", "True"),),
     ),
     Mutant(
+        "G1",
+        "limbo outlives restarts where more than the unforced may be lost (D6)",
+        (
+            Piece(
+                "tests.simulator.disk:ModelReplicas.crash",
+                "self.limbo = self.limbo or self.deferred",
+                "self.limbo, self.gap = self.deferred, False",
+            ),
+        ),
+    ),
+    Mutant(
+        "G2",
+        "limbo ends when everything was copied (D6)",
+        (Piece("tests.simulator.disk:ModelReplicas.mend", "self.durable.setdefault(entry_id, entry)", "pass"),),
+    ),
+    Mutant(
+        "G3",
+        "a closed ledger leaves limbo fenced, as its fence may be lost (I12)",
+        (Piece("tests.simulator.disk:ModelReplicas.mend", "(self.gap and closed)", "False"),),
+    ),
+    Mutant(
+        "G4",
+        "an open fragment does not leave limbo: its writer counts on what is lost (D6)",
+        (
+            Piece(
+                "tests.simulator.bookies:SimBookie._has_end",
+                "fragment_end(metadata, number) is not None",
+                "True",
+            ),
+        ),
+    ),
+    Mutant(
         "L5",
         "in limbo a bookie takes no adds of writers (D6)",
         (Piece(BOOKIE + "_refused", "if state is not None and state.limbo:", "if False:"),),

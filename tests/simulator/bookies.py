@@ -7,8 +7,9 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.ledger import INSTANCE_BYTES, Bookie, LedgerMetadata, LedgerState
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.copying import fragment_end
 from pybk.replication.messages import LacReply, ReadReply, Reply, Request, Status
 from tests.simdisk import SimCrash
 from tests.simulator.disk import LEDGER
@@ -125,18 +126,29 @@ class SimBookie:
     # ---- limbo -----------------------------------------------------------------------------------------------------
 
     def mend_soon(self) -> None:
-        """End the limbo in a moment, if the closed ledger has an end for it (``client/limbo.py``)."""
+        """Look in a moment whether the limbo can end; again and again only if more than the unforced may be lost."""
         state = self.replicas.state(LEDGER)
-        if self.world.metadata.is_closed() and state is not None and state.limbo and not state.gap:
+        if state is not None and state.limbo and (state.gap or self.world.metadata.is_closed()):
             self.world.clock.after(MEND_NS, self.mend, self.life)
 
     def mend(self, life: int) -> None:
-        """Get what the closed ledger has for this bookie from the others, and be out of limbo."""
+        """Get what ended fragments have for this bookie from the others, and be out of limbo (``client/limbo.py``)."""
         metadata = self.world.metadata.current
-        if life == self.life and metadata is not None:
-            entries = self.world.judge.entries_of(self.bookie, metadata)
-            self.replicas.mend(entries)
-            self.world.judge.mended(self.bookie)
+        if life != self.life or metadata is None:
+            return
+        if not self._has_end(metadata):
+            self.mend_soon()
+            return
+        entries = self.world.judge.entries_of(self.bookie, metadata)
+        self.replicas.mend(entries, closed=metadata.state is LedgerState.CLOSED)
+        self.world.judge.mended(self.bookie, entries)
+
+    def _has_end(self, metadata: LedgerMetadata) -> bool:
+        """Tell whether nothing more is added here to what the ledger has, and no fence may be lost."""
+        if metadata.state is LedgerState.IN_RECOVERY:
+            return False
+        own = [n for n, fragment in enumerate(metadata.fragments) if self.bookie in fragment.ensemble]
+        return all(fragment_end(metadata, number) is not None for number in own)
 
     # ---- faults ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +180,6 @@ class SimBookie:
         """Come back without the entries and the fence, in limbo."""
         self.crash()
         self.replicas.forget()
-        self.world.judge.forgot(self.bookie)
         self.restart()
 
     def wipe(self) -> None:

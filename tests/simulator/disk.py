@@ -63,7 +63,7 @@ class Disk(Replicas, Protocol):
     def damage(self, random: Random) -> None:
         """Make an entry unreadable."""
 
-    def mend(self, entries: dict[int, bytes]) -> None:
+    def mend(self, entries: dict[int, bytes], *, closed: bool) -> None:
         """End a limbo, given all that should be here."""
 
     def heal(self) -> None:
@@ -203,11 +203,12 @@ class ModelReplicas:
         if self.durable:
             self.corrupt[random.choice(sorted(self.durable))] = None
 
-    def mend(self, entries: dict[int, bytes]) -> None:
+    def mend(self, entries: dict[int, bytes], *, closed: bool) -> None:
         for entry_id, entry in entries.items():
             self.durable.setdefault(entry_id, entry)
         self.known = self.known_durable = True
-        self.limbo = False
+        self.fenced = self.fenced or (self.gap and closed)
+        self.limbo = self.gap = False
 
     def heal(self) -> None:
         """Nothing breaks by itself here."""

@@ -152,15 +152,22 @@ class Judge:
             self.check(disk.had(entry_id), f"{bookie} forced entry {entry_id}, which is not durable")
             self.acked.setdefault(bookie, {})[entry_id] = None
 
-    def mended(self, bookie: Bookie) -> None:
-        """A bookie has all that the closed ledger has: of what it lost, nothing was confirmed."""
+    def mended(self, bookie: Bookie, entries: dict[int, bytes]) -> None:
+        """A bookie is out of limbo: it has all that the ledger has for it, and of what else it lost nothing counts."""
+        disk = self.world.disks[bookie]
+        here = all(disk.held(entry_id) is not None for entry_id in entries)
+        self.check(here, f"D6: {bookie} left limbo without its entries")
+        self.check(disk.fenced or bookie not in self.fenced, f"I12: {bookie} left limbo without its fence")
         self.deferred.pop(bookie, None)
+        self.acked[bookie] = {entry_id: None for entry_id in self.acked.get(bookie, {}) if disk.held(entry_id)}
 
     def entries_of(self, bookie: Bookie, metadata: LedgerMetadata) -> dict[int, bytes]:
-        """Return what a closed ledger has for a bookie."""
+        """Return what a ledger has for a bookie whose fragments have ended."""
+        closed = metadata.state is LedgerState.CLOSED
+        count = metadata.last_entry_id + 1 if closed else metadata.fragments[-1].first_entry_id
         return {
             entry_id: self.entries[entry_id]
-            for entry_id in range(metadata.last_entry_id + 1)
+            for entry_id in range(count)
             for ensemble in (fragment_of(metadata.fragments, entry_id).ensemble,)
             if bookie in [ensemble[place] for place in self.world.plan.quorum.write_set(entry_id)]
         }
@@ -189,11 +196,9 @@ class Judge:
     def restarted(self, bookie: Bookie, fenced: bool) -> None:
         """I12: a fence outlives a restart; the LAC in memory does not."""
         self.lacs.pop(bookie, None)
-        self.check(fenced or bookie not in self.fenced, f"I12: {bookie} forgot its fence")
-
-    def forgot(self, bookie: Bookie) -> None:
-        """A bookie lost its disk under the same instance, and knows: a fault, within what the protocol survives."""
-        self.fenced.pop(bookie, None)
+        state = self.world.disks[bookie].state(LEDGER)
+        doubts = state is not None and state.gap  # in limbo a lost fence lets nobody in
+        self.check(fenced or doubts or bookie not in self.fenced, f"I12: {bookie} forgot its fence")
 
     def collected(self, bookie: Bookie) -> None:
         """A bookie has forgotten a deleted ledger."""

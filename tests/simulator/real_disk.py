@@ -135,7 +135,7 @@ class RealDisk:
     def damage(self, random: Random) -> None:
         raise NotImplementedError("damaged files have tests of their own")
 
-    def mend(self, entries: dict[int, bytes]) -> None:
+    def mend(self, entries: dict[int, bytes], *, closed: bool) -> None:
         raise NotImplementedError("limbo on the storage has tests of its own")
 
     def heal(self) -> None:
