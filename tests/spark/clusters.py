@@ -115,7 +115,11 @@ def driver(directory: Path) -> Iterator[Driver]:
         found.close()
 
 
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 CONF = {
+    "spark.driver.extraJavaOptions": _QUICK_JVM,
+    "spark.executor.extraJavaOptions": _QUICK_JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
@@ -146,7 +150,7 @@ def standalone(directory: Path, cores: int) -> Iterator[str]:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**environment(directory), "SPARK_DAEMON_MEMORY": "256m"},
+                    env={**environment(directory), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _QUICK_JVM},
                 )
             stack.callback(process.wait)
             stack.callback(process.terminate)

@@ -6,18 +6,22 @@ that of what it returned, or of the error.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
 import time
 import traceback
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pybk.spark import configure, local_bookie, start_bookies
+from pybk.spark import configure, local_bookie, read_local, start_bookies
 from pybk.spark.executor import Executor
 
 
@@ -82,6 +86,40 @@ def pages() -> dict[str, str]:
         with urllib.request.urlopen(url, timeout=30) as answer:
             found[name] = answer.read().decode()
     return found
+
+
+def read(local: bool, options: dict[str, str]) -> dict[str, Any]:
+    """Read ledgers; return how many rows there are, how long it took, and the executor and ledgers of each task."""
+    frame = read_local(session(), **options) if local else session().read.format("pybk").options(**options).load()
+    begun = time.perf_counter()
+    count = frame.select("ledger_id", "entry_id", "payload").toArrow().num_rows
+    took = time.perf_counter() - begun
+    return {
+        "count": count,
+        "seconds": took,
+        "tasks": frame.mapInArrow(_who, "answer string").toArrow()["answer"].to_pylist(),
+    }
+
+
+def _who(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Say which executor has which ledgers."""
+    for batch in batches:
+        ledgers = sorted(set(batch.column("ledger_id").to_pylist()))
+        yield pa.RecordBatch.from_pydict({"answer": [json.dumps([Executor.of_task().name, ledgers])]})
+
+
+def explain(options: dict[str, str]) -> str:
+    """Return what Spark tells of the plan of a read."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        read_local(session(), **options).explain(mode="extended")
+    return told.getvalue()
+
+
+def write(options: dict[str, str], count: int) -> None:
+    """Write rows, each task its own."""
+    frame = session().range(0, count, 1, 4).selectExpr("cast(cast(id as string) as binary) as payload")
+    frame.write.format("pybk").options(**options).mode("append").save()
 
 
 def first_task() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -25,6 +26,8 @@ from tests.cluster.processes import eventually
 from tests.cluster.verdict import copies
 from tests.spark.clusters import CONF, Driver, driver, standalone
 
+pytestmark = pytest.mark.timeout(400)
+
 PASSWORD = b"the password of all ledgers here"
 
 
@@ -47,6 +50,16 @@ class Place:
             "directory": str(self.bookies),
             "cluster_secret_file": str(self.secret),
         }
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of reads and writes."""
+        return {"metadataUri": self.url, "clusterSecretFile": str(self.secret)}
+
+    @property
+    def secret_options(self) -> dict[str, str]:
+        """Such options with the secret itself."""
+        return {"metadataUri": self.url, "clusterSecret": SECRET.decode()}
 
     def connect(self) -> LedgerManager:
         """Return a client."""
@@ -167,6 +180,28 @@ def test_executors_may_be_held(local: Driver, place: Place) -> None:
     assert len(local.ask("run_tasks", count=4, metadata=place.url)) == 4, "other slots are free"
     local.ask("cancel", group="pybk-bookies")
     eventually(lambda: local.ask("active_tasks", group="pybk-bookies") == 0)
+
+
+def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, place: Place) -> None:
+    bookies = beside(local, place)
+    sink = {"ledgerType": "beside", "ensembleSize": "1", "writeQuorum": "1", "ackQuorum": "1"}
+    local.ask("write", options={**place.options, **sink}, count=1000)
+    with place.connect() as client:
+        ensembles = {
+            ledger_id: client.ledger_metadata(ledger_id).fragments[0].ensemble
+            for ledger_id in client.list_ledgers("beside")
+        }
+    holders = {ledger_id: bookie.bookie_id for ledger_id, (bookie,) in ensembles.items()}
+    assert set(holders.values()) == {bookie["bookie_id"] for bookie in bookies.values()}, "both executors wrote"
+    found = local.ask("read", local=True, options={**place.options, "ledgerType": "beside"})
+    assert found["count"] == 1000
+    tasks = [json.loads(task) for task in found["tasks"]]
+    assert sorted(ledger for _, ledgers in tasks for ledger in ledgers) == sorted(holders)
+    for executor, ledgers in tasks:
+        assert {holders[ledger] for ledger in ledgers} == {bookies[executor]["bookie_id"]}
+    told = local.ask("explain", options={**place.secret_options, "ledgerType": "beside"})
+    assert "MapInArrow" in told
+    assert SECRET.decode() not in told
 
 
 def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: Place) -> None:

@@ -1,6 +1,24 @@
 """Ledgers in Apache Spark: needs ``pip install "pybk[spark]"`` and Java 17 or newer. See ``docs/spark.md``."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from pybk.spark.bookies import configure, start_bookies
 from pybk.spark.executor import ExecutorBookie, local_bookie
 
-__all__ = ["ExecutorBookie", "configure", "local_bookie", "start_bookies"]
+if TYPE_CHECKING:
+    from pybk.spark.local import read_local
+
+__all__ = ["ExecutorBookie", "configure", "local_bookie", "read_local", "start_bookies"]
+
+_WITH_PYSPARK: Final = {"read_local": "pybk.spark.local"}
+"""Imported when they are asked for: the process of a bookie comes by here, too, and has no use for pyspark."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs pyspark."""
+    if name not in _WITH_PYSPARK:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WITH_PYSPARK[name]), name)

@@ -14,6 +14,7 @@ from pybk.credentials import Secret
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.spark.executor import local_bookie
 
 _LMDB: Final = "lmdb://"
 
@@ -94,6 +95,22 @@ def _close_replaced(key: _Key) -> None:
     """Close connections to what stood at a place before, as a file is open once in a process, by its name."""
     for old in [old for old in _open if old[0] == key[0] and old[2] != key[2]]:
         _open.pop(old).manager.close()
+
+
+def task_connection(where: Where) -> Connection:
+    """Return this process's connection to a place, in which the bookie beside this task's executor comes first.
+
+    Args:
+        where: The place.
+
+    Returns:
+        As ``connection``; nobody comes first if this is no task, or there is no bookie beside its executor.
+
+    Raises:
+        PybkError: As ``connection``.
+    """
+    beside = None if where.metadata_uri is None else local_bookie(where.metadata_uri)
+    return connection(where, None if beside is None else beside.bookie_id)
 
 
 def _directory(where: Where) -> tuple[int, int] | None:

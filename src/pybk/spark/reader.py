@@ -47,7 +47,12 @@ class PlainReader(DataSourceReader):
         self._entries: Ranges = EVERY
 
     def partitions(self) -> list[InputPartition]:
-        """Return what each task reads.
+        """Return what each task reads; raises as ``parts``."""
+        tasks = cut(self.parts(), self._options.entries_per_partition)
+        return [LedgerPartition(pieces) for pieces in tasks] or [LedgerPartition(())]
+
+    def parts(self) -> list[Part]:
+        """Return what there is to read now, in order.
 
         Raises:
             NoSuchLedgerError: A ledger that was asked for by itself is not there, unless that is to be borne.
@@ -59,8 +64,7 @@ class PlainReader(DataSourceReader):
         if catalog.missing and options.fail_on_data_loss:
             raise gone(catalog.missing)
         parts = [part for readable in found.values() for part in self._parts(readable)]
-        tasks = cut(limited(parts, options.max_entries), options.entries_per_partition)
-        return [LedgerPartition(pieces) for pieces in tasks] or [LedgerPartition(())]
+        return list(limited(parts, options.max_entries))
 
     def _parts(self, readable: Readable) -> Iterator[Part]:
         """Yield what is read of a ledger."""

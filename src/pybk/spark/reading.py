@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pybk.errors import NoSuchLedgerError
 from pybk.spark.columns import Columns
-from pybk.spark.connection import connection
+from pybk.spark.connection import connection, task_connection
 from pybk.spark.planning import Piece
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Pie
         DigestMismatchError, CorruptError: An entry is not what was written, or is missing.
         UnauthorizedError: The password is not that of a ledger.
     """
-    manager = connection(options.where).manager
+    manager = task_connection(options.where).manager
     password = options.password.read() or b""
     for piece in pieces:
         first = piece.first

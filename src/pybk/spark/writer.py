@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
-from pybk.spark.connection import connection
+from pybk.spark.connection import connection, task_connection
 from pybk.spark.manifest import SINK_KEY, Sink, Written
 from pybk.spark.record import Attempt
 
@@ -119,7 +119,7 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
 
     Durability: All entries are durable on return, and the ledger's end is settled.
     """
-    manager = connection(options.where).manager
+    manager = task_connection(options.where).manager
     password = options.password.read() or b""
     writer: LedgerWriter | None = None
     pending = None
