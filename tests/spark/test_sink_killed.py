@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,13 +21,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from pybk.errors import IllegalOperationError
+from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import LedgerType
 from pybk.spark import record
 from pybk.spark.connection import close_connections, connection
 from pybk.spark.manifest import sink_ledgers
 from pybk.spark.options import SinkOptions, sink_options
-from pybk.spark.writer import BatchWriter, StreamWriter, sink_of
+from pybk.spark.writer import BatchWriter, StreamWriter, check_schema, payloads_of, sink_of
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import Cluster, running
 from tests.realstore import contents
@@ -215,6 +216,71 @@ def test_an_abort_after_a_commit_deletes_nothing(cluster: Cluster, tmp_path: Pat
     failed = query.write(1)
     query.writer.abort([None, failed[1]], 1)  # type: ignore[list-item]  # what write returned
     assert check_nothing_else_is_left(options, "query") == 1
+
+
+def test_writers_of_one_type_at_once_do_not_mind_each_other(cluster: Cluster) -> None:
+    options = options_of(cluster, streaming=False, ledgerType="crowd")
+
+    def write() -> None:
+        writer = BatchWriter(options, SCHEMA, overwrite=False)
+        writer.commit([writer.write(iter([PART_OF[0, part]])) for part in range(PARTITIONS)])
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    manager = connection(options.where).manager
+    apps = [
+        manager.ledger_metadata(each).custom_metadata["pybk.sink"].decode() for each in manager.list_ledgers("crowd")
+    ]
+    assert len(set(apps)) == 4
+    assert [rows(options, app) for app in sorted(set(apps))] == [expected(1)] * 4
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("value string, other integer", "the rows have value string, other int; an entry is made of one column"),
+        ("text string", "one column, payload or value"),
+        ("payload integer", "a payload is binary or string: cast it"),
+    ],
+)
+def test_rows_have_a_payload_and_nothing_else(schema: str, said: str) -> None:
+    columns = StructType()
+    for column in schema.split(", "):
+        name, kind = column.split(" ")
+        columns.add(name, kind)
+    with pytest.raises(UsageError, match=said):
+        check_schema(columns)
+
+
+def test_a_null_payload_is_refused_and_what_was_written_is_deleted(cluster: Cluster) -> None:
+    options = options_of(cluster, streaming=False, ledgerType="null")
+    null = pa.record_batch({"value": pa.array([b"a", None], pa.binary())})
+    with pytest.raises(UsageError, match="1 of 2 rows have a null payload"):
+        BatchWriter(options, SCHEMA, overwrite=False).write(iter([PART_OF[0, 0], null]))
+    assert list(connection(options.where).manager.list_ledgers("null")) == []
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
+def test_text_is_written_as_utf8_whatever_slice_of_a_batch_it_is(kind: pa.DataType) -> None:
+    texts = ["", "ä", "b" * 1000, "z"]
+    batch = pa.record_batch({"value": pa.array([text.encode() for text in texts], pa.binary()).cast(kind)})
+    assert payloads_of(batch) == [text.encode() for text in texts]
+    assert payloads_of(batch.slice(1, 2)) == ["ä".encode(), b"b" * 1000]
+
+
+def test_nothing_is_overwritten(cluster: Cluster, tmp_path: Path) -> None:
+    for writer, streaming in ((BatchWriter, False), (StreamWriter, True)):
+        with pytest.raises(IllegalOperationError, match="only added to"):
+            writer(options_of(cluster, streaming=streaming), SCHEMA, overwrite=True)
+
+
+def test_a_stream_is_not_written_outside_of_one(cluster: Cluster) -> None:
+    TaskContext._taskContext = None
+    with pytest.raises(IllegalOperationError, match="tasks of a streaming query"):
+        StreamWriter(options_of(cluster), SCHEMA, overwrite=False).write(iter([]))
 
 
 def test_a_commit_lacks_no_partition(cluster: Cluster, tmp_path: Path) -> None:
