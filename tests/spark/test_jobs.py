@@ -15,7 +15,9 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.replication.auditing import Span
 from pybk.spark.connection import close_connections
+from pybk.spark.jobs import verify as verifying
 from pybk.spark.jobs.inventory import inventory
+from pybk.spark.jobs.ledgers import chosen, secret_of, where_of
 from pybk.spark.jobs.spreading import grouped
 from pybk.spark.jobs.tier import tier
 from pybk.spark.jobs.verify import Replica, verify
@@ -194,6 +196,27 @@ def test_a_ledger_of_another_password_is_told_and_its_checksums_are_checked(
     found = verify(spark, cluster.url, cluster_secret=SECRET, ledgers=[other])
     assert (found.not_opened, found.unauthenticated) == ((), (other,))
     assert (found.entries, found.sound) == (7 * 3, True)
+
+
+def test_bookies_that_were_replaced_meanwhile_are_checked_too(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    moved, still, deleted = fill(client, 10), fill(client, 20, ensemble_size=4, write_quorum=4), fill(client, 30)
+    where, secret, left = where_of(cluster.url, SECRET), secret_of(PASSWORD), list[str]()
+    units = verifying._planned(where, secret, chosen(where), left)
+    leaving = client.ledger_metadata(moved).fragments[0].ensemble[1]
+    assert leaving in client.ledger_metadata(still).fragments[0].ensemble
+    client.replicate(leaving.bookie_id)
+    client.delete_ledger(deleted, password=PASSWORD)
+    found = verifying._checked(spark, where, secret, units, left, quiet=True)
+    entries = dict.fromkeys((each.ledger_id for each in found), 0)
+    for each in found:
+        entries[each.ledger_id] += each.entries
+    assert entries == {moved: 30, still: 80}
+    assert {each.bookie for each in found if each.ledger_id == moved} == set(
+        client.ledger_metadata(moved).fragments[0].ensemble
+    )
+    assert all(each.sound for each in found)
+    assert left == []
 
 
 def test_a_store_is_checked_beside_its_writer(spark: SparkSession, tmp_path: Path) -> None:

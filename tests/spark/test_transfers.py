@@ -21,6 +21,7 @@ from pybk.spark.jobs.export import export
 from pybk.spark.jobs.import_ import import_
 from pybk.spark.jobs.ledgers import chosen, where_of
 from pybk.spark.jobs.transfer import COPY_OF, IMPORT_OF, Header, Target, rounds, visible
+from pybk.spark.jobs.verify import verify
 from pybk.spark.manifest import SINK_KEY
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import contents, open_quick
@@ -127,6 +128,7 @@ def test_a_copy_is_the_same_and_is_made_once(spark: SparkSession, source: Inside
         again = copy(spark, source.url, target.url, **BOTH)
         assert (again.ledgers, again.copied, again.bytes) == (found.ledgers, (), 0)
     assert sorted(found.ledgers.values()) == shown(target)
+    assert verify(spark, target.url, **TARGET).sound  # the manifests' password is the empty one
     new = there.ledger_metadata(found.ledgers[next(iter(payloads))])
     identity = here._home.identity.store_id.hex()
     assert new.custom_metadata[COPY_OF] == f"{identity}/{next(iter(payloads))}".encode()

@@ -120,11 +120,15 @@ def export(
     found = connection(place)
     export_id = secrets.token_hex(16)
     wanted = visible(found, chosen(place, ledgers, ledger_type))
-    closed = [each for each in wanted if open_too or each.state is LedgerState.CLOSED]
-    opened = [each for each in closed if opens(found.manager, each, secret.read())]
     rows: list[tuple[LedgerMetadata, Header]] = []
-    failed = []
-    for metadata in opened:
+    still_open, not_opened, failed = [], [], []
+    for metadata in wanted:
+        if metadata.state is not LedgerState.CLOSED and not open_too:
+            still_open.append(metadata.ledger_id)
+            continue
+        if not opens(found.manager, metadata, secret.read()):
+            not_opened.append(metadata.ledger_id)
+            continue
         try:
             rows.append((metadata, Header.of(metadata, *exact_end_of(found, metadata, secret.read()))))
         except NoSuchLedgerError:
@@ -147,8 +151,8 @@ def export(
         ledgers=tuple(sorted(exported)),
         entries=entries,
         bytes=sum(header.length for _, header in rows),
-        not_opened=tuple(each.ledger_id for each in closed if each not in opened),
-        open=tuple(each.ledger_id for each in wanted if each not in closed),
+        not_opened=tuple(not_opened),
+        open=tuple(still_open),
         failed=tuple(failed),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from pybk.credentials import Secret
@@ -95,12 +96,15 @@ def digest_of(manager: LedgerManager, metadata: LedgerMetadata, password: bytes 
     Args:
         manager: The ledger's.
         metadata: The ledger's.
-        password: That of the ledger, maybe; None stands for the empty one.
+        password: That of the ledger, maybe; the empty one is tried, too.
     """
     if metadata.digest_type is not DigestType.HMAC_SHA256:
         return entry_digest(metadata.digest_type, metadata.ledger_id)
-    key = _entry_key(manager, metadata, password or b"")
-    return None if key is None else entry_digest(metadata.digest_type, metadata.ledger_id, key)
+    for each in dict.fromkeys((password or b"", b"")):  # the system's own ledgers have the empty one
+        key = _entry_key(manager, metadata, each)
+        if key is not None:
+            return entry_digest(metadata.digest_type, metadata.ledger_id, key)
+    return None
 
 
 def opens(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
@@ -141,10 +145,10 @@ def exact_end_of(found: Connection, metadata: LedgerMetadata, password: bytes | 
         return last, next(reader.read(last, last)).length if last >= 0 else 0
 
 
-def still_there(found: Connection, ledger_id: int) -> bool:
-    """Tell whether a ledger was not deleted meanwhile."""
-    try:
-        found.manager.ledger_metadata(ledger_id)
-    except NoSuchLedgerError:
-        return False
-    return True
+def those_there(found: Connection, ledger_ids: Iterable[int]) -> list[LedgerMetadata]:
+    """Return those of some ledgers that were not deleted meanwhile, as they are now, by ascending id."""
+    there = []
+    for ledger_id in sorted(set(ledger_ids)):
+        with suppress(NoSuchLedgerError):
+            there.append(found.manager.ledger_metadata(ledger_id))
+    return there

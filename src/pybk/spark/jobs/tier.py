@@ -95,15 +95,15 @@ def tier(
         and (larger_than is None or each.length > larger_than)
     ]
     manager = connection(place).manager
-    not_opened = [each for each in wanted if not opens(manager, each, secret.read())]
-    movable = [each for each in wanted if each not in not_opened]
+    opened = {each.ledger_id: opens(manager, each, secret.read()) for each in wanted}
+    movable = [each for each in wanted if opened[each.ledger_id]]
     failed = {} if dry_run else _moved(spark, place, secret, movable, target, quiet)
     moved = [each for each in movable if each.ledger_id not in failed]
     return Tiered(
         target=target,
         ledgers=tuple(each.ledger_id for each in moved),
         bytes=sum(each.length for each in moved),
-        not_opened=tuple(each.ledger_id for each in not_opened),
+        not_opened=tuple(ledger_id for ledger_id, does in opened.items() if not does),
         failed=tuple((ledger_id, reason) for ledger_id, reason in failed.items() if reason),
         dry_run=dry_run,
     )

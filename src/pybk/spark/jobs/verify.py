@@ -25,7 +25,7 @@ from pybk.replication.auditing import Span, joined
 from pybk.replication.copying import fragment_end
 from pybk.replication.reading import fragment_of, stretches
 from pybk.spark.connection import Connection, Where, connection
-from pybk.spark.jobs.ledgers import Place, chosen, digest_of, end_of, secret_of, still_there, where_of
+from pybk.spark.jobs.ledgers import Place, chosen, digest_of, end_of, secret_of, those_there, where_of
 from pybk.spark.jobs.spreading import spread
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def verify(
     left: list[str] = []
     wanted = chosen(place, ledgers, ledger_type, system=ledger_type is None)
     units = _planned(place, secret, wanted, left)
-    found = _checked(spark, place, secret, units, quiet)
+    found = _checked(spark, place, secret, units, left, quiet)
     bad = [each for each in found if not each.sound]
     repaired = 0
     if repair and bad:
@@ -272,18 +272,42 @@ def _entry_bytes(last: int, length: int) -> int:
 # ---- checking ----------------------------------------------------------------------------------------------------
 
 
-def _checked(spark: SparkSession, where: Where, password: Secret, units: Sequence[_Unit], quiet: bool) -> list[Replica]:
+def _checked(
+    spark: SparkSession, where: Where, password: Secret, units: Sequence[_Unit], left: list[str], quiet: bool
+) -> list[Replica]:
     """Check units on executors, and return what was found by replica."""
+    parts, moved = _parts(spark, where, password, units, quiet)
+    if moved:  # meanwhile other bookies took the places of some
+        wanted = those_there(connection(where), moved)
+        again, still = _parts(spark, where, password, _planned(where, password, wanted, left), quiet)
+        parts = {name: pieces for name, pieces in parts.items() if name[0] not in moved} | again
+        changing = those_there(connection(where), still)
+        left += [f"ledger {each.ledger_id}: its bookies change while it is checked: check again" for each in changing]
+    whole = [_together(pieces) for pieces in parts.values()]
+    there = {each.ledger_id for each in those_there(connection(where), (r.ledger_id for r in whole if not r.sound))}
+    return [each for each in whole if each.sound or each.ledger_id in there]
+
+
+def _parts(
+    spark: SparkSession, where: Where, password: Secret, units: Sequence[_Unit], quiet: bool
+) -> tuple[dict[tuple[int, int, Bookie | None], list[Replica]], set[int]]:
+    """Check units on executors.
+
+    Returns:
+        What was found, by ledger, fragment and bookie; ledgers that were deleted meanwhile, or of which bookies were
+        replaced.
+    """
     sizes = [(unit.last - unit.first + 1) * unit.entry_bytes for unit in units]
     work = partial(_check, where, password)
     found = spread(spark, work, units, sizes=sizes, what=f"pybk: verify {where}", quiet=quiet)
     parts: dict[tuple[int, int, Bookie | None], list[Replica]] = {}
-    for part in filter(None, found):
-        parts.setdefault((part.ledger_id, part.first_entry_id, part.bookie), []).append(part)
-    whole = [_together(pieces) for pieces in parts.values()]
-    here = connection(where)
-    gone = {each.ledger_id for each in whole if not each.sound and not still_there(here, each.ledger_id)}
-    return [each for each in whole if each.ledger_id not in gone]
+    moved = set()
+    for unit, part in zip(units, found, strict=True):
+        if part is None:
+            moved.add(unit.ledger_id)
+        else:
+            parts.setdefault((unit.ledger_id, unit.fragment, unit.bookie), []).append(part)
+    return parts, moved
 
 
 def _together(pieces: Sequence[Replica]) -> Replica:
@@ -392,12 +416,12 @@ def _repaired(
     for each in bad:
         if each.bookie is not None and not each.silent and not each.growing:
             here.metadata.mark_under_replicated(each.ledger_id, each.bookie, each.first_entry_id)
-    ledgers = sorted({each.ledger_id for each in bad})
-    sizes = [1 + sum(each.bytes for each in bad if each.ledger_id == ledger_id) for ledger_id in ledgers]
+    before = those_there(here, (each.ledger_id for each in bad))
+    ledgers, sizes = [each.ledger_id for each in before], [each.length for each in before]
     done = spread(spark, partial(_replicate, where), ledgers, sizes=sizes, what=f"pybk: repair {where}", quiet=quiet)
     left = [reason for replicated in filter(None, done) for reason in replicated.left]
-    wanted = [here.metadata.read_ledger(each).metadata for each in ledgers if still_there(here, each)]
-    return _checked(spark, where, password, _planned(where, password, wanted, left), quiet), left
+    wanted = those_there(here, ledgers)
+    return _checked(spark, where, password, _planned(where, password, wanted, left), left, quiet), left
 
 
 def _replicate(where: Where, ledger_id: int) -> Replicated | None:
