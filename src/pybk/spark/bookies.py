@@ -216,7 +216,10 @@ def start_bookies(
     With Spark Connect, where executors cannot be listed, executors that are busy all the time are left out.
     """
     if metadata is None or directory is None:
-        settings = BookieSettings.of(spark.conf.get(f"{_EXECUTOR}{SETTINGS}", None) or "null")
+        configured = spark.conf.get(f"{_EXECUTOR}{SETTINGS}", None)
+        if configured is None:
+            raise UsageError("give metadata and directory, or both to configure() before the session is created")
+        settings = BookieSettings.of(configured)
     else:
         settings = BookieSettings(
             metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack, linger_s=linger_s

@@ -1,0 +1,149 @@
+"""Starting bookies from a driver: one executor in the driver's own process, with and without Spark's context."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
+from pyspark.sql import SparkSession
+
+from pybk.errors import IllegalOperationError, NotEnoughBookiesError, PybkError, UsageError
+from pybk.manager import LedgerManager
+from pybk.spark import configure, daemon, placement, start_bookies
+from pybk.spark.bookies import BookieSettings
+from pybk.spark.executor import is_locked, read_state
+from tests.cluster.inside import SECRET, make_cluster
+from tests.cluster.processes import eventually
+
+if TYPE_CHECKING:
+    from pybk.spark.executor import Executor
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    yield {
+        "metadata": make_cluster(tmp_path / "cluster"),
+        "directory": str(tmp_path / "bookies"),
+        "cluster_secret_file": str(secret),
+    }
+    for file in (tmp_path / "bookies").glob("*.json"):
+        end(file)
+
+
+def end(file: Path) -> None:
+    """End the bookie of a slot."""
+    if is_locked(str(file.with_suffix(".lock"))):
+        found = read_state(str(file))
+        assert found is not None
+        os.kill(found["bookie"][0], signal.SIGTERM)
+        eventually(lambda: not is_locked(str(file.with_suffix(".lock"))))
+
+
+@pytest.fixture(params=["context", "connect"])
+def either(spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """A session, and one in which all goes by what Spark Connect has, too."""
+    if request.param == "connect":
+        monkeypatch.setattr(placement, "context", lambda _: None)
+    return spark
+
+
+def test_there_is_one_bookie_however_often_it_is_asked_for(either: SparkSession, settings: dict[str, Any]) -> None:
+    (found,) = start_bookies(either, **settings)
+    assert start_bookies(either, **settings) == [found]
+    assert found.executor == "driver"
+    assert found.directory == f"{settings['directory']}/slot-0"
+    with LedgerManager.connect(settings["metadata"], cluster_secret=SECRET) as client:
+        with client.create_ledger(ensemble_size=1) as writer:
+            writer.append(b"x")
+        assert client.ledger_metadata(writer.ledger_id).fragments[0].ensemble == (found.bookie,)
+
+
+def test_why_there_is_none_is_said(either: SparkSession, settings: dict[str, Any]) -> None:
+    Path(settings["cluster_secret_file"]).write_bytes(b"another secret of the same length")
+    with pytest.raises(PybkError, match="MetadataForgedError") as caught:
+        start_bookies(either, **settings)
+    assert "another secret" not in str(caught.value)
+
+
+def test_too_few_executors_are_an_error(either: SparkSession, settings: dict[str, Any]) -> None:
+    with pytest.raises(NotEnoughBookiesError, match=r"1 executors have a bookie after 0\.1 seconds, not 2"):
+        start_bookies(either, executors=2, timeout_s=0.1, **settings)
+
+
+def test_what_is_missing_or_wrong_is_said(either: SparkSession, settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="configure"):
+        start_bookies(either)
+    with pytest.raises(UsageError, match="absolute"):
+        start_bookies(either, **{**settings, "directory": "bookies"})
+
+
+def test_connect_holds_no_executors(
+    spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "context", lambda _: None)
+    with pytest.raises(IllegalOperationError, match="Spark Connect"):
+        start_bookies(spark, hold_slot=True, **settings)
+
+
+def test_a_session_is_configured_without_its_secret(settings: dict[str, Any]) -> None:
+    builder = configure(SparkSession.Builder(), rack="/room", **settings)
+    options = builder._options
+    assert options["spark.python.daemon.module"] == "pybk.spark.daemon"
+    assert options["spark.sql.python.filterPushdown.enabled"] == "true"
+    assert options["spark.executorEnv.PYBK_CLUSTER_SECRET_FILE"] == settings["cluster_secret_file"]
+    assert BookieSettings.of(options["spark.executorEnv.PYBK_BOOKIES"]).rack == "/room"
+    assert SECRET.decode() not in str(options)
+
+
+class TestDaemon:
+    """What Spark starts instead of its own daemon of workers."""
+
+    @pytest.fixture(autouse=True)
+    def started(self, monkeypatch: pytest.MonkeyPatch) -> list[BookieSettings]:
+        found: list[BookieSettings] = []
+        monkeypatch.setattr(daemon.Executor, "of_daemon", lambda: "an executor")
+
+        def ensure(settings: BookieSettings, executor: Executor) -> None:
+            assert executor == "an executor"
+            found.append(settings)
+            if settings.rack == "bad":
+                raise PybkError("there is no room")
+
+        monkeypatch.setattr(daemon, "ensure_bookie", ensure)
+        monkeypatch.setattr(sys, "argv", ["daemon.py", "pyspark.worker"])
+        return found
+
+    def ask(self, monkeypatch: pytest.MonkeyPatch, rack: str = "") -> None:
+        settings = BookieSettings(metadata="lmdb:///m", directory="/d", rack=rack)
+        monkeypatch.setenv("PYBK_BOOKIES", str(settings))
+        daemon.start_bookie()
+
+    def test_workers_have_a_bookie(self, monkeypatch: pytest.MonkeyPatch, started: list[BookieSettings]) -> None:
+        self.ask(monkeypatch)
+        assert [found.directory for found in started] == ["/d"]
+
+    def test_planners_have_none(self, monkeypatch: pytest.MonkeyPatch, started: list[BookieSettings]) -> None:
+        monkeypatch.setattr(sys, "argv", ["daemon.py", "pyspark.sql.worker.plan_data_source_read"])
+        self.ask(monkeypatch)
+        assert started == []
+
+    def test_nobody_has_one_who_did_not_ask(
+        self, monkeypatch: pytest.MonkeyPatch, started: list[BookieSettings]
+    ) -> None:
+        monkeypatch.delenv("PYBK_BOOKIES", raising=False)
+        daemon.start_bookie()
+        assert started == []
+
+    def test_workers_go_on_without_one(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        self.ask(monkeypatch, rack="bad")
+        assert "there is no room" in caplog.text
