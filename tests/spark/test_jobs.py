@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pybk import spark as pybk_spark
 from pybk.client.home import ClusterHome
 from pybk.digest import DigestType
 from pybk.errors import UsageError
@@ -99,6 +100,13 @@ def test_units_are_shared_out_evenly_and_none_is_left_out() -> None:
     assert grouped([], 2) == []
     assert len(grouped([1] * 1000, 2)) <= 10
     assert len(grouped([1 << 40] * 8, 2)) == 8
+
+
+def test_the_jobs_are_where_users_look() -> None:
+    jobs = {"copy", "export", "import_", "inventory", "tier", "verify"}
+    assert jobs <= set(pybk_spark.__all__)
+    assert {getattr(pybk_spark, job).__module__ for job in jobs} == {f"pybk.spark.jobs.{job}" for job in jobs}
+    assert pybk_spark.verify is verify
 
 
 # ---- verify ------------------------------------------------------------------------------------------------------

@@ -9,11 +9,30 @@ from pybk.spark.bookies import configure, start_bookies
 from pybk.spark.executor import ExecutorBookie, local_bookie
 
 if TYPE_CHECKING:
+    from pybk.spark.jobs.copy import copy
+    from pybk.spark.jobs.export import export
+    from pybk.spark.jobs.import_ import import_
+    from pybk.spark.jobs.inventory import inventory
+    from pybk.spark.jobs.tier import tier
+    from pybk.spark.jobs.verify import verify
     from pybk.spark.local import read_local
 
-__all__ = ["ExecutorBookie", "configure", "local_bookie", "read_local", "start_bookies"]
+__all__ = [
+    "ExecutorBookie",
+    "configure",
+    "copy",
+    "export",
+    "import_",
+    "inventory",
+    "local_bookie",
+    "read_local",
+    "start_bookies",
+    "tier",
+    "verify",
+]
 
-_WITH_PYSPARK: Final = {"read_local": "pybk.spark.local"}
+_JOBS: Final = ("copy", "export", "import_", "inventory", "tier", "verify")
+_WITH_PYSPARK: Final = {"read_local": "pybk.spark.local"} | {job: f"pybk.spark.jobs.{job}" for job in _JOBS}
 """Imported when they are asked for: the process of a bookie comes by here, too, and has no use for pyspark."""
 
 
