@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from pybk.client.ledger import RemoteLedger
+from pybk.client.wire import BookieWire
 from pybk.errors import (
     ClosedError,
     LedgerExistsError,
@@ -25,8 +27,9 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint, WriteFlag
-from pybk.ledger import LedgerState
+from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
+from pybk.replication.messages import Read, Request
 from tests.cluster.inside import Inside, inside
 from tests.realstore import contents, numbered, payloads, python, stop_syncing
 
@@ -84,6 +87,35 @@ def test_every_shape_keeps_every_entry(five: Inside, shape: tuple[int, int, int]
     assert len(set(metadata.fragments[0].ensemble)) == shape[0]
     assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, 299)
     assert metadata.length == sum(map(len, wanted))
+
+
+def test_a_long_read_is_shared_by_the_bookies_and_by_those_that_are_left(
+    three: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = three.connect()
+    with client.create_ledger(password=b"p") as writer:
+        wanted = [bytes([number]) * (20_000 + 97 * number) for number in range(200)]
+        writer.append_many(wanted)
+    asked: list[tuple[str, int]] = []
+    send = BookieWire.send
+
+    def note(wire: BookieWire, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
+        assert isinstance(request, Read)
+        asked.append((bookie.bookie_id, request.first))
+        return send(wire, request_id, bookie, ledger, request)
+
+    with client.open_ledger(writer.ledger_id, password=b"p") as reader:
+        reader.read_batch(0, max_bytes=1)  # shows how long entries are
+        monkeypatch.setattr(BookieWire, "send", note)
+        for lost in (0, 1):
+            batch = reader.read_batch(0, max_bytes=3 << 20)
+            assert batch.entry_ids.tolist() == list(range(len(batch)))
+            assert [entry.payload for entry in batch] == wanted[: len(batch)]
+            assert len(batch) > 100
+            assert len({bookie_id for bookie_id, _ in asked[:3]}) == 3 == len({first for _, first in asked[:3]})
+            assert len(asked) >= 3 + lost
+            asked.clear()
+            three.bookies[0].close()
 
 
 def test_three_bookies_of_which_two_acknowledge_are_the_default(five: Inside) -> None:

@@ -38,6 +38,7 @@ class Reading(Driven):
         opened: LedgerMetadata | None = None,
         rank: dict[Bookie, int] | None = None,
         residues: frozenset[int] | None = None,
+        parts: int = 1,
     ) -> None:
         super().__init__(
             ReadMachine(
@@ -48,6 +49,7 @@ class Reading(Driven):
                 speculative_ns=100,
                 rank=rank or {},
                 residues=residues,
+                parts=parts,
             )
         )
         self.take(self.machine.start(0))
@@ -83,6 +85,38 @@ def test_one_replica_is_asked_and_asked_on_until_all_is_there() -> None:
 def test_who_ranks_first_is_asked_first() -> None:
     reading = Reading(0, 0, rank={bookie(0): 2, bookie(1): 1})
     assert reading.asked() == [(2, 0, 0)]
+
+
+def test_parts_are_read_from_different_replicas_at_a_time() -> None:
+    reading = Reading(2, 11, parts=4, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3})
+    assert reading.asked() == [(0, 2, 4), (1, 5, 7), (2, 8, 10), (0, 11, 11)]
+    reading.answer(2, ReadReply(Status.OK, run(8, 10)))
+    assert ids(reading) == [8, 9, 10]
+    reading.answer(0, ReadReply(Status.OK, run(2, 3)))
+    assert reading.asked() == [(1, 5, 7), (0, 11, 11), (0, 4, 4)]
+    reading.lose(1)
+    assert reading.asked() == [(0, 11, 11), (0, 4, 4), (2, 5, 7)]
+    reading.answer(2, ReadReply(Status.OK, run(5, 7)))
+    reading.answer(0, ReadReply(Status.OK, run(11, 11)))
+    assert [type(effect) for effect in reading.effects] == [Got]
+    reading.answer(0, ReadReply(Status.OK, run(4, 4)))
+    assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ())
+
+
+def test_a_part_that_nobody_has_is_where_the_read_ends() -> None:
+    reading = Reading(0, 3, parts=2, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3})
+    reading.answer(0, ReadReply(Status.OK, run(0, 1)))
+    for number in (1, 2, 0):
+        reading.answer(number, NO)
+    assert reading.only(ReadMetadata) == ReadMetadata()
+    reading.tell(MetadataIs(metadata(), 1))
+    assert reading.only(ReadEnded) == ReadEnded(2, Status.NO_SUCH_ENTRY, ())
+
+
+def test_there_are_no_more_parts_than_entries_and_none_where_write_sets_differ() -> None:
+    assert [first for _, first, _ in Reading(5, 6, parts=4).asked()] == [5, 6]
+    wide = metadata((3, 2, 2))
+    assert Reading(0, 8, wide, parts=4).asked() == Reading(0, 8, wide).asked()
 
 
 def test_replicas_share_the_load_by_entry() -> None:

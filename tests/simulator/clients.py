@@ -361,7 +361,8 @@ class Reader(Client):
     def read(self, first: int, last: int) -> None:
         """Read entries."""
         self.got_ids: dict[int, None] = {}
-        machine = ReadMachine(self.metadata, first, last, bytes_max=1 << 20, speculative_ns=5 * MS)
+        parts = 1 + first % 4
+        machine = ReadMachine(self.metadata, first, last, bytes_max=1 << 20, speculative_ns=5 * MS, parts=parts)
         self.take(machine)
         self.perform(machine.start(self.world.clock.now))
 

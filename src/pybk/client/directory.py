@@ -47,6 +47,8 @@ class Directory:
 
     Attributes:
         bookies: Those that are there, by name.
+        reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt what they
+            send, which takes longer than all else.
         on_change: Called after bookies came or went, in a thread of the metadata store.
 
     Threads: any.
@@ -59,6 +61,7 @@ class Directory:
         self._lock = threading.Lock()
         self.bookies: Mapping[str, BookieRegistration] = {}
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
+        self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
         self._watch = metadata.watch_bookies(self._changed)
         self.refresh()
@@ -80,6 +83,7 @@ class Directory:
             return
         self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
         self.bookies = there
+        self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
 
     def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
         """Return a bookie's address and CURVE key; None if it is not there, or another instance is."""

@@ -420,7 +420,8 @@ class ClusterHome:
         if newest is not None:
             return newest
         last = min(last, first + self._guess(ledger, max_bytes) - 1)
-        reading = Reading(self.engine, ledger, first, last, max_bytes, self.directory.rank())
+        rank, shared = self.directory.rank(), self.directory.reads_are_shared
+        reading = Reading(self.engine, ledger, first, last, max_bytes, rank, shared=shared)
         self.engine.run(reading, reading.machine.start)
         batch = reading.batch()
         ledger.entry_bytes = max(1, int(batch.sizes.sum()) // len(batch))

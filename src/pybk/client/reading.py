@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 REPLY_BYTES_MAX: Final = 4 << 20
 """Encoded bytes that one reply of a read may have."""
 
+PARTS_MAX: Final = 4
+PART_BYTES: Final = 1 << 20
+"""What a bookie reads at least, where several share a read."""
+
+_MARGIN_BYTES: Final = PART_BYTES // 16
+"""What the reply to a part may have more than its share, as entries are not of one size."""
+
 SPECULATIVE_NS: Final = 500_000_000
 """Time without an answer after which another replica is asked, too."""
 
@@ -43,19 +50,40 @@ SPECULATIVE_NS: Final = 500_000_000
 class Reading(Conversation[ReadMachine]):
     """Reads a range of entries.
 
+    Args:
+        engine: Drives it.
+        ledger: The ledger.
+        first: First entry.
+        last: Last entry, inclusive.
+        max_bytes: About how many bytes that is.
+        rank: Which bookies to ask first.
+        shared: Have several bookies read parts of it at a time if it is long.
+
     Attributes:
         runs: What was read, in the order in which it came.
         ended: How it ended.
     """
 
     def __init__(
-        self, engine: Engine, ledger: RemoteLedger, first: int, last: int, max_bytes: int, rank: Mapping[Bookie, int]
+        self,
+        engine: Engine,
+        ledger: RemoteLedger,
+        first: int,
+        last: int,
+        max_bytes: int,
+        rank: Mapping[Bookie, int],
+        *,
+        shared: bool,
     ) -> None:
+        parts = min(PARTS_MAX, max_bytes // PART_BYTES) if shared else 1
+        if parts > 1:
+            max_bytes = max_bytes // parts + _MARGIN_BYTES
         machine = ReadMachine(
             ledger.metadata,
             first,
             last,
             bytes_max=min(max_bytes, REPLY_BYTES_MAX),
+            parts=max(1, parts),
             speculative_ns=SPECULATIVE_NS,
             rank=rank,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from types import MappingProxyType
@@ -69,6 +69,7 @@ class ReadMachine:
         rank: Which bookies to ask first: the lowest; 0 for those not named.
         residues: Read only entries whose id modulo the ensemble's size is one of these; None reads all.
         checked: Have bookies check what they read, because who reads cannot.
+        parts: Where every bookie has every entry, cut them into so many parts that different bookies read at a time.
 
     Threads: one at a time.
     """
@@ -84,8 +85,10 @@ class ReadMachine:
         rank: Mapping[Bookie, int] = NO_RANK,
         residues: frozenset[int] | None = None,
         checked: bool = False,
+        parts: int = 1,
     ) -> None:
         self.metadata = metadata
+        self._parts = parts
         self._residues = residues
         self._checked = checked
         self._first = first
@@ -110,10 +113,9 @@ class ReadMachine:
         """
         effects: list[Effect] = []
         for fragment, low, high in stretches(self.metadata.fragments, self._first, self._last):
-            for first in range(low, min(low + self._stride, high + 1)):
-                if self._stride > 1 and self._residues is not None and first % self._stride not in self._residues:
-                    continue
-                strand = _Strand(fragment.ensemble, self._order(fragment.ensemble, first), first, high)
+            for number, (first, last) in enumerate(self._cut(low, high)):
+                turned = number if self._stride == 1 else 0
+                strand = _Strand(fragment.ensemble, self._order(fragment.ensemble, first, turned), first, last)
                 self._strands.append(strand)
                 effects += self._ask(strand, now_ns)
         effects.append(WakeAt(now_ns + self._speculative_ns))
@@ -141,9 +143,22 @@ class ReadMachine:
             effects = self._refresh(self.metadata, now_ns)
         return effects + self._end_if_done()
 
-    def _order(self, ensemble: tuple[Bookie, ...], entry_id: int) -> tuple[int, ...]:
-        """Return the places of an entry's write set, those to ask first at the front."""
-        return tuple(sorted(self._quorum.write_set(entry_id), key=lambda place: self._rank.get(ensemble[place], 0)))
+    def _cut(self, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Yield the first entry and the bound of each strand of a stretch: its residues, or parts if it has but one."""
+        if self._stride == 1:
+            size = -(-(high - low + 1) // self._parts)
+            for first in range(low, high + 1, size):
+                yield first, min(first + size - 1, high)
+            return
+        for first in range(low, min(low + self._stride, high + 1)):
+            if self._residues is None or first % self._stride in self._residues:
+                yield first, high
+
+    def _order(self, ensemble: tuple[Bookie, ...], entry_id: int, turned: int) -> tuple[int, ...]:
+        """Return the places of an entry's write set, those to ask first at the front, but so many of them last."""
+        order = sorted(self._quorum.write_set(entry_id), key=lambda place: self._rank.get(ensemble[place], 0))
+        turned %= len(order)
+        return (*order[turned:], *order[:turned])
 
     def _ask(self, strand: _Strand, now_ns: int, place: int | None = None) -> list[Effect]:
         """Ask a replica, or the next one that has neither failed nor been asked, for what a strand still lacks."""
