@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pybk.bookie.replicas import Replicas
+from pybk.bookie.salvaging import doubt_everything
+from pybk.flags import StorageHint
+from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import NEGATIVE, Status
 from pybk.storage import ahead, creation
 from tests.replicaworld import ROOT, add, content, describe, entry, make_run
@@ -12,7 +17,9 @@ from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
 
 CLUSTER, INSTANCE = b"cluster", b"i" * 16
+BOOKIE = Bookie("b", INSTANCE)
 LEDGERS = (1, 2, 3)
+OTHER = 4
 FENCED = 3
 COUNT = 120
 SIZE = 4000
@@ -74,13 +81,40 @@ def missing(replicas: Replicas) -> int:
     return unknown
 
 
+class Listed:
+    """A metadata store with the ledgers of this bookie, two by two, and one of others."""
+
+    def list_ledgers(self, *, after: int, count: int) -> list[int]:
+        return [ledger_id for ledger_id in (*LEDGERS, OTHER) if ledger_id > after][:2]
+
+    def read_ledgers(self, ledger_ids: list[int]) -> list[StoredLedger | None]:
+        return [StoredLedger(self._ledger(ledger_id), 0) for ledger_id in ledger_ids]
+
+    def describe(self, metadata: LedgerMetadata) -> bytes:
+        return describe().encoded
+
+    def _ledger(self, ledger_id: int) -> LedgerMetadata:
+        other = Bookie("other", INSTANCE)
+        return LedgerMetadata(
+            ledger_id=ledger_id,
+            ledger_type=describe().ledger_type,
+            digest_type=describe().digest_type,
+            creation_time_ns=0,
+            creation_sequence=0,
+            tier=StorageHint.NVME,
+            key_salt=b"",
+            verifier=b"",
+            fragments=(Fragment(0, (other if ledger_id == OTHER else BOOKIE,)), Fragment(COUNT, (other,))),
+        )
+
+
 def salvage(fs: SimFileSystem, opened: list[Replicas] | None = None) -> Replicas:
     """Start a bookie whose store does not open: the steps of ``BookieService.open``; ``opened`` is told at once."""
     replicas = open_bookie(fs, salvage=True)
     if opened is not None:
         opened.append(replicas)
-    replicas.begin(CLUSTER, "b", INSTANCE, 1)
-    replicas.doubt(dict.fromkeys(LEDGERS, describe()))
-    replicas.doubt(dict.fromkeys(replicas.ledgers()))
-    replicas.store.keep_salvage()
+    replicas.begin(CLUSTER, BOOKIE.bookie_id, INSTANCE, 1)
+    metadata: Any = Listed()
+    doubt_everything(replicas, metadata, BOOKIE)
+    assert replicas.state(OTHER) is None
     return replicas

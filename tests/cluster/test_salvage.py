@@ -13,6 +13,7 @@ import pytest
 
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.service import BookieService
+from pybk.bookie.states import ReplicaState
 from pybk.client import limbo
 from pybk.client.limbo import Mender
 from pybk.config import StoreConfig
@@ -122,27 +123,30 @@ def test_a_bookie_that_lost_something_durable_gets_it_back(
     zombie = three.connect().create_ledger(password=PASSWORD)
     zombie.append_many([payload(number) for number in range(COUNT)])
     check(client, zombie.ledger_id, COUNT)  # which recovers, fences and closes it
-    ledgers = [closed, live.ledger_id, zombie.ledger_id]
+    orphan = three.connect().create_ledger(password=PASSWORD)
+    orphan.append_many([payload(number) for number in range(COUNT)])
+    ledgers = [closed, live.ledger_id, zombie.ledger_id, orphan.ledger_id]
     three.bookies[0].close()
     harm(three)
     with caplog.at_level(logging.WARNING, "pybk"):
         manager = three.open_bookie(0)
     assert "lost something durable" in caplog.text
     assert "bookie-0" in caplog.text
-    assert "3 ledgers are in limbo" in caplog.text
+    assert "4 ledgers are in limbo" in caplog.text
     service = service_of(manager)
     assert service.in_limbo() == ledgers
     assert manager.health().state == "in_limbo"
-    assert manager.health().reason.startswith("3 ledgers are in limbo")
+    assert manager.health().reason.startswith("4 ledgers are in limbo")
     before = [entries(service, ledger_id, COUNT + 1) for ledger_id in ledgers]
     if harm is not watermark_lost:
-        assert sum(map(len, before)) < 3 * COUNT
+        assert sum(map(len, before)) < 4 * COUNT
     late = refused(service, zombie)
     assert late in (Status.LIMBO, Status.FENCED)
     with pytest.raises(LedgerFencedError):
         zombie.append(b"late")
-    for ledger_id in (closed, zombie.ledger_id):
+    for ledger_id in (closed, zombie.ledger_id, orphan.ledger_id):  # the last one is recovered now
         check(three.connect(), ledger_id, COUNT)
+    assert replica_of(service, orphan.ledger_id).fenced
     live.append(payload(COUNT))
     gate.set()
     until(lambda: service.in_limbo() == [live.ledger_id])
@@ -159,6 +163,12 @@ def test_a_bookie_that_lost_something_durable_gets_it_back(
     assert service_of(manager).in_limbo() == []
     assert manager.health().state == "ok"
     whole(three, manager, ledgers)
+
+
+def replica_of(service: BookieService, ledger_id: int) -> ReplicaState:
+    state = service.replicas.state(ledger_id)
+    assert state is not None
+    return state
 
 
 def refused(service: BookieService, writer: LedgerWriter) -> Status:
