@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,12 +19,9 @@ from pybk.errors import IllegalOperationError, NotEnoughBookiesError, PybkError,
 from pybk.manager import LedgerManager
 from pybk.spark import configure, daemon, placement, start_bookies
 from pybk.spark.bookies import BookieSettings
-from pybk.spark.executor import is_locked, read_state
+from pybk.spark.executor import Executor, is_locked, read_state
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.processes import eventually
-
-if TYPE_CHECKING:
-    from pybk.spark.executor import Executor
 
 
 @pytest.fixture
@@ -111,10 +108,11 @@ class TestDaemon:
     @pytest.fixture(autouse=True)
     def started(self, monkeypatch: pytest.MonkeyPatch) -> list[BookieSettings]:
         found: list[BookieSettings] = []
-        monkeypatch.setattr(daemon.Executor, "of_daemon", lambda: "an executor")
+        over = Executor(1, 2)
+        monkeypatch.setattr(Executor, "of_daemon", lambda: over)
 
         def ensure(settings: BookieSettings, executor: Executor) -> None:
-            assert executor == "an executor"
+            assert executor is over
             found.append(settings)
             if settings.rack == "bad":
                 raise PybkError("there is no room")
