@@ -1,22 +1,29 @@
-"""The sink in a real Spark: what is refused, what is written, and once."""
+"""The sink in a real Spark: what is refused, what is written, and that it is written once whatever is killed."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pybk.credentials import Secret
-from pybk.spark.connection import Connection, Where, close_connections, connection
-from pybk.spark.manifest import SINK_KEY, Sink
+from pybk.spark.connection import Connection, close_connections
 from tests.cluster.inside import SECRET
-from tests.cluster.processes import Cluster, running
-from tests.realstore import contents
+from tests.cluster.processes import Cluster, eventually, running
+from tests.spark import kills
+from tests.spark.kills import LOCAL, begin_driver, collect, copy, counting, make_input, numbers, place_of, rows, sinks
+
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
+from tests.spark.killing import Kill
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.timeout(300)  # Spark is slow to start where others work, too
 
 
 @pytest.fixture(scope="module")
@@ -28,47 +35,151 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def place(cluster: Cluster) -> Connection:
-    return connection(Where(metadata_uri=cluster.url, secret=Secret(SECRET)))
+    return place_of(cluster.url)
 
 
-def options(cluster: Cluster, **more: Any) -> dict[str, Any]:
-    return {"metadataUri": cluster.url, "clusterSecret": SECRET.decode(), "ensembleSize": "1", **more}
-
-
-def counting(place: Connection, ledger_type: str) -> list[int]:
-    """Return the ledgers of a type that count."""
-    found: list[int] = []
-    assert place.metadata is not None
-    for ledger_id in place.manager.list_ledgers(ledger_type):
-        app = place.manager.ledger_metadata(ledger_id).custom_metadata[SINK_KEY].decode()
-        if ledger_id in Sink(place.manager, place.metadata, app).committed():
-            found.append(ledger_id)
-    return found
-
-
-def rows(place: Connection, ledger_type: str) -> list[bytes]:
-    """Return all that was committed to ledgers of a type, in the order of ledgers."""
-    return [entry for ledger_id in counting(place, ledger_type) for entry in contents(place.manager, ledger_id)]
-
-
-def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
-    return spark.range(0, count, 1, partitions).selectExpr("CAST(id AS STRING) AS value")
+def append(frame: DataFrame, cluster: Cluster, **options: Any) -> None:
+    """Write rows to ledgers."""
+    frame.write.format("pybk").mode("append").options(**kills.options_of(cluster.url, **options)).save()
 
 
 def expected(count: int) -> list[bytes]:
     return sorted(b"%d" % number for number in range(count))
 
 
-def test_rows_become_entries(spark: SparkSession, cluster: Cluster, place: Connection) -> None:
-    numbers(spark, 25_000).write.format("pybk").mode("append").options(**options(cluster, ledgerType="batch")).save()
-    assert sorted(rows(place, "batch")) == expected(25_000)
-    assert len(counting(place, "batch")) == 2
+# ---- batch writes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_written_once(spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path) -> None:
-    numbers(spark, 1000).write.parquet(str(tmp_path / "in"))
-    stream = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
-    writer = stream.writeStream.format("pybk").option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = writer.options(**options(cluster, ledgerType="stream")).trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
-    assert sorted(rows(place, "stream")) == expected(1000)
+def test_rows_become_entries_of_a_ledger_per_partition(
+    spark: SparkSession, cluster: Cluster, place: Connection
+) -> None:
+    frame = numbers(spark, 25_000, 3).union(numbers(spark, 0, 1)).selectExpr("CAST(value AS BINARY) AS payload")
+    append(frame, cluster, ledgerType="batch", storageHints="ssd", digestType="crc32c")
+    assert rows(place, "batch") == expected(25_000)
+    found = [place.manager.ledger_metadata(each) for each in counting(place, "batch")]
+    assert [(each.digest_type.name, each.tier, each.ensemble_size) for each in found] == [("CRC32C", "ssd", 1)] * 3
+
+
+def test_spark_itself_refuses_to_write_without_a_mode(spark: SparkSession, cluster: Cluster) -> None:
+    with pytest.raises(Exception, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE"):
+        numbers(spark, 1).write.format("pybk").options(**kills.options_of(cluster.url)).save()
+
+
+def test_what_is_wrong_with_a_write_is_told_before_it_begins(
+    spark: SparkSession, cluster: Cluster, place: Connection
+) -> None:
+    before = set(place.manager.list_ledgers())
+    writer = numbers(spark, 1).write.format("pybk").options(**kills.options_of(cluster.url))
+    with pytest.raises(Exception, match="ledgers are only added to") as refused:
+        writer.mode("overwrite").save()
+    assert SECRET.decode() not in str(refused.value)
+    with pytest.raises(Exception, match="by the one process that holds it"):
+        writer.mode("append").save("/data/store")
+    assert set(place.manager.list_ledgers()) == before
+
+
+def test_a_version_is_written_once(spark: SparkSession, cluster: Cluster, place: Connection) -> None:
+    for version in (0, 1, 1, 0):
+        append(numbers(spark, 10), cluster, ledgerType="versions", txnAppId="versions", txnVersion=version)
+    assert rows(place, "versions") == sorted(expected(10) * 2)
+    assert collect(place, "versions") == 0
+
+
+def test_of_a_write_of_which_a_task_fails_nothing_counts(
+    spark: SparkSession, cluster: Cluster, place: Connection
+) -> None:
+    frame = numbers(spark, 20_000, 2).selectExpr("IF(value = '19999', raise_error('poison'), value) AS value")
+    with pytest.raises(Exception, match="poison"):
+        append(frame, cluster, ledgerType="failed")
+    assert rows(place, "failed") == []
+
+    def collected() -> bool:  # tasks that Spark stopped in the middle leave orphans, and may take a moment
+        collect(place, "failed")
+        return not list(place.manager.list_ledgers("failed"))
+
+    eventually(collected, 60)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "name"),
+    [
+        ("write", 3, "end"),
+        ("commit", 5, "after"),
+    ],
+)
+def test_a_stream_whose_worker_is_killed_goes_on_where_it_was(
+    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path, part: str, step: int, name: str
+) -> None:
+    ledger_type, mark = f"worker-{part}-{step}", tmp_path / "mark"
+    payloads = make_input(tmp_path)
+    with pytest.raises(Exception, match="terminated with exception"):
+        copy(spark, cluster.url, tmp_path, ledger_type, str(Kill(part, step, signal.SIGKILL, 0, str(mark))))
+    assert mark.read_text().split(" ")[0] == name
+    assert len(rows(place, ledger_type)) == (kills.ROWS if name == "after" else 0)
+    copy(spark, cluster.url, tmp_path, ledger_type)
+    assert rows(place, ledger_type) == payloads
+    [sink] = sinks(place, ledger_type).values()
+    assert (sink.record().epoch, sink.record().last) == (2 if name == "after" else 1, kills.FILES - 1)
+    collect(place, ledger_type)
+    assert rows(place, ledger_type) == payloads
+
+
+def test_a_stream_whose_driver_is_killed_goes_on_in_another(
+    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
+) -> None:
+    mark, payloads = tmp_path / "mark", make_input(tmp_path)
+    kill = Kill("commit", 5, signal.SIGKILL, -1, str(mark))
+    driver = begin_driver(LOCAL, cluster.url, tmp_path, "driver", str(kill))
+    assert driver.wait(kills.START_S) != 0
+    assert mark.read_text().startswith("after ")
+    assert len(rows(place, "driver")) == kills.ROWS
+    copy(spark, cluster.url, tmp_path, "driver")
+    assert rows(place, "driver") == payloads
+    assert collect(place, "driver") == 0  # the repeated batch was found and deleted at once
+
+
+def test_of_two_drivers_on_one_checkpoint_the_older_is_refused(
+    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
+) -> None:
+    mark, payloads = tmp_path / "mark", make_input(tmp_path)
+    kill = Kill("commit", 4, signal.SIGSTOP, 0, str(mark))
+    older = begin_driver(LOCAL, cluster.url, tmp_path, "zombie", str(kill))
+    try:
+        eventually(lambda: mark.exists() and mark.read_text().endswith(" "), kills.START_S)
+        copy(spark, cluster.url, tmp_path, "zombie")
+        assert rows(place, "zombie") == payloads
+        os.kill(int(mark.read_text().split()[-1]), signal.SIGCONT)
+        assert older.wait(kills.START_S) != 0
+    finally:
+        older.kill()
+        older.wait()
+    assert "was succeeded by run" in (tmp_path / "driver.log").read_text()
+    assert rows(place, "zombie") == payloads
+    collect(place, "zombie")
+    assert rows(place, "zombie") == payloads
+
+
+def test_a_batch_write_in_a_stream_happens_once_by_its_batch_id(
+    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
+) -> None:
+    payloads = make_input(tmp_path)
+    failed: list[int] = []
+
+    def write(frame: DataFrame, batch: int) -> None:
+        append(frame, cluster, ledgerType="each", txnAppId="each", txnVersion=batch)
+        if batch == 1 and not failed:
+            failed.append(batch)
+            raise ValueError("behind the write")
+
+    def run() -> None:
+        stream = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).text(str(tmp_path / "in"))
+        writer = stream.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="behind the write"):
+        run()
+    run()
+    assert rows(place, "each") == payloads
