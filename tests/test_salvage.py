@@ -236,6 +236,7 @@ def test_a_start_that_gives_up_before_all_is_in_doubt_leaves_everything_as_it_wa
     replicas.begin(CLUSTER, "b", INSTANCE)
     replicas.close()
     assert {path: bytes(fs.view(path)) for path in before} == before
+    assert fs.view(f"{ROOT}/watermark")[40] == 0  # no clean end
     with pytest.raises(CorruptError):
         open_bookie(fs)
 
@@ -282,6 +283,7 @@ def test_of_many_records_that_go_on_with_nothing_the_first_are_told() -> None:
     lost = replicas.store.salvage.lost
     assert len(lost) == 12
     assert lost[-1] == "5 records more go on with nothing that is there"
+    assert replicas.store.new_ledger_id() == 4  # above those that the records name
     assert lost[1].startswith("/bookie/nvme/0000000000000004.log: a record of ledger 1, of which nothing else is known")
     replicas.close()
 
@@ -337,6 +339,18 @@ def test_a_ledger_of_which_nothing_is_left_is_neither_denied_nor_written() -> No
     assert ask(Read(9, 0, 0, 1, 100)) is Status.NO_SUCH_LEDGER
     assert ask(Add(1, (run,), -1, recovery=True)) is Status.OK
     assert ask(Read(1, 0, 0, 1, 100)) is Status.OK
+    replicas.close()
+
+
+def test_what_is_here_is_in_doubt_though_the_metadata_name_others() -> None:
+    fs = harmed(lambda fs: None)
+    replicas = open_bookie(fs)
+    replicas.fence(9, describe())
+    replicas.close()
+    header_zeroed(fs)
+    replicas = salvage(fs)
+    assert replicas.in_limbo() == [*LEDGERS, 9]
+    assert state_of(replicas, 9).fenced
     replicas.close()
 
 

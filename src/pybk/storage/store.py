@@ -157,7 +157,7 @@ class Store(ChangingView):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
-        self.began_clean = watermark.clean and lost is None
+        self.began_clean = watermark.clean
         """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
         self.salvage: Salvage | None = None
         """What opening passed over, until ``keep_salvage``; None for nothing."""
