@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from pybk.bookie.beside import BesideBookie
 from pybk.bookie.service import BookieService
 from pybk.client.directory import Directory
 from pybk.client.home import ClusterHome
 from pybk.config import StoreConfig
-from pybk.errors import UsageError
+from pybk.errors import PybkError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.opening import open_metadata
 from pybk.transport.keys import ClusterKeys
 from pybk.transport.links import Links
+
+logger = logging.getLogger(__name__)
 
 
 def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[ClusterMetadata, ClusterKeys | None]:
@@ -46,7 +50,9 @@ def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[Clust
         raise
 
 
-def connect(url: str, secret: bytes | None, config: StoreConfig, *, near: str | None = None) -> ClusterHome:
+def connect(
+    url: str, secret: bytes | None, config: StoreConfig, *, near: str | None = None, directory: str | None = None
+) -> ClusterHome:
     """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``.
 
     Args:
@@ -54,13 +60,28 @@ def connect(url: str, secret: bytes | None, config: StoreConfig, *, near: str | 
         secret: As for ``open_cluster``.
         config: Settings of handles.
         near: Name of a bookie, such as one of this host, that comes first in ensembles and reads while it is there.
+        directory: That bookie's, to read what it has from its files if this process may; None to ask it for everything.
     """
     metadata, keys = open_cluster(url, secret, create=False)
     with ExitStack() as undo:
         undo.callback(metadata.close)
-        home = ClusterHome(url, Directory(metadata, near), lambda: Links(keys), config)
+        beside = None
+        if near is not None and directory is not None:
+            beside = _beside(directory, metadata.cluster_id, near, config)
+        if beside is not None:
+            undo.callback(beside.close)
+        home = ClusterHome(url, Directory(metadata, near), lambda: Links(keys), config, beside=beside)
         undo.pop_all()
     return home
+
+
+def _beside(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> BesideBookie | None:
+    """Return a bookie's files, None if they cannot be read here."""
+    try:
+        return BesideBookie.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)
+    except (PybkError, OSError) as error:
+        logger.warning("bookie %s is asked for what it has, as its directory cannot be read: %s", bookie_id, error)
+        return None
 
 
 def join(

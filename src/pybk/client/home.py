@@ -80,6 +80,18 @@ class LocalBookie(LimboBookie, Protocol):
         """Serve no more."""
 
 
+class Beside(Protocol):
+    """A bookie of this host whose files this process may read."""
+
+    def read_verified(
+        self, ledger_id: int, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
+    ) -> EntryBatch | None:
+        """Return entries from ``first`` on, at least one and verified; None if bookies are to be asked."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
 class ClusterHome:
     """The ledgers of a cluster; see ``LedgerHome`` for what is not said here.
 
@@ -89,6 +101,7 @@ class ClusterHome:
         make_links: Makes the links to the bookies.
         config: Settings of handles.
         bookie: The bookie of this process, closed with this; None for none.
+        beside: A bookie whose files are looked at before bookies are asked, closed with this; None for none.
 
     Threads: any.
     """
@@ -104,6 +117,7 @@ class ClusterHome:
         make_links: Callable[[], Links],
         config: StoreConfig,
         bookie: LocalBookie | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self.where = where
         self.config = config
@@ -112,6 +126,7 @@ class ClusterHome:
         self.forked = False
         self.directory: Final = directory
         self.bookie: Final = bookie
+        self._beside = beside
         self._metadata = directory.metadata
         self._wire = BookieWire(make_links, directory)
         self.engine: Final = Engine(self._wire, directory)
@@ -184,6 +199,8 @@ class ClusterHome:
         self.directory.close()
         if self.bookie is not None:
             self.bookie.close()
+        if self._beside is not None:
+            self._beside.close()
         self._metadata.close()
 
     def _settle(self, writing: Writing) -> None:
@@ -419,6 +436,11 @@ class ClusterHome:
         newest = ledger.newest_from(first)
         if newest is not None:
             return newest
+        if self._beside is not None and first <= ledger.last_add_confirmed:
+            upto = min(last, ledger.last_add_confirmed)
+            found = self._beside.read_verified(ledger.ledger_id, first, upto, max_bytes, digest=digest, direct=direct)
+            if found is not None:
+                return found
         last = min(last, first + self._guess(ledger, max_bytes) - 1)
         rank, shared = self.directory.rank(), self.directory.reads_are_shared
         reading = Reading(self.engine, ledger, first, last, max_bytes, rank, shared=shared)

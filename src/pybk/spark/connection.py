@@ -52,19 +52,20 @@ class Connection(NamedTuple):
     metadata: ClusterMetadata | None
 
 
-_Key = tuple[Where, str | None, tuple[int, int] | None]
+_Key = tuple[Where, str | None, str | None, tuple[int, int] | None]
 
 _open: dict[_Key, Connection] = {}
 _opener = os.getpid()
 _lock = threading.Lock()
 
 
-def connection(where: Where, near: str | None = None) -> Connection:
+def connection(where: Where, near: str | None = None, directory: str | None = None) -> Connection:
     """Return this process's connection to a place, made at the first call.
 
     Args:
         where: The place.
         near: Name of the bookie that comes first in reads and new ensembles while it is there; None for none.
+        directory: That bookie's, whose files are read if they can be; None to ask it for everything.
 
     Returns:
         The connection; others use it too, so nobody closes it. A process that was forked makes its own. A directory
@@ -83,22 +84,24 @@ def connection(where: Where, near: str | None = None) -> Connection:
         if _opener != os.getpid():  # those of the parent are of no use here, and not ours to close
             _open.clear()
             _opener = os.getpid()
-        key = (where, near, _directory(where))
+        key = (where, near, directory, _directory(where))
         found = _open.get(key)
         if found is None:
             _close_replaced(key)
-            found = _open[key] = _connect(where, near)
+            found = _open[key] = _connect(where, near, directory)
         return found
 
 
 def _close_replaced(key: _Key) -> None:
     """Close connections to what stood at a place before, as a file is open once in a process, by its name."""
-    for old in [old for old in _open if old[0] == key[0] and old[2] != key[2]]:
+    for old in [old for old in _open if old[0] == key[0] and old[-1] != key[-1]]:
         _open.pop(old).manager.close()
 
 
 def task_connection(where: Where) -> Connection:
     """Return this process's connection to a place, in which the bookie beside this task's executor comes first.
+
+    What that bookie has is read from its files, without asking it.
 
     Args:
         where: The place.
@@ -110,7 +113,7 @@ def task_connection(where: Where) -> Connection:
         PybkError: As ``connection``.
     """
     beside = None if where.metadata_uri is None else local_bookie(where.metadata_uri)
-    return connection(where, None if beside is None else beside.bookie_id)
+    return connection(where) if beside is None else connection(where, beside.bookie_id, beside.directory)
 
 
 def _directory(where: Where) -> tuple[int, int] | None:
@@ -127,14 +130,14 @@ def _directory(where: Where) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connect(where: Where, near: str | None) -> Connection:
+def _connect(where: Where, near: str | None, directory: str | None) -> Connection:
     if where.path is not None:
         if not os.path.isdir(where.path):
             raise UsageError(f"there is no directory {where.path} here; each machine that reads a store needs it")
         return Connection(LedgerManager.open(where.path, read_only=True), None)
     if where.metadata_uri is None:
         raise UsageError("a place is a path or a metadata URL; give one")
-    home = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near)
+    home = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near, directory=directory)
     return Connection(LedgerManager(home), home.directory.metadata)
 
 

@@ -201,13 +201,13 @@ class StoreView:
         """Return a ledger's metadata as of its last durable change; raises as ``descriptor`` does."""
         return self.descriptor(ledger_id).metadata
 
-    def ledgers(self) -> Iterator[LedgerMetadata]:
-        """Yield the metadata of all ledgers by ascending id; what is made or deleted meanwhile may be there."""
+    def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of all ledgers above an id, ascending; what is made or deleted meanwhile may be there."""
         with self._lock:
-            recent = dict(sorted(self._dirty.items()))
+            recent = {ledger_id: found for ledger_id, found in sorted(self._dirty.items()) if ledger_id > after}
         pending = iter(recent.values())
         waiting = next(pending, None)
-        for row in self.index.ledgers():
+        for row in self.index.ledgers(after):
             ledger_id = row.metadata.ledger_id
             while waiting is not None and waiting.ledger_id < ledger_id:
                 if not waiting.deleted:
