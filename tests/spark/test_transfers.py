@@ -271,6 +271,27 @@ def test_what_was_exported_and_imported_is_the_same(
     assert sorted(found.ledgers.values()) == shown(target)
 
 
+def test_no_secret_is_in_what_spark_shows(spark: SparkSession, source: Inside, target: Inside, tmp_path: Path) -> None:
+    write(source.connect(), [b"x"])
+    verify(spark, source.url, **SOURCE)
+    export(spark, source.url, str(tmp_path / "lake"), **SOURCE)
+    import_(spark, target.url, str(tmp_path / "lake"), **TARGET)
+    copy(spark, source.url, target.url, **BOTH)
+    context = spark.sparkContext
+    jobs = context._jsc.sc().statusStore().jobsList(None)
+    told = [str(jobs.apply(at).description()) + jobs.apply(at).name() for at in range(jobs.size())]
+    plans = spark._jsparkSession.sharedState().statusStore().executionsList()
+    told += [str(plans.apply(at).physicalPlanDescription()) for at in range(plans.size())]
+    told += [f"{plans.apply(at).description()} {plans.apply(at).details()}" for at in range(plans.size())]
+    shown = "\n".join(told)
+    assert f"pybk: copy {source.url} to {target.url}" in shown
+    assert "pybk-job-" in shown
+    for secret in (SECRET, OTHER_SECRET, PASSWORD[:-1]):
+        assert secret.decode() not in shown
+    assert context.getLocalProperty("spark.job.description") is None
+    assert context.getLocalProperty("spark.jobGroup.id") is None
+
+
 def test_an_export_that_is_not_whole_makes_nothing(
     spark: SparkSession, source: Inside, target: Inside, tmp_path: Path
 ) -> None:
