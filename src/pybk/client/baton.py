@@ -42,6 +42,7 @@ class Baton:
     """One holder at a time.
 
     Attributes:
+        finished: Whether this turn has finished anything, which may be what its holder waits for.
         woke: Whether this turn has woken threads that wait, which may be about to ask for more.
 
     Invariant: An exception at any line, KeyboardInterrupt included, leaves the baton with nobody or with one who runs.
@@ -59,6 +60,7 @@ class Baton:
         self._kick.acquire()
         self._ticking = False
         self._unseen = False
+        self.finished = False
         self.woke = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -104,7 +106,7 @@ class Baton:
 
     def _turn(self) -> None:
         """Do one turn, and then let those run whom it woke: what they append next shall be sent together."""
-        self.woke = False
+        self.finished = self.woke = False
         self._work.turn()
         if self.woke:
             time.sleep(0)
@@ -149,7 +151,7 @@ class Baton:
     def finish(self, commit: Commit) -> None:
         """Mark a commit done, wake who waits for it and have its callbacks run; may be repeated."""
         with self._mutex:
-            commit.done = True
+            commit.done = self.finished = True
             if commit.callbacks:
                 self._callbacks.extend(commit.callbacks)
                 commit.callbacks = []

@@ -231,10 +231,10 @@ class Engine:
 
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()
-        did_posted = self._do_posted()
+        self._do_posted()
         self._submit(now_ns)
-        # What was posted may have been all that somebody waits for.
-        timeout_ms = 0 if did_posted or self._posted else self._timeout_ms(now_ns)
+        # What was finished may have been all that somebody waits for.
+        timeout_ms = 0 if self.baton.finished or self._posted else self._timeout_ms(now_ns)
         if not self._untold or self._active:
             self._receive(timeout_ms)
         elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
@@ -269,11 +269,9 @@ class Engine:
             writer, _ = self._untold.popitem()
             writer.tell_lac()
 
-    def _do_posted(self) -> bool:
-        did = bool(self._posted)
+    def _do_posted(self) -> None:
         while self._posted:
             self._posted.popleft()()
-        return did
 
     def _submit(self, now_ns: int) -> None:
         while self._formed:

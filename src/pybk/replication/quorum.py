@@ -8,6 +8,7 @@ residue and not per entry.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -48,8 +49,7 @@ class Quorum(NamedTuple):
 
         If every bookie takes every entry there is only one write set, and it is returned once.
         """
-        count = 1 if self.ensemble_size == self.write_quorum else self.ensemble_size
-        return tuple(self.mask(residue) for residue in range(count))
+        return _masks(self)
 
     def residues(self, place: int) -> tuple[int, ...]:
         """Return the residues of the entries that a place takes."""
@@ -83,6 +83,13 @@ class Quorum(NamedTuple):
             live: Places, as bits.
         """
         return self.acked(live, self.masks())
+
+
+@lru_cache(1024)
+def _masks(quorum: Quorum) -> tuple[int, ...]:
+    """Return what ``Quorum.masks`` does; the same few sizes are asked for again and again."""
+    count = 1 if quorum.ensemble_size == quorum.write_quorum else quorum.ensemble_size
+    return tuple(quorum.mask(residue) for residue in range(count))
 
 
 def places(bits: int) -> Iterable[int]:
