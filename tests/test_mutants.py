@@ -277,7 +277,7 @@ MUTANTS = [
     Mutant(
         "what a failed sync left in the page cache is written again",
         what_was_served_after_a_failed_sync_stays,
-        [Piece("store.recover_log", "_write_again(volumes, rows, again)", "pass")],
+        [Piece("store.recover_log", "write_again(volumes, rows, again)", "pass")],
     ),
     Mutant(
         "a store that is open is not marked as cleanly ended",
