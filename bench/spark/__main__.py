@@ -10,9 +10,10 @@ from typing import Final
 from bench import report
 from bench.contest import Scale
 from bench.payloads import ENTRY_BYTES
-from bench.spark import reading, writing
+from bench.spark import auditing, locality, reading, starting, writing
 
-CONTESTS: Final = {contest.name: contest for contest in (*reading.CONTESTS, *writing.CONTESTS)}
+MODULES: Final = (reading, writing, locality, auditing, starting)
+CONTESTS: Final = {contest.name: contest for module in MODULES for contest in module.CONTESTS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from pybk import LedgerManager
-from pybk.spark import start_bookies
+from pybk.spark import ExecutorBookie, start_bookies
 
 END_SECONDS: Final = 10.0
 STEP_SECONDS: Final = 0.02
@@ -28,11 +28,13 @@ class Colocated:
     Attributes:
         url: Where the cluster's metadata is.
         secret: The cluster's secret, or None.
+        bookies: They.
         start_seconds: What starting them took.
     """
 
     url: str
     secret: bytes | None
+    bookies: Sequence[ExecutorBookie]
     start_seconds: float
 
     @property
@@ -70,7 +72,7 @@ def colocated(spark: SparkSession, directory: Path, *, curve: bool) -> Iterator[
     )
     took = time.perf_counter() - begin
     try:
-        yield Colocated(url, secret, took)
+        yield Colocated(url, secret, bookies, took)
     finally:
         for bookie in bookies:
             end(bookie.pid)
