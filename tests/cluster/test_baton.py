@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from pybk.client import baton as baton_module
+from pybk.client import engine as engine_module
 from pybk.client.baton import Baton
 from pybk.client.engine import Engine
 from pybk.storage.commit import Commit
@@ -167,6 +169,15 @@ def test_a_turn_knows_whether_it_woke_somebody() -> None:
     baton.wait(own)
     assert seen == [False, True, False, False]
     baton.stop()
+
+
+def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as client:
+        engine = client._home.engine  # type: ignore[attr-defined]  # a cluster's home
+        begin = time.perf_counter()
+        for _ in range(5):
+            engine._have_done(lambda: None)
+        assert time.perf_counter() - begin < engine_module._WAIT_SECONDS
 
 
 def test_what_formed_waits_for_those_woken_and_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
