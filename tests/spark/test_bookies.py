@@ -250,6 +250,7 @@ def test_why_a_bookie_does_not_start_is_said(begin: Begin, settings: BookieSetti
 
 def test_settings_are_checked_and_travel_as_text(settings: BookieSettings) -> None:
     assert BookieSettings.of(str(settings)) == settings
+    assert replace(settings, directory=settings.directory + "/") == settings
     for text in ("null", "[]", "{}", '{"metadata": "lmdb:///m"}', '{"secret": "s"}', "x"):
         with pytest.raises(UsageError):
             BookieSettings.of(text)

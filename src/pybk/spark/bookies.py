@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
-from pybk.spark.executor import Executor, ExecutorBookie, bookie_beside, local_bookie, take_lock
+from pybk.spark.executor import Executor, ExecutorBookie, bookie_beside, local_bookie, read_state, take_lock
 from pybk.spark.placement import ask_executors, executor_locations, hold_executors
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SETTINGS: Final = "PYBK_BOOKIES"
 """Environment variable of executors: the settings of their bookies, as JSON; no secret is in it."""
 
 _EXECUTOR: Final = "spark.executorEnv."
-_START_SECONDS: Final = 30.0
+_START_SECONDS: Final = 60.0
 _LINGER_SECONDS_MAX: Final = 86_400.0
 _LOOK_SECONDS: Final = 0.1
 _WATCH_SECONDS: Final = 1.0
@@ -56,6 +56,7 @@ class BookieSettings:
         for name, path in (("directory", self.directory), ("cluster_secret_file", self.secret_file)):
             if path is not None and not os.path.isabs(path):
                 raise UsageError(f"{name} is {path!r:.200}; it takes an absolute path, as executors run elsewhere")
+        object.__setattr__(self, "directory", os.path.normpath(self.directory))
         if not 0.0 <= self.linger_s <= _LINGER_SECONDS_MAX:
             raise UsageError(f"linger_s is {self.linger_s!r}; it takes 0 to {_LINGER_SECONDS_MAX} seconds")
 
@@ -109,25 +110,28 @@ def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) ->
             finally:
                 os.close(lock)
         elif time.monotonic() > until:
-            raise PybkError(f"a bookie starts in {settings.directory} for {_START_SECONDS} seconds and does not serve")
+            raise PybkError(f"a bookie in {settings.directory} does not serve after {_START_SECONDS} seconds")
 
 
 def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
     """Start the process of a bookie, and wait until it serves; it has the lock from then on."""
     with suppress(FileNotFoundError):
         os.unlink(executor.file(settings.metadata, "json"))  # of one that was killed
-    started = subprocess.run(
-        [sys.executable, "-m", "pybk.spark.bookie_process", str(settings), *map(str, executor)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-        pass_fds=(lock,),
-        start_new_session=True,  # Spark hangs up the group of its workers
-        timeout=_START_SECONDS,
-        check=False,
-    )
-    if started.stderr:
+    try:
+        started = subprocess.run(
+            [sys.executable, "-m", "pybk.spark.bookie_process", str(settings), *map(str, executor)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            pass_fds=(lock,),
+            start_new_session=True,  # Spark hangs up the group of its workers
+            timeout=_START_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PybkError(f"a bookie in {settings.directory} does not serve after {_START_SECONDS} seconds") from None
+    if read_state(executor.file(settings.metadata, "json")) is None:
         said = started.stderr.decode(errors="replace").strip()
         raise PybkError(f"a bookie in {settings.directory} did not start: {said[-2000:]}")
 
@@ -213,7 +217,8 @@ def start_bookies(
         NotEnoughBookiesError: There were too few executors in time.
         PybkError: A bookie did not start.
 
-    With Spark Connect, where executors cannot be listed, executors that are busy all the time are left out.
+    A task of Spark's starts each of them, so that an executor is waited for until it has a free task slot. With Spark
+    Connect, where executors cannot be listed, those that have none are left out.
     """
     if metadata is None or directory is None:
         configured = spark.conf.get(f"{_EXECUTOR}{SETTINGS}", None)
@@ -228,14 +233,15 @@ def start_bookies(
     while True:
         there = executor_locations(spark)
         found = _started(ask_executors(spark, there, partial(_ensure, str(settings))))
-        if len(found) >= max(executors, len(there or ())):
+        wanted = max(executors, len(there or ()))
+        if len(found) >= wanted:
             if hold_slot:
                 hold_executors(spark, there, partial(_watch, settings.metadata))
             return found
         if time.monotonic() > until:
             raise NotEnoughBookiesError(
-                f"{len(found)} executors have a bookie after {timeout_s} seconds, not {executors}: see whether the "
-                "cluster has more, or ask for fewer"
+                f"{len(found)} executors have a bookie after {timeout_s} seconds, not {wanted}: see whether the "
+                "cluster has more, or ask for fewer, or wait until executors have a free task slot"
             )
         time.sleep(_LOOK_SECONDS)
 
@@ -244,7 +250,7 @@ def _ensure(settings: str) -> str:
     """Have the bookie of a task's executor serve; return what there is to say of it, as JSON."""
     try:
         return json.dumps({"bookie": asdict(ensure_bookie(BookieSettings.of(settings)))})
-    except (PybkError, OSError, subprocess.SubprocessError) as error:
+    except (PybkError, OSError) as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"})
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from typing import Final
 
@@ -32,7 +31,7 @@ def start_bookie() -> None:
         return
     try:
         ensure_bookie(BookieSettings.of(settings), Executor.of_daemon())
-    except (PybkError, OSError, subprocess.SubprocessError) as error:
+    except (PybkError, OSError) as error:
         # An exception would leave the executor without Python.
         logger.warning("pybk: this executor has no bookie: %s: %s", type(error).__name__, error)
 
