@@ -88,24 +88,17 @@ def pages() -> dict[str, str]:
     return found
 
 
-def read(local: bool, options: dict[str, str]) -> dict[str, Any]:
-    """Read ledgers; return how many rows there are, how long it took, and the executor and ledgers of each task."""
-    frame = read_local(session(), **options) if local else session().read.format("pybk").options(**options).load()
-    begun = time.perf_counter()
-    count = frame.select("ledger_id", "entry_id", "payload").toArrow().num_rows
-    took = time.perf_counter() - begun
-    return {
-        "count": count,
-        "seconds": took,
-        "tasks": frame.mapInArrow(_who, "answer string").toArrow()["answer"].to_pylist(),
-    }
+def read(options: dict[str, str]) -> list[Any]:
+    """Read ledgers by tasks beside them; return of each batch the executor, the ledgers and how many rows it has."""
+    answers = read_local(session(), **options).mapInArrow(_who, "answer string").toArrow()["answer"]
+    return [json.loads(answer) for answer in answers.to_pylist()]
 
 
 def _who(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Say which executor has which ledgers."""
+    """Say who reads what."""
     for batch in batches:
-        ledgers = sorted(set(batch.column("ledger_id").to_pylist()))
-        yield pa.RecordBatch.from_pydict({"answer": [json.dumps([Executor.of_task().name, ledgers])]})
+        answer = [Executor.of_task().name, sorted(set(batch.column("ledger_id").to_pylist())), batch.num_rows]
+        yield pa.RecordBatch.from_pydict({"answer": [json.dumps(answer)]})
 
 
 def explain(options: dict[str, str]) -> str:
@@ -120,13 +113,6 @@ def write(options: dict[str, str], count: int) -> None:
     """Write rows, each task its own."""
     frame = session().range(0, count, 1, 4).selectExpr("cast(cast(id as string) as binary) as payload")
     frame.write.format("pybk").options(**options).mode("append").save()
-
-
-def first_task() -> float:
-    """Return how many seconds a task takes."""
-    begun = time.perf_counter()
-    session().sparkContext.parallelize([0], 1).map(abs).collect()
-    return time.perf_counter() - begun
 
 
 def end() -> None:
