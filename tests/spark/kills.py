@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FILES, ROWS = 3, 200
 START_S = 300.0
+PASSWORD = "a password that nobody is told"
 LOCAL, CLUSTER = "local[2]", "local-cluster[2,1,1024]"
 
 
@@ -53,9 +54,12 @@ def new_session(master: str, directory: Path) -> SparkSession:
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.local.dir", str(directory / "local"))
         .config("spark.executorEnv.PYTHONPATH", path)
+        .config("spark.eventLog.enabled", "true")
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.dir", str(directory / "events"))
         .getOrCreate()
     )
-    session.sparkContext.setLogLevel("OFF")
+    session.sparkContext.setLogLevel("INFO")
     return session
 
 
@@ -93,6 +97,7 @@ def copy(spark: SparkSession, url: str, directory: Path, ledger_type: str, kill:
 def make_input(directory: Path) -> list[bytes]:
     """Write files of numbers, and return the payloads that they make."""
     (directory / "in").mkdir(parents=True)
+    (directory / "events").mkdir()
     for number in range(FILES):
         first = number * ROWS
         text = "\n".join(str(each) for each in range(first, first + ROWS))
@@ -119,6 +124,8 @@ def drive(order: str) -> None:
     """Be such a driver."""
     master, url, directory, ledger_type, kill = json.loads(order)
     spark = new_session(master, Path(directory))
+    options = options_of(url, ledgerType=f"{ledger_type}-batch", password=PASSWORD)
+    numbers(spark, 10).write.format("pybk").mode("append").options(**options).save()
     copy(spark, url, Path(directory), ledger_type, kill)
     spark.stop()
 

@@ -182,3 +182,11 @@ def test_manifests_say_what_they_were_told(count: int) -> None:
         decode_rows([entries[0][:-1]], where="manifest 7")
     with pytest.raises(CorruptError, match="newer pybk"):
         decode_rows([entries[0].replace(b'"format":1', b'"format":2')], where="manifest 7")
+
+
+def test_the_format_is_as_documented() -> None:
+    record = Record(chain=((7, 1), (9, 0)), epoch=2, runs=("a", "b"), last=3, query="q", floor_ns=5)
+    assert record.encode() == (
+        b'{"chain":[[7,1],[9,0]],"epoch":2,"floor_ns":5,"format":1,"last":3,"query":"q","runs":["a","b"]}'
+    )
+    assert encode_rows(3, [(1, 2, 3)]) == [b'{"format":1,"last":3,"ledgers":[[1,2,3]]}']

@@ -136,6 +136,11 @@ def test_a_stream_whose_driver_is_killed_goes_on_in_another(
     assert driver.wait(kills.START_S) != 0
     assert mark.read_text().startswith("after ")
     assert len(rows(place, "driver")) == kills.ROWS
+    events = [each for each in (tmp_path / "events").rglob("*") if each.is_file()]
+    told = "".join(each.read_text(errors="replace") for each in [tmp_path / "driver.log", *events])
+    assert "AppendData" in told
+    assert "WriteToDataSourceV2" in told
+    assert [secret for secret in (SECRET.decode(), kills.PASSWORD) if secret in told] == []
     copy(spark, cluster.url, tmp_path, "driver")
     assert rows(place, "driver") == payloads
     assert collect(place, "driver") == 0  # the repeated batch was found and deleted at once
@@ -148,7 +153,7 @@ def test_of_two_drivers_on_one_checkpoint_the_older_is_refused(
     kill = Kill("commit", 4, signal.SIGSTOP, 0, str(mark))
     older = begin_driver(LOCAL, cluster.url, tmp_path, "zombie", str(kill))
     try:
-        eventually(lambda: mark.exists() and mark.read_text().endswith(" "), kills.START_S)
+        eventually(lambda: mark.exists() and len(mark.read_text().split()) == 2, 120)
         copy(spark, cluster.url, tmp_path, "zombie")
         assert rows(place, "zombie") == payloads
         os.kill(int(mark.read_text().split()[-1]), signal.SIGCONT)
