@@ -242,6 +242,7 @@ def test_why_a_bookie_does_not_start_is_said(begin: Begin, settings: BookieSetti
         ensure_bookie(settings, executor)
     assert "another secret" not in str(caught.value)
     assert bookie_beside(executor, settings.metadata) is None
+    assert not os.path.exists(executor.file(settings.metadata, "lock")), "nothing is left behind"
     (tmp_path / "secret").write_bytes(SECRET)
     ensure_bookie(settings, executor)
     with pytest.raises(UsageError, match="slot-0, not /elsewhere"):

@@ -45,6 +45,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         PybkError, OSError: It cannot begin, or serves no more.
     """
     with ExitStack() as stack:
+        stack.callback(_forget, executor, settings.metadata, "lock")
         end = _End(executor)
         place = _take_slot(settings.directory, executor)
         _log_to(f"{place}.log")
@@ -60,7 +61,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
             rack=settings.rack,
         )
         stack.enter_context(closing(bookie))
-        stack.callback(_forget, executor, settings.metadata)
+        stack.callback(_forget, executor, settings.metadata, "json")
         ExecutorBookie(
             executor=executor.name,
             location=executor.location,
@@ -171,11 +172,10 @@ def _own_host(metadata: str) -> str:
 # ---- the process -----------------------------------------------------------------------------------------------------
 
 
-def _forget(executor: Executor, metadata: str) -> None:
-    """Leave no files behind that say that the bookie serves."""
-    for kind in ("json", "lock"):
-        with suppress(FileNotFoundError):
-            os.unlink(executor.file(metadata, kind))
+def _forget(executor: Executor, metadata: str, kind: str) -> None:
+    """Leave no file behind by which tasks look for the bookie."""
+    with suppress(FileNotFoundError):
+        os.unlink(executor.file(metadata, kind))
 
 
 def _log_to(path: str) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.errors import IllegalOperationError
+from pybk.spark.executor import Executor
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,13 +111,21 @@ def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: 
     def hold() -> None:
         sc.setJobGroup(HOLD_GROUP, "bookies hold their executors", interruptOnCancel=False)
         try:
-            placed(sc, [(b"", [location]) for location in wanted]).foreachPartition(lambda _: watch())
+            items = [(location.encode(), [location]) for location in wanted]
+            placed(sc, items).foreachPartition(partial(_hold, watch))
         except Exception as error:  # noqa: BLE001  # cancelled, or the session ended
             logger.info("executors are held no more: %s", type(error).__name__)
         finally:
             held.difference_update(wanted)
 
     InheritableThread(target=hold, name="pybk-hold", daemon=True).start()
+
+
+def _hold(watch: Callable[[], None], locations: Iterator[bytes]) -> None:
+    """Hold the executor of a location; a task that Spark has moved to another, as that one is lost, holds none."""
+    location = Executor.of_task().location or ""
+    if location.encode() in locations:
+        watch()
 
 
 def _answer(ask: Callable[[], str], _: Iterator[bytes]) -> list[str]:
