@@ -8,17 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, PybkError, UsageError
-from pybk.ledger import LedgerState
-from pybk.spark.connection import Connection, Where, connection
-from pybk.spark.jobs.ledgers import Place, chosen, cluster_of, exact_end_of, opens, secret_of, where_of
+from pybk.spark.connection import Where, connection
+from pybk.spark.jobs.ledgers import Place, chosen, cluster_of, secret_of, where_of
 from pybk.spark.jobs.spreading import spread
-from pybk.spark.jobs.transfer import COPY_OF, Header, Quorums, Target, finish, is_there, rounds, visible
+from pybk.spark.jobs.transfer import COPY_OF, Header, Plan, Quorums, Target, finish, is_there, planned, rounds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
-    from pybk.ledger import LedgerMetadata
     from pybk.spark.manifest import Written
 
 _ROUND_BYTES: Final = 4 << 30
@@ -47,16 +45,6 @@ class Copied:
     not_opened: tuple[int, ...]
     open: tuple[int, ...]
     failed: tuple[tuple[int, str], ...]
-
-
-class _Plan:
-    """What is to be copied, and what is not."""
-
-    def __init__(self) -> None:
-        self.headers: list[Header] = []
-        self.not_opened: list[int] = []
-        self.open: list[int] = []
-        self.failed: list[tuple[int, str]] = []
 
 
 def copy(
@@ -109,12 +97,11 @@ def copy(
     if origin == connection(there).manager._home.identity.store_id.hex():
         raise UsageError(f"{there} is where the ledgers are already; a copy is made in another cluster")
     to = Target(there, secret, COPY_OF, origin)
-    plan = _planned(found, to, secret, chosen(place, ledgers, ledger_type), open_too, quorums)
+    plan = planned(found, secret.read(), chosen(place, ledgers, ledger_type), open_too=open_too, quorums=quorums)
     before = to.there()
     wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]
-    copied: list[Header] = []
-    for group in rounds(wanted, _ROUND_BYTES, _ROUND_LEDGERS):
-        copied += _copy_round(spark, place, to, group, plan, quiet)
+    groups = rounds(wanted, _ROUND_BYTES, _ROUND_LEDGERS)
+    copied = [header for group in groups for header in _copy_round(spark, place, to, group, plan, quiet)]
     now = to.there()
     for header in copied:
         old = before.get(header.ledger_id)
@@ -127,41 +114,13 @@ def copy(
         copied=tuple(header.ledger_id for header in copied),
         bytes=sum(header.length for header in copied),
         not_opened=tuple(plan.not_opened),
-        open=tuple(plan.open),
+        open=tuple(plan.still_open),
         failed=tuple(plan.failed),
     )
 
 
-def _planned(
-    found: Connection,
-    to: Target,
-    password: Secret,
-    wanted: Sequence[LedgerMetadata],
-    open_too: bool,
-    quorums: Quorums | None,
-) -> _Plan:
-    """Decide what is to be copied, and how far."""
-    plan = _Plan()
-    for metadata in visible(found, wanted):
-        ledger_id = metadata.ledger_id
-        if metadata.state is not LedgerState.CLOSED and not open_too:
-            plan.open.append(ledger_id)
-        elif not opens(found.manager, metadata, password.read()):
-            plan.not_opened.append(ledger_id)
-        else:
-            try:
-                last, length = exact_end_of(found, metadata, password.read())
-            except NoSuchLedgerError:
-                continue  # deleted meanwhile
-            except PybkError as error:
-                plan.failed.append((ledger_id, str(error)))
-            else:
-                plan.headers.append(Header.of(metadata, last, length, quorums))
-    return plan
-
-
 def _copy_round(
-    spark: SparkSession, place: Where, to: Target, group: Sequence[Header], plan: _Plan, quiet: bool
+    spark: SparkSession, place: Where, to: Target, group: Sequence[Header], plan: Plan, quiet: bool
 ) -> list[Header]:
     """Copy some ledgers, which count then all at once; return those that were copied."""
     number = to.sink.record().last + 1

@@ -20,13 +20,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pybk.errors import CorruptError, NoSuchLedgerError, PybkError
-from pybk.ledger import LedgerState
+from pybk.errors import CorruptError
 from pybk.spark.connection import connection
 from pybk.spark.jobs.formats import reading
-from pybk.spark.jobs.ledgers import Place, chosen, exact_end_of, opens, secret_of, where_of
+from pybk.spark.jobs.ledgers import Place, chosen, secret_of, where_of
 from pybk.spark.jobs.spreading import shown_jobs
-from pybk.spark.jobs.transfer import Header, visible
+from pybk.spark.jobs.transfer import Header, planned
 from pybk.spark.options import BATCH_BYTES, Positions, SourceOptions
 
 if TYPE_CHECKING:
@@ -119,41 +118,25 @@ def export(
     secret = secret_of(password)
     found = connection(place)
     export_id = secrets.token_hex(16)
-    wanted = visible(found, chosen(place, ledgers, ledger_type))
-    rows: list[tuple[LedgerMetadata, Header]] = []
-    still_open, not_opened, failed = [], [], []
-    for metadata in wanted:
-        if metadata.state is not LedgerState.CLOSED and not open_too:
-            still_open.append(metadata.ledger_id)
-            continue
-        if not opens(found.manager, metadata, secret.read()):
-            not_opened.append(metadata.ledger_id)
-            continue
-        try:
-            rows.append((metadata, Header.of(metadata, *exact_end_of(found, metadata, secret.read()))))
-        except NoSuchLedgerError:
-            continue  # deleted meanwhile
-        except PybkError as error:
-            failed.append((metadata.ledger_id, str(error)))
-    entries = sum(header.entries for _, header in rows)
+    plan = planned(found, secret.read(), chosen(place, ledgers, ledger_type), open_too=open_too)
+    entries = sum(header.entries for header in plan.headers)
     with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
         to = f"{directory.rstrip('/')}/{ENTRIES_FOLDER}"
-        options = _options(place, secret, [header for _, header in rows])
+        options = _options(place, secret, plan.headers)
         spark.read.format(reading(spark, options)).load().write.mode(mode).parquet(to)
         written = spark.read.parquet(to).count()
         if written != entries:
             raise CorruptError(f"{to} has {written} entries of {entries}; the export is not complete: export again")
-        table = spark.createDataFrame([_row(export_id, *row) for row in rows], LEDGERS)
+        table = spark.createDataFrame([_row(export_id, *each) for each in plan.ledgers], LEDGERS)
         table.coalesce(1).write.mode(mode).parquet(f"{directory.rstrip('/')}/{LEDGERS_FOLDER}")
-    exported = {header.ledger_id for _, header in rows}
     return Exported(
         export_id=export_id,
-        ledgers=tuple(sorted(exported)),
+        ledgers=tuple(header.ledger_id for header in plan.headers),
         entries=entries,
-        bytes=sum(header.length for _, header in rows),
-        not_opened=tuple(not_opened),
-        open=tuple(still_open),
-        failed=tuple(failed),
+        bytes=sum(header.length for header in plan.headers),
+        not_opened=tuple(plan.not_opened),
+        open=tuple(plan.still_open),
+        failed=tuple(plan.failed),
     )
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.credentials import Secret
 from pybk.digest import DigestType
-from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
+from pybk.errors import IllegalOperationError, LedgerRecoveryError, NoSuchLedgerError, PybkError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
 from pybk.metadata.values import decode_json, encode_json, from_base64, to_base64
 from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.jobs.ledgers import exact_end_of, opens
 from pybk.spark.manifest import SINK_KEY, Sink, Written, committed, sink_ledgers
 from pybk.spark.record import Attempt
 
@@ -130,16 +131,26 @@ class Target:
 
     def there(self) -> dict[int, LedgerMetadata]:
         """Return the ledgers that are there and count, by what they were written after; of several the longest."""
+        return {ledger_id: found[0] for ledger_id, found in self._counting().items()}
+
+    def drop_outdated(self) -> None:
+        """Delete ledgers that count and of which there is a longer one."""
+        for found in self._counting().values():
+            for metadata in found[1:]:
+                self.delete(metadata.ledger_id)
+
+    def _counting(self) -> dict[int, list[LedgerMetadata]]:
+        """Return the ledgers that are there and count, by what they were written after, the longest first."""
         found = connection(self.where)
         assert found.metadata is not None, "the sink would not be one"
         counting = set(self.sink.committed())
-        there: dict[int, LedgerMetadata] = {}
+        there: dict[int, list[LedgerMetadata]] = {}
         for metadata in sink_ledgers(found.metadata, self.app_id):
             origin, _, name = metadata.custom_metadata.get(self.key, b"").decode(errors="replace").rpartition("/")
             if metadata.ledger_id in counting and origin == self.origin and name.isdecimal():
-                known = there.get(int(name))
-                if known is None or known.last_entry_id < metadata.last_entry_id:
-                    there[int(name)] = metadata
+                there.setdefault(int(name), []).append(metadata)
+        for several in there.values():
+            several.sort(key=lambda metadata: (-metadata.last_entry_id, metadata.ledger_id))
         return there
 
     def create(self, header: Header) -> LedgerWriter:
@@ -216,6 +227,64 @@ def is_there(metadata: LedgerMetadata | None, header: Header) -> bool:
         and metadata.state is LedgerState.CLOSED
         and (metadata.last_entry_id + 1, metadata.length) == (header.entries, header.length)
     )
+
+
+@dataclass(slots=True)
+class Plan:
+    """Which ledgers are written anew, and which are not.
+
+    Attributes:
+        ledgers: Those that are, with what is taken over from them.
+        not_opened: Ledgers whose password is another.
+        still_open: Ledgers that are not closed, and left out for that.
+        failed: Ledgers that are left out for other reasons, and why.
+    """
+
+    ledgers: list[tuple[LedgerMetadata, Header]] = field(default_factory=list)
+    not_opened: list[int] = field(default_factory=list)
+    still_open: list[int] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def headers(self) -> list[Header]:
+        """What is taken over from each ledger."""
+        return [header for _, header in self.ledgers]
+
+
+def planned(
+    found: Connection,
+    password: bytes | None,
+    wanted: Iterable[LedgerMetadata],
+    *,
+    open_too: bool,
+    quorums: Quorums | None = None,
+) -> Plan:
+    """Decide which ledgers are written anew, and how far.
+
+    Args:
+        found: Where they are.
+        password: Theirs; None stands for the empty one.
+        wanted: Those that were asked for; what a sink has not committed is as if it were not there.
+        open_too: Also those that are not closed, as far as they are confirmed now.
+        quorums: Other ones than the ledgers'.
+    """
+    plan = Plan()
+    for metadata in visible(found, wanted):
+        ledger_id = metadata.ledger_id
+        if metadata.state is not LedgerState.CLOSED and not open_too:
+            plan.still_open.append(ledger_id)
+        elif not opens(found.manager, metadata, password):
+            plan.not_opened.append(ledger_id)
+        else:
+            try:
+                last, length = exact_end_of(found, metadata, password)
+            except NoSuchLedgerError:
+                continue  # deleted meanwhile
+            except PybkError as error:
+                plan.failed.append((ledger_id, str(error)))
+            else:
+                plan.ledgers.append((metadata, Header.of(metadata, last, length, quorums)))
+    return plan
 
 
 def visible(found: Connection, ledgers: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
