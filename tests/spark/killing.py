@@ -64,7 +64,7 @@ class Kill:
     """Sends a signal, once, at a step that has a number.
 
     Attributes:
-        part: ``write`` or ``commit``.
+        part: ``write`` or ``commit``; ``commit1`` is that of batch 1.
         step: Which step of it, from 0.
         signal: The signal.
         pid: Which process gets it; 0 for the one that takes the step, -1 for the JVM that it works for.
@@ -88,13 +88,13 @@ class Kill:
         return f"{self.part} {self.step} {int(self.signal)} {self.pid} {self.mark}"
 
     @contextmanager
-    def armed(self, part: str) -> Iterator[None]:
-        """Watch the steps of a part."""
+    def armed(self, *names: str) -> Iterator[None]:
+        """Watch the steps of a part that has these names."""
         taken = 0
 
         def reach(name: str) -> None:
             nonlocal taken
-            if part == self.part and taken == self.step and self._first(name):
+            if self.part in names and taken == self.step and self._first(name):
                 os.kill(self.pid if self.pid > 0 else os.getpid() if self.pid == 0 else jvm_pid(), self.signal)
                 if self.pid:
                     signal.pause()  # nothing is done here before the other is gone
@@ -132,7 +132,7 @@ class KillingWriter(StreamWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit what tasks wrote."""
-        with self._kill.armed("commit"):
+        with self._kill.armed("commit", f"commit{batchId}"):
             super().commit(messages, batchId)
 
 

@@ -150,7 +150,7 @@ def test_of_two_drivers_on_one_checkpoint_the_older_is_refused(
     spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
 ) -> None:
     mark, payloads = tmp_path / "mark", make_input(tmp_path)
-    kill = Kill("commit", 4, signal.SIGSTOP, 0, str(mark))
+    kill = Kill("commit1", 4, signal.SIGSTOP, 0, str(mark))
     older = begin_driver(LOCAL, cluster.url, tmp_path, "zombie", str(kill))
     try:
         eventually(lambda: mark.exists() and len(mark.read_text().split()) == 2, 120)
