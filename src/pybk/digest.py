@@ -268,11 +268,11 @@ class _NoneDigest(EntryDigest):
         return b""
 
 
-def _crc_tables() -> tuple[int, npt.NDArray[np.uint32]]:
-    """Return the CRC of a header of zeros, and what each byte value at each place of a header changes in it.
+def _crc_table() -> npt.NDArray[np.uint32]:
+    """Return what each byte value at each place of a header changes in the header's CRC.
 
-    CRC-32C is linear, so a header's CRC is the XOR of what its bytes change: 32 look-ups, for all headers of a batch
-    at once.
+    CRC-32C is linear, so two headers' CRCs differ by the XOR of what the bytes change in which they differ: look-ups,
+    for all headers at once, of the few bytes in which those of a batch differ.
     """
     zeros = bytes(ENTRY_HEADER_BYTES)
     base = crc32c(zeros)
@@ -280,7 +280,7 @@ def _crc_tables() -> tuple[int, npt.NDArray[np.uint32]]:
     for place in range(ENTRY_HEADER_BYTES):
         for value in range(256):
             table[place, value] = base ^ crc32c(zeros[:place] + bytes((value,)) + zeros[place + 1 :])
-    return base, table
+    return table
 
 
 class _Crc32cDigest(EntryDigest):
@@ -290,18 +290,19 @@ class _Crc32cDigest(EntryDigest):
     digest_type = DigestType.CRC32C
     size = 4
 
-    _tables: ClassVar[tuple[int, npt.NDArray[np.uint32]] | None] = None
+    _table: ClassVar[npt.NDArray[np.uint32] | None] = None
 
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
         return _pack_crc(crc32c(payload, crc32c(header)))
 
     def _digest_many(self, headers: npt.NDArray[np.uint8], payloads: Iterable[bytes | memoryview]) -> bytes:
-        if _Crc32cDigest._tables is None:
-            _Crc32cDigest._tables = _crc_tables()
-        base, table = _Crc32cDigest._tables
-        header_crcs = np.full(len(headers), base, np.uint32)
-        for place in range(ENTRY_HEADER_BYTES):
-            header_crcs ^= table[place][headers[:, place]]
+        if _Crc32cDigest._table is None:
+            _Crc32cDigest._table = _crc_table()
+        first = headers[0]
+        header_crcs = np.full(len(headers), crc32c(first.tobytes()), np.uint32)
+        for place in np.flatnonzero((headers != first).any(axis=0)):
+            changes = _Crc32cDigest._table[place]
+            header_crcs ^= (changes ^ changes[first[place]])[headers[:, place]]
         values = map(crc32c, payloads, header_crcs.tolist())
         return np.fromiter(values, np.uint32, len(headers)).astype(">u4").tobytes()
 
