@@ -20,6 +20,7 @@ from pybk.spark.jobs.copy import copy
 from pybk.spark.jobs.export import export
 from pybk.spark.jobs.import_ import import_
 from pybk.spark.jobs.ledgers import chosen, where_of
+from pybk.spark.jobs.session import failure
 from pybk.spark.jobs.transfer import COPY_OF, IMPORT_OF, Header, Target, rounds, visible
 from pybk.spark.jobs.verify import verify
 from pybk.spark.manifest import SINK_KEY
@@ -304,8 +305,12 @@ def test_an_export_that_is_not_whole_makes_nothing(
     rows = spark.read.parquet(f"{directory}/entries").filter(f"ledger_id != {ledger_id} OR entry_id != 50")
     rows.write.parquet(f"{broken}/entries")
     spark.read.parquet(f"{directory}/ledgers").write.parquet(f"{broken}/ledgers")
-    with pytest.raises(Exception, match="not whole"):
+    with pytest.raises(Exception, match="not whole") as raised:
         import_(spark, target.url, broken, **TARGET)
+    assert str(failure(raised.value)).startswith(
+        f"CorruptError: behind entry 49 of ledger {ledger_id} come entries 51 "
+    )
+    assert failure(ValueError("none of Spark's")) is None
     assert shown(target) == []
     assert len(import_(spark, target.url, directory, **TARGET).imported) == 2
     spark.read.parquet(f"{directory}/entries").filter("entry_id < 99").write.parquet(f"{broken}/short")

@@ -190,10 +190,11 @@ class _Making:
             entry_ids, payloads = entry_ids[1:], payloads.slice(1)
         if self._writer is None or self._header is None or self._header.ledger_id != ledger_id:
             raise CorruptError(f"there are entries of ledger {ledger_id}, and no header; export again")
-        if not np.array_equal(entry_ids, np.arange(self._next, self._next + len(entry_ids))):
+        wrong = np.flatnonzero(entry_ids != np.arange(self._next, self._next + len(entry_ids)))
+        if len(wrong):
             raise CorruptError(
-                f"behind entry {self._next - 1} of ledger {ledger_id} come entries {entry_ids[0]} to {entry_ids[-1]}, "
-                "of which some are missing or twice: the export is not whole; export again"
+                f"entry {self._next + int(wrong[0])} of ledger {ledger_id} is missing, or one before it is there twice: "
+                "the export is not whole; export again"
             )
         self._next += len(entry_ids)
         if len(entry_ids):
