@@ -193,8 +193,8 @@ class _Making:
         wrong = np.flatnonzero(entry_ids != np.arange(self._next, self._next + len(entry_ids)))
         if len(wrong):
             raise CorruptError(
-                f"entry {self._next + int(wrong[0])} of ledger {ledger_id} is missing, or one before it is there twice: "
-                "the export is not whole; export again"
+                f"entry {self._next + int(wrong[0])} of ledger {ledger_id} is missing, or one before it is there "
+                "twice: the export is not whole; export again"
             )
         self._next += len(entry_ids)
         if len(entry_ids):
