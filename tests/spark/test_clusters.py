@@ -52,12 +52,7 @@ class Place:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of reads and writes."""
-        return {"metadataUri": self.url, "clusterSecretFile": str(self.secret)}
-
-    @property
-    def secret_options(self) -> dict[str, str]:
-        """Such options with the secret itself."""
+        """Options of reads and writes, the secret among them."""
         return {"metadataUri": self.url, "clusterSecret": SECRET.decode()}
 
     def connect(self) -> LedgerManager:
@@ -202,7 +197,7 @@ def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, p
     assert sorted(ledger for _, ledgers, _ in found for ledger in ledgers) == sorted(holders)
     for executor, ledgers, _ in found:
         assert {holders[ledger] for ledger in ledgers} == {bookies[executor]["bookie_id"]}
-    told = local.ask("explain", options={**place.secret_options, "ledgerType": "beside"})
+    told = local.ask("explain", options={**place.options, "ledgerType": "beside"})
     assert "MapInArrow" in told
     assert SECRET.decode() not in told
 
