@@ -24,6 +24,7 @@ from pybk.spark.jobs.tier import tier
 from pybk.spark.jobs.verify import Replica, verify
 from pybk.storage.store import Store
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.processes import eventually
 from tests.realstore import open_quick
 
 if TYPE_CHECKING:
@@ -57,6 +58,17 @@ def fill(manager: LedgerManager, count: int, **arguments: Any) -> int:
         for number in range(count):
             writer.append(payload(number))
     return writer.ledger_id
+
+
+def until_confirmed(cluster: Inside, ledger_id: int, last: int, password: bytes = PASSWORD) -> None:
+    """Wait until who does not write a ledger is told that an entry is confirmed, which comes a moment later."""
+    other = cluster.connect()
+
+    def told() -> bool:
+        with other.open_ledger(ledger_id, password=password, recover=False) as reader:
+            return reader.last_add_confirmed >= last
+
+    eventually(told)
 
 
 def service_of(cluster: Inside, name: str) -> BookieService:
@@ -182,6 +194,7 @@ def test_what_is_confirmed_of_an_open_ledger_is_checked(spark: SparkSession, clu
         for number in range(20):
             writer.append(payload(number))
         writer.force()
+        until_confirmed(cluster, writer.ledger_id, 19)
         found = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
         assert found.sound
         assert found.replicas == 3
@@ -318,7 +331,7 @@ def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster
     hinted = fill(client, 10, storage_hints={StorageHint.SSD}, digest_type=DigestType.CRC32C)
     with client.create_ledger(password=PASSWORD) as writer:
         writer.append(payload(0))
-        writer.force()
+        until_confirmed(cluster, writer.ledger_id, 0)
         home = client._home
         assert isinstance(home, ClusterHome)
         noted = client.ledger_metadata(hinted).fragments[0].ensemble[1]

@@ -26,6 +26,7 @@ from pybk.spark.jobs.verify import verify
 from pybk.spark.manifest import SINK_KEY
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import contents, open_quick
+from tests.spark.test_jobs import until_confirmed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,6 +144,7 @@ def test_an_open_ledger_is_copied_as_far_as_it_is_confirmed(
     here, there = source.connect(), target.connect()
     with here.create_ledger(password=PASSWORD) as writer:
         writer.append_many([b"first", b"second"])
+        until_confirmed(source, writer.ledger_id, 1, PASSWORD)
         first = copy(spark, source.url, target.url, **BOTH, open_too=True)
         assert contents(there, first.ledgers[writer.ledger_id], PASSWORD) == [b"first", b"second"]
         writer.append(b"third")

@@ -199,7 +199,7 @@ def verify(
         repaired=repaired,
         not_opened=plain if given else (),
         unauthenticated=() if given else plain,
-        left=tuple(left),
+        left=tuple(dict.fromkeys(left)),
     )
 
 
