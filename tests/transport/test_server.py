@@ -119,6 +119,20 @@ def test_a_forged_greeting_begins_no_session(raw: RawClient) -> None:
     assert (raw.server.counters.forged, raw.server.counters.garbage) == (1, 2)
 
 
+def test_garbage_delays_no_request(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_RECEIVED_MAX", 8)
+    for _ in range(100):
+        raw.socket.send(b"garbage")
+    raw.socket.send_multipart(raw.request(add()))
+    time.sleep(0.3)  # so that all of it waits, and no more signals come
+    arrived: list[Any] = []
+    begin = time.monotonic()
+    while not arrived:
+        arrived += raw.server.receive(2000)
+    assert time.monotonic() - begin < 1.5
+    assert raw.server.counters.garbage == 100
+
+
 def test_a_changed_head_is_dropped(raw: RawClient) -> None:
     draw = random.Random(3)
     for _ in range(50):

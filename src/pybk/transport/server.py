@@ -234,8 +234,8 @@ class Server:
         Cost: 10 microseconds per request, and the checksum of its entries.
         """
         arrived: list[tuple[Peer, int, WireRequest]] = []
-        self._take(arrived)  # replying may have taken the signal that something came
-        ready = self._epoll.poll(0 if arrived else timeout_ms / 1000)
+        more = self._take(arrived)  # replying may have taken the signal that something came
+        ready = self._epoll.poll(0 if arrived or more else timeout_ms / 1000)
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
@@ -246,16 +246,18 @@ class Server:
         self.counters.received += len(arrived)
         return arrived
 
-    def _take(self, arrived: list[tuple[Peer, int, WireRequest]]) -> None:
-        """Take what waits in the socket."""
+    def _take(self, arrived: list[tuple[Peer, int, WireRequest]]) -> bool:
+        """Take what waits in the socket, up to a bound; tell whether more may wait, which no signal will tell."""
         socket = self._socket
         recv = socket.recv
         size = 0
         now_ns = time.monotonic_ns()
         option: Callable[[int], Any] = socket.get
         for _ in range(_RECEIVED_MAX):
-            if size >= _RECEIVED_BYTES_MAX or not option(zmq.EVENTS) & _READABLE:
-                return
+            if not option(zmq.EVENTS) & _READABLE:
+                return False
+            if size >= _RECEIVED_BYTES_MAX:
+                return True
             routing_id = recv(_DONT_WAIT)
             head = recv(_DONT_WAIT)
             bodies: list[memoryview] = []
@@ -268,6 +270,7 @@ class Server:
             request = self._admit(routing_id, head, bodies, now_ns)
             if request is not None:
                 arrived.append(request)
+        return True
 
     def _admit(
         self, routing_id: bytes, head: bytes, bodies: Sequence[memoryview], now_ns: int
