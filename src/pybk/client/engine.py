@@ -66,7 +66,7 @@ class Wire(Protocol):
     """The links to bookies; used by the holder of the baton alone, but for ``interrupt``."""
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
-        """Send a request; False if it cannot be sent now, and so was not."""
+        """Send a request, now or when there is room; False if the bookie is not there."""
 
     def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
         """Return replies by request id, None for those that will not come; waits for the first of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -68,6 +69,7 @@ class BookieWire:
         self._by_bookie: dict[Bookie, Link] = {}
         self._granted: dict[int, None] = {}
         self._asked: dict[int, tuple[RemoteLedger, Request, int]] = {}
+        self._held: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
         self._sweep_ns = 0
         self._packet: tuple[WriteLac, LacPacket] | None = None
 
@@ -93,13 +95,14 @@ class BookieWire:
         self._by_bookie.clear()
         self._granted.clear()
         self._asked.clear()
+        self._held.clear()
         try:
             old.close()
         except Exception:  # whatever the interrupt left half done: nobody uses it any more
             logger.warning("links that an interrupt left cannot be closed", exc_info=True)
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
-        """Send a request; False if the bookie is not there, or owes too much."""
+        """Send a request, or hold it until the bookie owes less; False if the bookie is not there."""
         link = self._link_to(bookie)
         if link is None:
             return False
@@ -111,10 +114,33 @@ class BookieWire:
             timeout_ns += request.wait_ns
         elif type(request) is Move:
             timeout_ns = MOVE_NS
-        if not link.send(request_id, message, timeout_ns):
-            return False
+        if bookie in self._held or not link.send(request_id, message, timeout_ns):
+            self._held.setdefault(bookie, deque()).append((request_id, message, timeout_ns))
         self._asked[request_id] = ledger, request, time.monotonic_ns() + timeout_ns + _GRACE_NS
         return True
+
+    def _send_held(self) -> list[tuple[int, None]]:
+        """Send what was held, as far as there is room, in order; return what cannot be sent any more.
+
+        How much is held is bounded by who asks: threads wait for what they read, and writers for what they appended.
+        """
+        lost: list[tuple[int, None]] = []
+        for bookie, held in list(self._held.items()):
+            link = self._link_to(bookie)
+            while held:
+                request_id, message, timeout_ns = held[0]
+                asked = self._asked.get(request_id)
+                if link is None and asked is not None:
+                    del self._asked[request_id]
+                    lost.append((request_id, None))
+                elif link is not None and asked is not None:
+                    if not link.send(request_id, message, timeout_ns):
+                        break
+                    self._asked[request_id] = *asked[:2], time.monotonic_ns() + timeout_ns + _GRACE_NS
+                held.popleft()
+            if not held:
+                del self._held[bookie]
+        return lost
 
     def _link_to(self, bookie: Bookie) -> Link | None:
         """Return the link to where a bookie is now; one to where it was is closed, which ends what was asked there."""
@@ -164,6 +190,8 @@ class BookieWire:
                 replies.append((request_id, None))
             else:
                 replies.append((request_id, _checked(ledger, request, reply)))
+        if self._held:
+            replies += self._send_held()
         now_ns = time.monotonic_ns()
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + _GRACE_NS

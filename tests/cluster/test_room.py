@@ -1,0 +1,83 @@
+"""What there is no room for on the way to a bookie waits, and is taken for no failure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pybk.client.wire import BookieWire
+from pybk.manager import LedgerManager
+from pybk.transport.links import OUTSTANDING_BYTES_MAX
+from tests.cluster.inside import Inside, inside
+
+PASSWORD = b"correct horse"
+READ_BYTES = 4 << 20
+PAYLOADS = [random.Random(1).randbytes(256 << 10)] * 24
+THREADS = 12
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path, count=1, secret=None) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests were held when some of them were sent."""
+    found = []
+    send_held = BookieWire._send_held
+
+    def watched(wire: BookieWire) -> list[tuple[int, None]]:
+        found.append(sum(map(len, wire._held.values())))
+        return send_held(wire)
+
+    monkeypatch.setattr(BookieWire, "_send_held", watched)
+    return found
+
+
+def write(client: LedgerManager) -> int:
+    with client.create_ledger(password=PASSWORD, ensemble_size=1) as writer:
+        writer.append_many(PAYLOADS)
+    return writer.ledger_id
+
+
+def test_many_threads_read_much_at_once(one: Inside, held: list[int]) -> None:
+    client = one.connect()
+    ledger_id = write(client)
+    assert THREADS * READ_BYTES > OUTSTANDING_BYTES_MAX
+
+    def read(_: int) -> int:
+        with client.open_ledger(ledger_id, password=PASSWORD) as reader:
+            first = 0
+            while first < len(PAYLOADS):
+                first += len(reader.read_batch(first, max_bytes=READ_BYTES))
+        return first
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        assert list(threads.map(read, range(THREADS))) == [len(PAYLOADS)] * THREADS
+    assert max(held) > 0
+
+
+def test_many_writers_append_much_at_once(one: Inside, held: list[int]) -> None:
+    client = one.connect()
+    with ThreadPoolExecutor(THREADS) as threads:
+        ids = list(threads.map(lambda _: write(client), range(THREADS)))
+    assert max(held) > 0
+    for ledger_id in ids:
+        found = client.ledger_metadata(ledger_id)
+        assert (found.last_entry_id, len(found.fragments)) == (len(PAYLOADS) - 1, 1)
+
+
+def test_what_is_held_for_a_bookie_that_goes_is_answered(one: Inside, held: list[int]) -> None:
+    client = one.connect()
+    writers = [client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(THREADS)]
+    futures = [writer.append_many_async(PAYLOADS) for writer in writers]
+    one.bookies[0].close()
+    for future in futures:
+        error = future.exception(60)
+        assert error is None or getattr(error, "outcome_unknown", False), error
