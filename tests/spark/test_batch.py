@@ -198,6 +198,14 @@ def test_pushed_filters_save_reading(spark: SparkSession, store: Filled) -> None
         assert rows(frame) == expected({1: range(50)})
 
 
+def test_the_first_entries_are_taken_before_filters_pushed_or_not(spark: SparkSession, store: Filled) -> None:
+    for on in (False, True):
+        with pushing(spark, on):
+            assert rows(read(spark, store, ledger=0, maxEntries=20).where("entry_id >= 15")) == expected(
+                {0: range(15, 20)}
+            )
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

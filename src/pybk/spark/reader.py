@@ -87,6 +87,8 @@ class PushingReader(PlainReader):
     """Reads only what filters on ids leave."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take filters; those that are returned are left to Spark."""
+        """Take filters; those that are returned are left to Spark: all, if only the first entries are read at all."""
+        if self._options.max_entries is not None:
+            return filters
         self._ledgers, self._entries, rest = push(filters)
         return rest

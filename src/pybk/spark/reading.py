@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
 
-from pybk.errors import NoSuchLedgerError
+from pybk.errors import EntryUnknownError, NoSuchLedgerError
 from pybk.spark.columns import Columns
 from pybk.spark.connection import connection, task_connection
 from pybk.spark.planning import Piece
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from pybk.reader import LedgerReader
     from pybk.spark.options import SourceOptions
+
+_LATE_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +62,7 @@ def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Pie
     Raises:
         NoSuchLedgerError: A ledger is gone, unless that is to be borne.
         DigestMismatchError, CorruptError: An entry is not what was written, or is missing.
+        EntryUnknownError: An entry is there, and those who have it do not answer.
         UnauthorizedError: The password is not that of a ledger.
     """
     manager = task_connection(options.where).manager
@@ -66,6 +72,7 @@ def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Pie
         try:
             with manager.open_ledger(piece.ledger_id, password=password, recover=False) as reader:
                 columns = Columns(schema, reader.metadata)
+                _wait_for(reader, piece.last)
                 while first <= piece.last:
                     entries = reader.read_batch(first, max_bytes=options.batch_bytes, last=piece.last)
                     yield columns.batch(entries)
@@ -74,6 +81,24 @@ def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Pie
             if options.fail_on_data_loss:
                 raise gone([piece.ledger_id]) from error
             logger.warning("ledger %d is gone; entries %d to %d are left out", piece.ledger_id, first, piece.last)
+
+
+def _wait_for(reader: LedgerReader, last: int) -> None:
+    """Wait until an entry that is known to be confirmed is so here, too.
+
+    Bookies learn the last add confirmed one after the other, and a store's readers see it when they look: who planned
+    may have known more than this process does.
+    """
+    deadline = time.monotonic() + _LATE_SECONDS
+    while reader.last_add_confirmed < last and not reader.is_closed and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        reader.read_last_add_confirmed()
+    if reader.last_add_confirmed < last:
+        raise EntryUnknownError(
+            f"ledger {reader.ledger_id} was confirmed up to entry {last} when this was planned, and "
+            f"{_LATE_SECONDS:.0f} s later those who answer know of {reader.last_add_confirmed}; start the bookies that "
+            "are missing, or open the ledger with recovery if its writer is gone"
+        )
 
 
 def payload_bytes(options: SourceOptions, piece: Piece) -> int:
