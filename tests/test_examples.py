@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from pybk import LedgerManager, StorageHint, UnauthorizedError
+from tests.spark import clusters
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PASSWORD = b"s3cret"
@@ -64,6 +66,25 @@ def test_cluster(tmp_path: Path) -> None:
     before, after = (set(line.split(": ")[1].split(", ")) for line in (first, second))
     assert (len(before), len(after), len(before & after)) == (3, 3, 2)
     assert read == "201 entries read"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[3,1,1024]"])
+def test_pipeline(master: str, tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("".join(f"{'x' * (number % 7)} {number}\n" for number in range(3000)))
+    environment = clusters.environment(tmp_path)
+    done = subprocess.run(
+        command("pipeline", tmp_path / "input", "--master", master, "--directory", tmp_path / "all"),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "All 3,000 lines are there, and each of 435 words was counted exactly." in done.stdout
+    killed = re.search(r"killed executor \d and its bookie \S+ with SIGKILL", done.stdout)
+    assert (killed is not None) == (master != "local[2]")
 
 
 def test_producers_asked_for_help_make_no_store(tmp_path: Path) -> None:

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.spark import clusters
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -35,7 +39,7 @@ def test_the_example_is_the_same_program() -> None:
 def test_the_two_commands_stand_at_the_top() -> None:
     first = blocks("sh")[0]
     assert README.index("make demo") < 400
-    targets = re.findall(r"^(\w+): \$\(VENV\)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+): \$\(VENV\)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     named = re.findall(r"^make (\w+)", first, re.MULTILINE)
     assert named == ["demo", "test"]
     assert set(named) <= set(targets)
@@ -51,7 +55,7 @@ def test_the_commands_exist() -> None:
     )
     assert run.returncode == 0, run.stderr
     named = set(re.findall(r"(?:`|^)pybk ([a-z-]+)", README, re.MULTILINE))
-    assert named == {"verify", "dump", "rebuild-index", "ls", "cat", "bookie"}
+    assert named == {"verify", "dump", "rebuild-index", "ls", "cat", "bookie", "spark"}
     assert [name for name in named if not re.search(rf"\b{name}\b", run.stdout)] == []
 
 
@@ -78,3 +82,21 @@ def test_the_cluster_of_the_readme_can_be_had(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.timeout(180)
+def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
+    (tmp_path / "pasted.py").write_text(blocks("python")[0], encoding="utf-8")
+    (tmp_path / "spark.py").write_text(blocks("python")[2], encoding="utf-8")
+    for program in ("pasted.py", "spark.py"):
+        run = subprocess.run(
+            [sys.executable, program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=170,
+            check=False,
+            env=clusters.environment(tmp_path),
+        )
+        assert run.returncode == 0, run.stderr
+    assert re.search(r"\| +0\| +1\| +second\| +6\|", run.stdout), run.stdout
