@@ -18,7 +18,7 @@ from bench.spark.bookies import colocated
 from bench.spark.reading import DIGESTS, fill
 from bench.spark.session import session
 from pybk import DigestType, LedgerManager
-from pybk.spark.jobs.verify import verify
+from pybk.spark import verify
 
 ENOUGH: Final = at_least(300)
 
