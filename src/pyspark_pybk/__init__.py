@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pybk.spark.stream import StreamReader
     from pyspark.sql.types import StructType
 
     from pybk.spark.reader import PlainReader
+    from pybk.spark.stream import StreamReader
     from pybk.spark.writer import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
@@ -40,9 +40,8 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         """Return what reads on and on."""
-        from pybk.spark.stream import StreamReader
-
         from pybk.spark.options import source_options
+        from pybk.spark.stream import StreamReader
 
         return StreamReader(source_options(self.options, streaming=True), schema)
 

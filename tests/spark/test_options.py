@@ -115,7 +115,7 @@ def test_options_of_a_write() -> None:
         ({**ONE, "ledgerType": "x"}, "exactly one.*ledger, ledgerType"),
         ({**ONE, "clusterSecret": "hush"}, "metadataUri"),
         ({**ONE, "password": "hush", "passwordFile": "/f"}, "give one"),
-        ({**ONE, "pasword": "hush"}, "did you mean password"),
+        ({**ONE, "passwort": "hush"}, "did you mean password"),
         ({**ONE, "maxEntrys": "1"}, "did you mean maxEntries"),
         ({**ONE, "zzz": "1"}, "there are path, metadataUri"),
         ({**ONE, "writeQuorum": "1"}, "writeQuorum is not one of a read"),

@@ -183,7 +183,7 @@ for page in ("api/v1/applications", "SQL/", "jobs/", "environment/", "StreamingQ
 app = spark.sparkContext.applicationId
 print(urllib.request.urlopen(f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{app}/sql?details=true").read().decode())
 try:
-    spark.read.format("pybk").options(**options, pasword="again").load()
+    spark.read.format("pybk").options(**options, passwort="again").load()
 except Exception as error:
     print(error)
 spark.stop()
