@@ -86,17 +86,15 @@ def test_the_cluster_of_the_readme_can_be_had(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
-    (tmp_path / "pasted.py").write_text(blocks("python")[0], encoding="utf-8")
-    (tmp_path / "spark.py").write_text(blocks("python")[2], encoding="utf-8")
-    for program in ("pasted.py", "spark.py"):
-        run = subprocess.run(
-            [sys.executable, program],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=170,
-            check=False,
-            env=clusters.environment(tmp_path),
-        )
-        assert run.returncode == 0, run.stderr
+    (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[2]}", encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "both.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+        env=clusters.environment(tmp_path),
+    )
+    assert run.returncode == 0, run.stderr
     assert re.search(r"\| +0\| +1\| +second\| +6\|", run.stdout), run.stdout
