@@ -120,6 +120,14 @@ def begin_driver(master: str, url: str, directory: Path, ledger_type: str, kill:
         )
 
 
+def end_of(driver: subprocess.Popen[bytes]) -> int:
+    """Wait for a driver and return its exit status; it does not outlive this."""
+    try:
+        return driver.wait(START_S)
+    finally:
+        driver.kill()
+
+
 def drive(order: str) -> None:
     """Be such a driver."""
     master, url, directory, ledger_type, kill = json.loads(order)
@@ -188,7 +196,7 @@ def play_round(rng: random.Random, url: str, directory: Path, ledger_type: str) 
         driver = begin_driver(
             master, url, directory, ledger_type, str(Kill(part, step, signal.SIGKILL, who, str(mark)))
         )
-        driver.wait(START_S)
+        end_of(driver)
         if mark.exists():
             victim = "worker" if who == 0 else "driver" if part == "commit" or master == LOCAL else "executor"
             told[f"{victim} killed in {part} before {mark.read_text().split(' ')[0]}"] += 1
@@ -196,7 +204,7 @@ def play_round(rng: random.Random, url: str, directory: Path, ledger_type: str) 
             told["no kill: the step was not reached"] += 1
         check_order(place_of(url), ledger_type, expected, complete=False)
     driver = begin_driver(LOCAL, url, directory, ledger_type, "")
-    if driver.wait(START_S):
+    if end_of(driver):
         raise AssertionError(f"the last start failed: {(directory / 'driver.log').read_text()[-3000:]}")
     told["orphans collected"] += collect(place_of(url), ledger_type)
     check_order(place_of(url), ledger_type, expected, complete=True)
