@@ -164,15 +164,16 @@ def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(tree: LmdbTre
 def test_a_turn_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
     tree, other = LmdbTree(path, timeout_s=0.2), LmdbTree(path)
-    with other._turn(1):
-        began = time.monotonic()
-        with pytest.raises(MetadataUnreachableError, match=f"process {os.getpid()}") as refused:
-            tree.create("key", b"v")
-        assert 0.2 <= time.monotonic() - began < 1
-        assert not refused.value.outcome_unknown
-        assert tree.get("key") is None, "who reads does not wait"
+    turn = other._file.try_turn()
+    began = time.monotonic()
+    with pytest.raises(MetadataUnreachableError, match=f"process {os.getpid()}") as refused:
+        tree.create("key", b"v")
+    assert 0.2 <= time.monotonic() - began < 1
+    assert not refused.value.outcome_unknown
+    assert tree.get("key") is None, "who reads does not wait"
+    other._file.end_turn(turn)
     tree.create("key", b"v")
-    with tree._turn(1):
+    with tree._turn_lock:
         thread_error: list[BaseException] = []
 
         def write() -> None:

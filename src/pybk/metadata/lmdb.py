@@ -228,39 +228,50 @@ class LmdbTree:
 
     def _change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
         """Run a change in a transaction of its own, with its number; returns its result and the number."""
-        with self._damage(), self._turn(self._timeout_s if timeout_s is None else timeout_s):
+        with self._damage():
+            return self._in_turn(change, self._timeout_s if timeout_s is None else timeout_s)
+
+    def _in_turn(self, change: Callable[[WriteTransaction, int], T], timeout_s: float) -> tuple[T, int]:
+        """Wait for this writer's turn, no longer than the deadline, and make the change."""
+        self._file.usable()
+        deadline = time.monotonic() + timeout_s
+        turn = 0
+        if not self._turn_lock.acquire(timeout=timeout_s):
+            raise MetadataUnreachableError(
+                f"{self._path}: other threads of this process have been changing the metadata store for {timeout_s} s"
+            )
+        # No context managers of generators: an interrupt on the way into or out of one would leave the turn with it.
+        try:
+            turn = self._wait_for_turn(deadline, timeout_s)
             with self._environment.write() as transaction:
                 number = records.last_number(transaction) + 1
                 result = change(transaction, number)
                 records.put_last_number(transaction, number)
             return result, number
-
-    @contextmanager
-    def _turn(self, timeout_s: float) -> Iterator[None]:
-        """Wait for this writer's turn, no longer than the deadline."""
-        self._file.usable()
-        deadline = time.monotonic() + timeout_s
-        if not self._turn_lock.acquire(timeout=timeout_s):
-            raise MetadataUnreachableError(
-                f"{self._path}: other threads of this process have been changing the metadata store for {timeout_s} s"
-            )
-        turn, pause = 0, _PAUSE_MIN_S
-        try:
-            patient = time.monotonic() + _PATIENCE_S
-            while not (turn := self._file.try_turn()):
-                now = time.monotonic()
-                if now >= deadline:
-                    raise self._turn_denied(timeout_s)
-                if now >= patient:
-                    self._file.let_finish()
-                    patient = now + _PATIENCE_S
-                time.sleep(pause)
-                pause = min(pause * 1.5, _PAUSE_MAX_S)
-            yield
         finally:
             # Whether there is a turn to end or not: an interrupt may have come before it was known.
-            self._file.end_turn(turn)
-            self._turn_lock.release()
+            try:
+                self._file.end_turn(turn)
+            except KeyboardInterrupt:
+                self._file.end_turn(turn)  # the first may not have come so far, and other processes wait for it
+                raise
+            finally:
+                self._turn_lock.release()
+
+    def _wait_for_turn(self, deadline: float, timeout_s: float) -> int:
+        """Wait until no other process has the turn; returns its name."""
+        pause = _PAUSE_MIN_S
+        patient = time.monotonic() + _PATIENCE_S
+        while not (turn := self._file.try_turn()):
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._turn_denied(timeout_s)
+            if now >= patient:
+                self._file.let_finish()
+                patient = now + _PATIENCE_S
+            time.sleep(pause)
+            pause = min(pause * 1.5, _PAUSE_MAX_S)
+        return turn
 
     def _turn_denied(self, timeout_s: float) -> MetadataUnreachableError:
         pid = self._file.turn_holder()
