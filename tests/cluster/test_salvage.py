@@ -6,8 +6,10 @@ import logging
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from pybk.client import limbo
 from pybk.client.limbo import Mender
 from pybk.config import StoreConfig
 from pybk.errors import CookieError, LedgerFencedError
+from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.manager import LedgerManager
 from pybk.replication.bookie import BookieMachine, Respond
@@ -55,10 +58,11 @@ def logs(cluster: Inside) -> list[Path]:
     return sorted((cluster.directory / "bookie-0" / "nvme").glob("*.log"))
 
 
-def checkpoint(cluster: Inside) -> None:
-    """Have the index name the log files of bookie-0."""
-    replicas = Replicas.open(str(cluster.directory / "bookie-0"), config=StoreConfig(**QUICK))
-    replicas.store.maintenance.checkpoint()
+@contextmanager
+def offline(cluster: Inside, **settings: Any) -> Iterator[Replicas]:
+    """Open what bookie-0 keeps, while it does not run."""
+    replicas = Replicas.open(str(cluster.directory / "bookie-0"), config=StoreConfig(**{**QUICK, **settings}))
+    yield replicas
     replicas.close()
 
 
@@ -80,10 +84,21 @@ def middle_of_log_destroyed(cluster: Inside) -> None:
     path.write_bytes(data)
 
 
-def kept_file_lost(cluster: Inside) -> None:
-    checkpoint(cluster)
-    (kept,) = (cluster.directory / "bookie-0" / "nvme").glob("*.cold")
-    kept.unlink()
+def kept_log_lost(cluster: Inside) -> None:
+    """Lose a log file that is below the mark, where it stays if it is filled well enough."""
+    with offline(cluster, fill_ratio=0.01) as replicas:
+        replicas.store.maintenance.checkpoint()
+    logs(cluster)[0].unlink()
+
+
+def cold_files_lost(cluster: Inside) -> None:
+    with offline(cluster) as replicas:
+        for ledger_id in replicas.ledgers():
+            replicas.move(ledger_id, StorageHint.HDD)
+    lost = list((cluster.directory / "bookie-0").rglob("*.cold"))
+    assert lost
+    for path in lost:
+        path.unlink()
 
 
 def watermark_lost(cluster: Inside) -> None:
@@ -111,7 +126,8 @@ def entries(service: BookieService, ledger_id: int, count: int) -> dict[int, byt
 
 
 @pytest.mark.parametrize(
-    "harm", [first_log_lost, log_destroyed, middle_of_log_destroyed, kept_file_lost, watermark_lost]
+    "harm",
+    [first_log_lost, log_destroyed, middle_of_log_destroyed, kept_log_lost, cold_files_lost, watermark_lost],
 )
 def test_a_bookie_that_lost_something_durable_gets_it_back(
     three: Inside, gate: threading.Event, harm: Callable[[Inside], None], caplog: pytest.LogCaptureFixture
