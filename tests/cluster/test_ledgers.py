@@ -118,6 +118,30 @@ def test_a_long_read_is_shared_by_the_bookies_and_by_those_that_are_left(
             three.bookies[0].close()
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 3, 2), (4, 2, 2)])
+@pytest.mark.parametrize("max_bytes", [400_000, 3 << 20])
+def test_a_read_has_the_bytes_asked_for_though_entries_are_longer_than_those_before(
+    five: Inside, shape: tuple[int, int, int], max_bytes: int
+) -> None:
+    client = five.connect()
+    small, large, count = 2000, 50_000, 400
+    with client.create_ledger(password=b"p", **sizes(shape)) as writer:
+        writer.append_many([b"s" * 20] * small)
+        for _ in range(0, count, 100):
+            writer.append_many([b"L" * large] * 100)
+    with client.open_ledger(writer.ledger_id, password=b"p") as reader:
+        assert len(reader.read_batch(0, max_bytes=max_bytes)) > 1  # shows how short entries are
+        first, read = small, []
+        while first < small + count:
+            batch = reader.read_batch(first, max_bytes=max_bytes)
+            assert batch.entry_ids.tolist() == list(range(first, first + len(batch)))
+            read.append(int(batch.sizes.sum()))
+            first += len(batch)
+        striped = shape[0] > shape[1]
+        assert max(read) <= (shape[0] if striped else 1) * max_bytes + large
+        assert min(read[:-1]) > max_bytes * 3 // 4
+
+
 def test_three_bookies_of_which_two_acknowledge_are_the_default(five: Inside) -> None:
     metadata = five.connect().create_ledger().metadata
     assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == (3, 3, 2)

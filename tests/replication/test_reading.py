@@ -23,7 +23,7 @@ from pybk.replication.messages import (
     WakeAt,
     Woken,
 )
-from pybk.replication.reading import LacMachine, ReadMachine, stretches
+from pybk.replication.reading import NO_LIMIT, LacMachine, ReadMachine, stretches
 from tests.replication.driving import LEDGER, Driven, bookie, metadata, run
 
 NO = ReadReply(Status.NO_SUCH_ENTRY)
@@ -39,6 +39,7 @@ class Reading(Driven):
         rank: dict[Bookie, int] | None = None,
         residues: frozenset[int] | None = None,
         parts: int = 1,
+        total_bytes: int = NO_LIMIT,
     ) -> None:
         super().__init__(
             ReadMachine(
@@ -50,6 +51,7 @@ class Reading(Driven):
                 rank=rank or {},
                 residues=residues,
                 parts=parts,
+                total_bytes=total_bytes,
             )
         )
         self.take(self.machine.start(0))
@@ -117,6 +119,62 @@ def test_there_are_no_more_parts_than_entries_and_none_where_write_sets_differ()
     assert [first for _, first, _ in Reading(5, 6, parts=4).asked()] == [5, 6]
     wide = metadata((3, 2, 2))
     assert Reading(0, 8, wide, parts=4).asked() == Reading(0, 8, wide).asked()
+
+
+def size(first: int, last: int, stride: int = 1) -> int:
+    return sum(run(first, last, stride).sizes)
+
+
+def test_a_read_ends_when_it_has_its_bytes() -> None:
+    reading = Reading(0, 99, total_bytes=1000 + size(0, 9))
+    reading.answer(0, ReadReply(Status.OK, run(0, 9)))
+    assert ids(reading) == list(range(10))
+    [request] = [send.request for send in reading.sends if isinstance(send.request, Read)]
+    assert (request.first, request.bytes_max) == (10, 1000)
+    reading.answer(0, ReadReply(Status.OK, run(10, 19)))
+    assert reading.only(ReadEnded) == ReadEnded(20, Status.OK, ())
+
+
+def test_an_answer_without_room_for_the_next_entry_is_the_last() -> None:
+    reading = Reading(0, 99, total_bytes=1000)
+    reading.answer(0, ReadReply(Status.OK, run(0, 3)))
+    assert reading.only(ReadEnded) == ReadEnded(4, Status.OK, ())
+
+
+def test_where_a_copy_is_damaged_another_one_is_asked_for_the_bytes_left() -> None:
+    reading = Reading(0, 99, total_bytes=1000)
+    reading.answer(0, ReadReply(Status.UNKNOWN, run(0, 3)))
+    [request] = [send.request for send in reading.sends if isinstance(send.request, Read)]
+    assert (request.first, request.bytes_max) == (4, 1000 - size(0, 3))
+
+
+def test_one_entry_is_read_whatever_its_bytes_are() -> None:
+    reading = Reading(0, 9, total_bytes=1)
+    reading.lose(0)
+    reading.answer(1, ReadReply(Status.OK, run(0, 0)))
+    assert ids(reading) == [0]
+    assert reading.only(ReadEnded) == ReadEnded(1, Status.OK, ())
+
+
+def test_a_part_goes_on_until_it_and_those_before_it_have_the_bytes() -> None:
+    reading = Reading(0, 99, parts=2, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3}, total_bytes=1000 + size(0, 9))
+    assert reading.asked() == [(0, 0, 49), (1, 50, 99)]
+    reading.answer(1, ReadReply(Status.OK, run(50, 69)))
+    assert reading.asked() == [(0, 0, 49), (1, 70, 99)]
+    reading.answer(0, ReadReply(Status.OK, run(0, 9)))
+    assert reading.asked() == [(1, 70, 99), (0, 10, 49)], "what was read behind a gap does not count"
+    reading.answer(0, ReadReply(Status.OK, run(10, 29)))
+    assert reading.only(ReadEnded) == ReadEnded(30, Status.OK, ()), "nobody waits for what comes behind the end"
+
+
+def test_striped_entries_end_before_the_first_that_was_not_read() -> None:
+    reading = Reading(0, 99, metadata((4, 2, 2)), total_bytes=4 * size(0, 8, 4))
+    reading.answer(0, ReadReply(Status.OK, run(0, 12, 4)))
+    reading.answer(1, ReadReply(Status.OK, run(1, 9, 4)))
+    reading.answer(2, ReadReply(Status.OK, run(2, 6, 4)))
+    assert not any(isinstance(effect, ReadEnded) for effect in reading.effects)
+    reading.answer(3, ReadReply(Status.OK, run(3, 7, 4)))
+    assert reading.only(ReadEnded) == ReadEnded(10, Status.OK, ())
 
 
 def test_replicas_share_the_load_by_entry() -> None:

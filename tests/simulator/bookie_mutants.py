@@ -208,6 +208,11 @@ BOOKIE_MUTANTS = (
         ),
     ),
     Mutant(
+        "S4",
+        "a read that has its bytes ends before the first entry that was not read",
+        (Piece("reading:ReadMachine._end_if_done", "min(unread", "max(unread"),),
+    ),
+    Mutant(
         "L6",
         "what was never forced is denied to recoveries alone (D6)",
         (Piece(BOOKIE + "_read", "(before.gap or not request.fence)", "before.gap"),),

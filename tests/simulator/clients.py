@@ -31,13 +31,14 @@ from pybk.replication.messages import (
     Reason,
     Reply,
     Send,
+    Status,
     Unanswered,
     UnderReplicated,
     WakeAt,
     Woken,
     WriteMetadata,
 )
-from pybk.replication.reading import LacMachine, ReadMachine
+from pybk.replication.reading import NO_LIMIT, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.runs import cut
 from pybk.replication.writing import WriterMachine
@@ -362,7 +363,15 @@ class Reader(Client):
         """Read entries."""
         self.got_ids: dict[int, None] = {}
         parts = 1 + first % 4
-        machine = ReadMachine(self.metadata, first, last, bytes_max=1 << 20, speculative_ns=5 * MS, parts=parts)
+        machine = ReadMachine(
+            self.metadata,
+            first,
+            last,
+            bytes_max=1 << 20 if first % 5 else 100,
+            speculative_ns=5 * MS,
+            parts=parts,
+            total_bytes=300 if first % 3 else NO_LIMIT,
+        )
         self.take(machine)
         self.perform(machine.start(self.world.clock.now))
 
@@ -378,7 +387,9 @@ class Reader(Client):
         end = self.lac + 1 if effect.missing is None else effect.missing
         for entry_id in range(self.next, end):
             self.world.judge.check(entry_id in self.got_ids, f"entry {entry_id} was not given")
-        if effect.missing is not None:
+        if effect.status is Status.OK:
+            self.world.judge.check(end > self.next, "a read that nothing kept from reading gave no entry")
+        elif effect.missing is not None:
             self.world.judge.reader_misses(effect.missing, effect.status)
         self.next = end
         self.failed(Failed(Reason.UNDECIDED, "next round"))

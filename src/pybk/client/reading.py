@@ -55,7 +55,7 @@ class Reading(Conversation[ReadMachine]):
         ledger: The ledger.
         first: First entry.
         last: Last entry, inclusive.
-        max_bytes: About how many bytes that is.
+        max_bytes: About how many bytes to read: fewer entries where they have more, and one at least.
         rank: Which bookies to ask first.
         shared: Have several bookies read parts of it at a time if it is long.
 
@@ -76,13 +76,13 @@ class Reading(Conversation[ReadMachine]):
         shared: bool,
     ) -> None:
         parts = min(PARTS_MAX, max_bytes // PART_BYTES) if shared else 1
-        if parts > 1:
-            max_bytes = max_bytes // parts + _MARGIN_BYTES
+        reply_bytes = max_bytes // parts + _MARGIN_BYTES if parts > 1 else max_bytes
         machine = ReadMachine(
             ledger.metadata,
             first,
             last,
-            bytes_max=min(max_bytes, REPLY_BYTES_MAX),
+            bytes_max=min(reply_bytes, REPLY_BYTES_MAX),
+            total_bytes=max_bytes,
             parts=max(1, parts),
             speculative_ns=SPECULATIVE_NS,
             rank=rank,

@@ -407,9 +407,9 @@ class ReadEnded:
     """A read has ended; everything before ``missing`` was told by ``Got``.
 
     Attributes:
-        missing: The first entry that could not be read; None if all were.
-        status: ``OK``; ``NO_SUCH_ENTRY`` if every bookie of the entry's write set promised that it has none; else
-            ``UNKNOWN``.
+        missing: The first entry that was not read; None if all were.
+        status: ``OK`` if it needed not be; ``NO_SUCH_ENTRY`` if every bookie of the entry's write set promised that it
+            has none; else ``UNKNOWN``.
         bad: Bookies that answered that they cannot read, or gave, a sound copy of an entry, and which: to be repaired.
     """
 

@@ -26,6 +26,7 @@ from pybk.replication.messages import (
     ReadMetadata,
     ReadReply,
     Reason,
+    Run,
     Send,
     Status,
     Unanswered,
@@ -36,6 +37,8 @@ from pybk.replication.quorum import Quorum, places
 from pybk.replication.runs import since
 
 NO_RANK: Final[Mapping[Bookie, int]] = MappingProxyType({})
+NO_LIMIT: Final = (1 << 63) - 1
+"""Bytes that no read has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +47,10 @@ class _Strand:
 
     ensemble: tuple[Bookie, ...]
     order: tuple[int, ...]
-    next: int
+    first: int
     last: int
+    next: int
+    read_bytes: int = 0
     denied: int = 0
     failed: int = 0
     asking: int = 0
@@ -70,6 +75,7 @@ class ReadMachine:
         residues: Read only entries whose id modulo the ensemble's size is one of these; None reads all.
         checked: Have bookies check what they read, because who reads cannot.
         parts: Where every bookie has every entry, cut them into so many parts that different bookies read at a time.
+        total_bytes: Encoded bytes, at least 1, after which it ends; it then has one entry at least.
 
     Threads: one at a time.
     """
@@ -86,8 +92,10 @@ class ReadMachine:
         residues: frozenset[int] | None = None,
         checked: bool = False,
         parts: int = 1,
+        total_bytes: int = NO_LIMIT,
     ) -> None:
         self.metadata = metadata
+        self._total_bytes = total_bytes
         self._parts = parts
         self._residues = residues
         self._checked = checked
@@ -115,7 +123,7 @@ class ReadMachine:
         for fragment, low, high in stretches(self.metadata.fragments, self._first, self._last):
             for number, (first, last) in enumerate(self._cut(low, high)):
                 turned = number if self._stride == 1 else 0
-                strand = _Strand(fragment.ensemble, self._order(fragment.ensemble, first, turned), first, last)
+                strand = _Strand(fragment.ensemble, self._order(fragment.ensemble, first, turned), first, last, first)
                 self._strands.append(strand)
                 effects += self._ask(strand, now_ns)
         effects.append(WakeAt(now_ns + self._speculative_ns))
@@ -176,7 +184,7 @@ class ReadMachine:
             strand.next,
             strand.last,
             self._stride,
-            self._bytes_max,
+            min(self._bytes_max, max(0, self._left(strand))),
             checked=self._checked,
         )
         return [Send(token, strand.ensemble[place], request)]
@@ -188,7 +196,7 @@ class ReadMachine:
         bit = 1 << place
         strand.asking &= ~bit
         effects: list[Effect] = []
-        after, status = first, Status.UNKNOWN
+        after, status, room = first, Status.UNKNOWN, 0
         if isinstance(reply, ReadReply):
             status = reply.status
             run = reply.run
@@ -198,12 +206,18 @@ class ReadMachine:
                 if rest is not None:
                     effects.append(Got(rest))
                     strand.next, strand.denied, strand.failed = after, 0, 0
+                    strand.read_bytes += _bytes_of(rest)
+                    if status is Status.OK:
+                        room = self._bytes_max - _bytes_of(run)
             elif status is Status.OK:
                 status = Status.UNKNOWN
             if status is Status.UNKNOWN:
                 self._bad[strand.ensemble[place], after] = None
         if strand.next > strand.last:
             strand.ended = True
+            return effects
+        if self._left(strand) <= room:  # the next entry is longer than the room that was left for it
+            self._stop_before(strand.next)
             return effects
         if status is Status.OK:
             return effects + (self._ask(strand, now_ns, place) if effects or not strand.asking else [])
@@ -215,6 +229,16 @@ class ReadMachine:
         if strand.asking:
             return effects
         return effects + (self._ask(strand, now_ns) or self._exhausted(strand))
+
+    def _left(self, strand: _Strand) -> int:
+        """Return how many bytes are still wanted from a strand's next entry on."""
+        return self._total_bytes - sum(each.read_bytes for each in self._strands if each.first < strand.next)
+
+    def _stop_before(self, entry_id: int) -> None:
+        """End the strands that have all that they had to read before an entry."""
+        for strand in self._strands:
+            if strand.next >= entry_id:
+                strand.ended = True
 
     def _exhausted(self, strand: _Strand) -> list[Effect]:
         """No replica that is known has the entry: maybe others do by now (C17)."""
@@ -262,10 +286,12 @@ class ReadMachine:
         if self._ended or not all(strand.ended for strand in self._strands):
             return []
         self._ended = True
-        lacking = [strand for strand in self._strands if strand.missing is not Status.OK]
-        worst = min(lacking, key=lambda strand: strand.next) if lacking else None
+        unread = [strand for strand in self._strands if strand.next <= strand.last]
         bad = tuple(self._bad)
-        return [ReadEnded(worst.next, worst.missing, bad) if worst else ReadEnded(None, Status.OK, bad)]
+        if not unread:
+            return [ReadEnded(None, Status.OK, bad)]
+        strand = min(unread, key=lambda strand: strand.next)
+        return [ReadEnded(strand.next, strand.missing, bad)]
 
 
 class LacMachine:
@@ -363,6 +389,10 @@ class LacMachine:
         """End with a result."""
         self._ended = True
         return [LacIs(lac)]
+
+
+def _bytes_of(run: Run) -> int:
+    return sum(map(len, run.body))
 
 
 def fragment_of(fragments: tuple[Fragment, ...], entry_id: int) -> Fragment:
