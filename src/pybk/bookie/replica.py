@@ -393,8 +393,8 @@ class Replica:
 
     # ---- last add confirmed --------------------------------------------------------------------------------------
 
-    def last_entry(self) -> tuple[int, View] | None:
-        """See ``Replicas.lac_proof``; the lock is held."""
+    def last_entry(self, *, checked: bool = False) -> tuple[int, View] | None:
+        """See ``Replicas.lac_proof``; ``checked``: only from a record with its checksum. The lock is held."""
         held = self.extents.last()
         if held is None or self.deleted:
             return None
@@ -402,9 +402,9 @@ class Replica:
         newest = self.extents.holder(entry_id)
         if newest is not None and entry_id <= newest.last_durable:
             held = newest
-        entry = self._one(held, entry_id)
+        entry = None if checked else self._one(held, entry_id)
         if entry is None:
-            entry = pieces(self._batch(held, entry_id, entry_id, held.stride, 1))[0]
+            entry = pieces(self._batch(held, entry_id, entry_id, held.stride, 1, checked=checked))[0]
         return entry_id, entry
 
     def lac(self) -> int:
@@ -412,7 +412,7 @@ class Replica:
         if self._lac is None:
             self._lac = -1
             try:
-                last = self.last_entry()
+                last = self.last_entry(checked=True)  # no client looks at what is believed here
             except PybkError as error:
                 logger.error("the last add confirmed of ledger %d cannot be read: %s", self.ledger_id, error)
             else:

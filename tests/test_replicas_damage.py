@@ -1,0 +1,71 @@
+"""Damaged records of a bookie's replicas: what is told of them, what of others, and how they are repaired."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from pybk.bookie.replicas import Replicas
+from pybk.replication.bookie import BookieMachine, Respond
+from pybk.replication.messages import LacReply, ReadLac, Status
+from pybk.storage.volumes import ENTRIES
+from tests.replicaworld import (  # noqa: F401  # fixtures among them
+    LEDGER,
+    add,
+    assert_reads,
+    content,
+    entry,
+    make_run,
+    new_disk,
+    new_replicas,
+    open_replicas,
+    state_of,
+)
+from tests.simdisk import SimFileSystem
+
+COUNT = 5
+SIZE = len(entry(0))
+TABLE = struct.pack(f"<{COUNT}I", *(SIZE * (n + 1) for n in range(COUNT)))
+"""Where the entries of a record end, before the first of them."""
+
+
+def flip(fs: SimFileSystem, replicas: Replicas, found: bytes, at: int, bit: int = 1) -> None:
+    """Flip a bit of some bytes on the disk, where they lie last."""
+    for row in replicas.store.volumes.rows.values():
+        if row.kind == ENTRIES:
+            continue
+        path = replicas.store.volumes.path_of(row)
+        data = bytes(fs.view(path))
+        place = data.rfind(found)
+        if place >= 0:
+            file = fs.open(path, writable=True)
+            file.write([bytes([data[place + at] ^ bit])], place + at)
+            file.sync()
+            file.close()
+            return
+    raise AssertionError("what is to be damaged lies in no file")
+
+
+@pytest.mark.parametrize("harm", ["short", "beyond", "header"])
+def test_no_last_add_confirmed_is_taken_from_a_damaged_record(
+    fs: SimFileSystem, replicas: Replicas, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(replicas, make_run(0, COUNT))
+    if harm == "header":
+        flip(fs, replicas, entry(COUNT - 1), 17, 64)  # the last add confirmed itself
+    elif harm == "short":
+        flip(fs, replicas, TABLE, 4 * (COUNT - 2) + 1, 1)  # where the last entry begins: behind its end
+    else:
+        flip(fs, replicas, TABLE, 4 * (COUNT - 2) + 3, 64)
+    replicas.close()
+    replicas = open_replicas(fs)
+    assert state_of(replicas).lac == -1
+    assert "cannot be read" in caplog.text
+    machine = BookieMachine(replicas)
+    (answer,) = machine.receive("a", ReadLac(LEDGER), None, 0)
+    assert isinstance(answer, Respond)
+    assert isinstance(answer.reply, LacReply)
+    assert answer.reply.lac == -1
+    assert add(replicas, make_run(COUNT, 1)) is Status.OK
+    assert state_of(replicas).lac == COUNT - 1
