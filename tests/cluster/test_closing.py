@@ -1,16 +1,22 @@
-"""A client that closes soon after its writers leaves on record what bookies miss that were slow, and only that."""
+"""A client that closes: what is on record of bookies that were slow, and in which order its parts end."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pybk.client.directory import Directory
 from pybk.client.home import ClusterHome
+from pybk.client.wire import BookieWire
 from pybk.manager import LedgerManager
+from pybk.transport.links import Links
+from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
 
 PASSWORD = b"correct horse"
@@ -102,3 +108,39 @@ def test_a_client_whose_bookies_owe_nothing_closes_at_once(three_bookies: Cluste
     began = time.monotonic()
     client.close()
     assert time.monotonic() - began < 0.25
+
+
+def test_no_watch_finds_the_links_of_a_client_half_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = Links(None)
+    written: list[int] = []
+    closed: list[int] = []
+    close = os.close
+
+    def close_and_wake(descriptor: int) -> None:
+        """Close it, and do what a watch does that comes then: the number may be another file's."""
+        close(descriptor)
+        closed.append(descriptor)
+        links.wake()
+
+    monkeypatch.setattr(os, "eventfd_write", lambda descriptor, _: written.append(descriptor))
+    monkeypatch.setattr(os, "close", close_and_wake)
+    links.close()
+    links.wake()
+    assert (len(closed), written) == (1, [])
+
+
+def test_watches_end_before_the_links_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with inside(tmp_path, count=1) as cluster:
+        client = cluster.connect()
+        order: list[str] = []
+        for owner in (Directory, BookieWire):
+
+            def close(self: Any, name: str = owner.__name__, end: Callable[[Any], None] = owner.close) -> None:
+                order.append(name)
+                end(self)
+
+            monkeypatch.setattr(owner, "close", close)
+        wire = home_of(client)._wire
+        client.close()
+        assert order == ["Directory", "BookieWire"]
+        wire.interrupt()  # of a watch that was under way

@@ -195,8 +195,8 @@ class ClusterHome:
             if ledger.writing is not None:
                 ledger.writing.appender.fail(error)
             ledger.wake_followers()
-        self._wire.close()
         self.directory.close()
+        self._wire.close()
         if self.bookie is not None:
             self.bookie.close()
         if self._beside is not None:

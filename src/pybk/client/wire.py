@@ -206,8 +206,9 @@ class BookieWire:
         return [(request_id, None) for request_id in late]
 
     def close(self) -> None:
-        """Close all links."""
-        self._links.close()
+        """Close all links; ``interrupt`` does nothing from then on."""
+        with self._changing:
+            self._links.close()
 
 
 def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> Reply | LacReply | ReadReply:

@@ -55,7 +55,7 @@ class Links:
         counters: What was met.
         waiting: Whether ``poll`` has taken nothing yet: an exception that ends it then loses nothing.
 
-    Threads: one at a time, but for ``wake``.
+    Threads: one at a time, but for ``wake`` until ``close`` is called.
     """
 
     def __init__(
@@ -134,8 +134,9 @@ class Links:
             link._proved.discard(ledger_id)
 
     def wake(self) -> None:
-        """Have ``poll`` return at once, now or when it is called next. Threads: any."""
-        os.eventfd_write(self._wake, 1)
+        """Have ``poll`` return at once, now or when it is called next; nothing once it is closed. Threads: any."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_ms: int) -> list[Outcome]:
         """Wait for replies, and take all that are there.
@@ -205,8 +206,8 @@ class Links:
             link._disconnect()
         self._links.clear()
         self._epoll.close()
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
+        wake, self._wake = self._wake, -1  # first: its number may be another file's as soon as it is closed
+        if wake >= 0:
+            os.close(wake)
         if self._own_context:
             self._context.term()
