@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from pybk.bookie.replicas import Replicas
+from pybk.errors import CorruptError
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import LacReply, ReadLac, Status
 from pybk.storage.volumes import ENTRIES
@@ -14,7 +15,6 @@ from tests.replicaworld import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,
     assert_reads,
-    content,
     entry,
     make_run,
     new_disk,
@@ -69,3 +69,24 @@ def test_no_last_add_confirmed_is_taken_from_a_damaged_record(
     assert answer.reply.lac == -1
     assert add(replicas, make_run(COUNT, 1)) is Status.OK
     assert state_of(replicas).lac == COUNT - 1
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_entries_beside_a_damaged_record_are_taken_for_what_they_are(
+    fs: SimFileSystem, replicas: Replicas, stride: int
+) -> None:
+    """No conflict is seen in them, nor are they stored again."""
+    for first in (0, COUNT, 2 * COUNT):
+        add(replicas, make_run(first, COUNT))
+    flip(fs, replicas, TABLE, 4 * (COUNT - 1))  # of the last record, where its last entry ends
+    whole = make_run(0, 3 * COUNT // stride, stride)
+    extents = len(list(replicas.store.ledgers()))
+    for run in (make_run(COUNT, COUNT // stride, stride), make_run(0, 2 * COUNT // stride, stride)):
+        assert add(replicas, run) is Status.OK
+        assert add(replicas, run, recovery=True) is Status.OK
+    assert len(list(replicas.store.ledgers())) == extents
+    with pytest.raises(CorruptError, match="repaired from its other bookies"):
+        replicas.stage(LEDGER, whole, True)
+    assert add(replicas, whole, recovery=True) is Status.OK
+    assert_reads(replicas, 0, 2 * COUNT - 1)
+    assert_reads(replicas, 0, 3 * COUNT - 1 - (stride - 1), stride)

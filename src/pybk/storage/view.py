@@ -241,6 +241,7 @@ class StoreView:
         for _ in range(_ATTEMPTS):
             try:
                 runs = self._runs_from(descriptor, first)
+                runs = runs[: max(1, int(np.searchsorted(runs["first"], last, side="right")))]
                 span_max = max(SPAN_FACTOR * max_bytes, 1 << 20) if direct else 1 << 62
                 loaded = self.load(
                     descriptor.ledger_id,
