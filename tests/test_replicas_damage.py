@@ -14,7 +14,9 @@ from pybk.storage.volumes import ENTRIES
 from tests.replicaworld import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,
+    after_crash,
     assert_reads,
+    content,
     entry,
     make_run,
     new_disk,
@@ -90,3 +92,22 @@ def test_entries_beside_a_damaged_record_are_taken_for_what_they_are(
     assert add(replicas, whole, recovery=True) is Status.OK
     assert_reads(replicas, 0, 2 * COUNT - 1)
     assert_reads(replicas, 0, 3 * COUNT - 1 - (stride - 1), stride)
+
+
+def test_all_entries_of_a_damaged_record_are_repaired_so_that_they_can_be_copied(
+    fs: SimFileSystem, replicas: Replicas
+) -> None:
+    for first in (0, COUNT):
+        add(replicas, make_run(first, COUNT))
+    flip(fs, replicas, entry(COUNT), 100)
+    everything = make_run(0, 2 * COUNT)
+    status, run = replicas.read(LEDGER, COUNT + 1, 2 * COUNT - 1, 1, 1 << 20, checked=True)
+    assert (status, run) == (Status.UNKNOWN, None)
+    assert add(replicas, make_run(0, 2 * COUNT, seed=1), recovery=True) is Status.CONFLICT
+    assert add(replicas, everything, recovery=True) is Status.OK
+    for _ in range(2):
+        for first in (0, COUNT + 1):
+            status, run = replicas.read(LEDGER, first, 2 * COUNT - 1, 1, 1 << 20, checked=True)
+            assert status is Status.OK
+            assert content(run) == [entry(entry_id) for entry_id in range(first, 2 * COUNT)]
+        fs, replicas = after_crash(fs, replicas)

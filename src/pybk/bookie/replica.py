@@ -139,7 +139,10 @@ class Replica:
         return bool((ids[:, 0] == self.ledger_id).all() and (ids[:, 1] == expected).all())
 
     def _is_there(self, held: Held, run: Run, body: memoryview, ends: list[int], low: int, high: int) -> bool:
-        """Tell whether entries that are here are those of a run, byte by byte (I14); they are durable on return."""
+        """Tell whether entries that are here are those of a run, byte by byte (I14); they are durable on return.
+
+        Records are checked whole: an entry that is as it was, in a record that is not, could not be copied from here.
+        """
         first = run.first + low * run.stride
         last = run.first + (high - 1) * run.stride
         if last > held.last_durable:
@@ -147,7 +150,7 @@ class Replica:
         if last > held.last_durable:
             raise self._unsettled(held, first)
         while low < high:
-            batch = self._batch(held, first, last, run.stride, _COMPARED_BYTES)
+            batch = self._batch(held, first, last, run.stride, _COMPARED_BYTES, checked=True)
             count = len(batch)
             if batch.sizes.tolist() != run.sizes[low : low + count].tolist():
                 return False
@@ -174,25 +177,12 @@ class Replica:
                 return []
         wrong = []
         for at in range(low, high):
-            with suppress(CorruptError):
-                if self._is_there(held, run, body, ends, at, at + 1):
-                    continue
-            if self._is_sound_here(held, run.first + at * run.stride):
-                return None
-            wrong.append(at)
+            try:
+                if not self._is_there(held, run, body, ends, at, at + 1):
+                    return None
+            except CorruptError:
+                wrong.append(at)
         return wrong
-
-    def _is_sound_here(self, held: Held, entry_id: int) -> bool:
-        """Tell whether the record that holds an entry has its checksum."""
-        number = (entry_id - held.first) // held.stride
-        try:
-            # Without a digest that others would check, records are checked whole.
-            self._store.read_batch(held.descriptor, number, number, 1, digest_bytes=0, direct=False)
-        except CorruptError:
-            return False
-        except OSError as error:
-            raise storage_error(error, f"reading ledger {self.ledger_id} entry {entry_id}") from error
-        return True
 
     def _damaged(self, entry_id: int) -> CorruptError:
         return CorruptError(
