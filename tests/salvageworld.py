@@ -34,8 +34,8 @@ def open_bookie(fs: SimFileSystem, *, salvage: bool = False) -> Replicas:
     return Replicas.open(ROOT, config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path), salvage=salvage)
 
 
-def make_bookie(fs: SimFileSystem, *, checkpoint: bool = False) -> None:
-    """Make a bookie with three ledgers, one of them fenced, in three log files."""
+def make_bookie(fs: SimFileSystem, *, checkpoint: bool = False, ssd: bool = False) -> None:
+    """Make a bookie with three ledgers, one of them fenced, in three log files; one may be moved to the SSD tier."""
     replicas = open_bookie(fs)
     replicas.begin(CLUSTER, "b", INSTANCE)
     for ledger_id in LEDGERS:
@@ -43,6 +43,8 @@ def make_bookie(fs: SimFileSystem, *, checkpoint: bool = False) -> None:
     bring(replicas, 20, recovery=False)
     replicas.fence(FENCED, describe())
     bring(replicas, COUNT)
+    if ssd:
+        replicas.move(LEDGERS[0], StorageHint.SSD)
     if checkpoint:
         replicas.store.maintenance.checkpoint()
     replicas.close()

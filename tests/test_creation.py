@@ -173,6 +173,20 @@ def test_what_does_not_open_is_not_remembered(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "directories").read_bytes() == remembered
 
 
+def test_a_store_whose_ssd_tier_is_gone_is_refused_and_begins_no_other(tmp_path: Path) -> None:
+    with open_at(tmp_path / "a") as manager:
+        fill(manager)
+    data = tmp_path / "a" / "ssd" / "entries" / "data.mdb"
+    data.rename(tmp_path / "data.mdb")
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"entries is missing.*backup"):
+            open_at(tmp_path / "a")
+        assert not data.exists()
+    (tmp_path / "data.mdb").rename(data)
+    with open_at(tmp_path / "a") as manager:
+        assert_whole(manager)
+
+
 @pytest.mark.parametrize("tier", [StorageHint.HDD, StorageHint.SSD])
 def test_every_file_has_its_directory_although_the_list_is_lost(tmp_path: Path, tier: StorageHint) -> None:
     tiers: Tiers = {tier: [str(tmp_path / "0"), str(tmp_path / "1")]}

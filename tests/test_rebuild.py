@@ -234,12 +234,22 @@ def lose_the_ssd_tier(path: Path) -> None:
     (path / "ssd" / "entries" / "data.mdb").write_bytes(os.urandom(1 << 16))
 
 
+def lose_the_file_of_the_ssd_tier(path: Path) -> None:
+    (path / "ssd" / "entries" / "data.mdb").unlink()
+
+
+def lose_the_directory_of_the_ssd_tier(path: Path) -> None:
+    shutil.rmtree(path / "ssd" / "entries")
+
+
 LOSSES = [
     lose_a_cold_segment,
     lose_a_kept_log_file,
     damage_a_commit_header,
     lose_an_ssd_record,
     lose_the_ssd_tier,
+    lose_the_file_of_the_ssd_tier,
+    lose_the_directory_of_the_ssd_tier,
 ]
 
 

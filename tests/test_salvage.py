@@ -106,6 +106,10 @@ def kept_file_lost(fs: SimFileSystem) -> None:
     middle_file_lost(fs)
 
 
+def environment_lost(fs: SimFileSystem) -> None:
+    lose(fs, f"{ROOT}/ssd/entries/data.mdb")
+
+
 HARMS: dict[Harm, int] = {
     gap_in_a_file: 60,
     header_destroyed: 100,
@@ -119,13 +123,17 @@ HARMS: dict[Harm, int] = {
     watermark_lost: 0,
     watermark_damaged: 0,
     kept_file_lost: 100,
+    environment_lost: COUNT,
 }
 """What may happen, and how many entries that loses at least."""
+
+STORED = (kept_file_lost, environment_lost)
+"""What may happen to a tier; what lay there goes on to be known."""
 
 
 def harmed(harm: Harm) -> SimFileSystem:
     fs = SimFileSystem(1)
-    make_bookie(fs, checkpoint=harm is kept_file_lost)
+    make_bookie(fs, checkpoint=harm in STORED, ssd=harm is environment_lost)
     harm(fs)
     return fs
 
@@ -172,7 +180,7 @@ def test_what_is_left_is_taken_and_the_rest_doubted_until_it_is_back(harm: Harm)
     assert all(state_of(replicas, ledger_id).gap for ledger_id in LEDGERS)
     replicas.close()
     mend(fs)
-    if harm is not kept_file_lost:  # what lay in it is replaced and goes on to be damaged
+    if harm not in STORED:  # what lay there is replaced and goes on to be damaged
         replicas = open_bookie(fs)
         count = len(list(replicas.store.ledgers()))
         replicas.close()
@@ -200,7 +208,7 @@ def start(fs: SimFileSystem) -> Replicas:
 
 
 @pytest.mark.parametrize("power_loss", [True, False])
-@pytest.mark.parametrize("harm", [header_zeroed, first_file_lost, creation_damaged, watermark_lost, kept_file_lost])
+@pytest.mark.parametrize("harm", [header_zeroed, first_file_lost, creation_damaged, watermark_lost, *STORED])
 def test_a_stop_at_any_operation_of_the_start_lifts_no_limbo(harm: Harm, power_loss: bool) -> None:
     disk = harmed(harm)
     replicas = salvage(twin(disk))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,6 +26,7 @@ from pybk.storage.environment import Environment
 from pybk.storage.filesystem import FileSystem, replace_file
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, Mark
+from pybk.storage.lmdb_file import LMDB_FILE
 from pybk.storage.volumes import (
     COLD,
     ENTRIES,
@@ -50,6 +51,7 @@ OpenEnvironment = Callable[[str], Environment]
 
 _CATALOG: Final = "catalog-"
 _PLANNED: Final = "cookie.planned"
+_LOST: Final = ".lost"
 
 
 def catalog_path(root: str, file_id: int) -> str:
@@ -181,9 +183,30 @@ def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
 
 
 def missing_files(volumes: Volumes) -> list[FileRow]:
-    """Return the files that the index names and that are not there."""
-    rows = volumes.rows.values()
-    return [row for row in rows if row.kind != ENTRIES and not volumes.fs.exists(volumes.path_of(row))]
+    """Return the files that the index names and that are not there. LMDB, once opened, has made its own."""
+    return [row for row in volumes.rows.values() if not _is_there(volumes, row)]
+
+
+def _is_there(volumes: Volumes, row: FileRow) -> bool:
+    path = volumes.path_of(row)
+    if row.kind != ENTRIES:
+        return volumes.fs.exists(path)
+    return volumes.fs.exists(os.path.join(path, LMDB_FILE)) and not volumes.fs.exists(path + _LOST)
+
+
+def note_lost_environments(volumes: Volumes, missing: Iterable[FileRow]) -> None:
+    """Note, durably, which LMDB environments are missing: that they are empty when they are opened tells nobody."""
+    for row in missing:
+        if row.kind == ENTRIES and not volumes.fs.exists(volumes.path_of(row) + _LOST):
+            replace_file(volumes.fs, volumes.path_of(row) + _LOST, b"")
+
+
+def forget_lost_environments(volumes: Volumes, missing: Iterable[FileRow]) -> None:
+    """Have empty LMDB environments taken for those that were missing, durably."""
+    for row in missing:
+        if row.kind == ENTRIES:
+            volumes.fs.unlink(volumes.path_of(row) + _LOST)
+            volumes.fs.sync_directory(volumes.directory_of(row))
 
 
 def check_present(volumes: Volumes) -> None:

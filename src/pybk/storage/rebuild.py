@@ -25,6 +25,7 @@ from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.inspection import RecordReader, file_rows, runs_of
+from pybk.storage.lmdb_file import LMDB_FILE
 from pybk.storage.record import RecordKind, Runs
 from pybk.storage.replay import LogFile, Replay
 from pybk.storage.tiling import tile
@@ -224,6 +225,8 @@ class _Rebuilder:
     def _open_entries(self, row: FileRow) -> None:
         path = self._volumes.path_of(row)
         try:
+            if not self._fs.exists(os.path.join(path, LMDB_FILE)):
+                raise CorruptError(f"{path} is missing", path=path)
             self._entries[row.file_id] = self._environment(path)
         except CorruptError as error:
             self._problems.append(str(error))
@@ -300,8 +303,9 @@ class _Rebuilder:
         """Give entries environments that cannot be opened another name and make empty ones."""
         for row in self._unopened:
             path = self._volumes.path_of(row)
-            self._fs.rename(path, _free_name(self._fs, path))
-            self._fs.sync_directory(os.path.dirname(path))
+            if self._fs.exists(path):
+                self._fs.rename(path, _free_name(self._fs, path))
+                self._fs.sync_directory(os.path.dirname(path))
             self._entries[row.file_id] = self._environment(path)
 
     def _write_catalog(self) -> Mark:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from pybk.config import StoreConfig
@@ -22,9 +22,11 @@ from pybk.storage.creation import (
     check_reachable,
     checked_mark,
     create_store,
+    forget_lost_environments,
     main_cookie,
     make_directory,
     missing_files,
+    note_lost_environments,
     remove_leftovers,
     store_directories,
 )
@@ -49,12 +51,11 @@ def open_environment(path: str) -> Environment:
 
 
 def _open_entries(
-    volumes: Volumes, files: Iterable[FileRow], environment: OpenEnvironment, opened: list[Callable[[], None]]
+    volumes: Volumes, environment: OpenEnvironment, opened: list[Callable[[], None]]
 ) -> dict[int, Environment]:
-    """Make the files that the index names known, and open those of them that are LMDB environments."""
+    """Open those files of the index that are LMDB environments."""
     entries = {}
-    for row in files:
-        volumes.add(row)
+    for row in volumes.rows.values():
         if row.kind == ENTRIES:
             entries[row.file_id] = environment(volumes.path_of(row))
             opened.append(entries[row.file_id].close)
@@ -113,12 +114,30 @@ class Store(ChangingView):
             volumes.reserve_ids(mark.next_file_id)
             files = index.files()
             check_reachable(volumes, mark, files)
-            entries = _open_entries(volumes, files.values(), environment, opened)
+            for row in files.values():
+                volumes.add(row)
+            missing = missing_files(volumes)
+            if salvage:
+                note_lost_environments(volumes, missing)
+            else:
+                check_present(volumes)
+            entries = _open_entries(volumes, environment, opened)
             registry = Registry.open(volumes, index, mark, cookie.store_id)
             opened.append(registry.close)
             metrics = metrics or Metrics()
             store = cls(
-                lock, cookie, config, volumes, index, index_environment, entries, watermark, registry, metrics, lost
+                lock,
+                cookie,
+                config,
+                volumes,
+                index,
+                index_environment,
+                entries,
+                watermark,
+                registry,
+                metrics,
+                lost,
+                missing,
             )
             opened[:] = [store.close]
             if tiers is not None:
@@ -144,6 +163,7 @@ class Store(ChangingView):
         registry: Registry,
         metrics: Metrics,
         lost: list[str] | None,
+        missing: Sequence[FileRow],
     ) -> None:
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
         self.cookie = cookie
@@ -162,7 +182,7 @@ class Store(ChangingView):
         self.salvage: Salvage | None = None
         """What opening passed over, until ``keep_salvage``; None for nothing."""
         remove_leftovers(self.volumes, mark)
-        recovered = self._recover(mark, lost)
+        recovered = self._recover(mark, lost, missing)
         for descriptor in self._dirty.values():
             descriptor.settle()
             self.next_ledger_id = max(self.next_ledger_id, descriptor.ledger_id + 1)
@@ -187,13 +207,12 @@ class Store(ChangingView):
         if self.salvage is None:
             self.maintenance.start()
 
-    def _recover(self, mark: Mark, lost: list[str] | None) -> RecoveredLog:
+    def _recover(self, mark: Mark, lost: list[str] | None, missing: Sequence[FileRow]) -> RecoveredLog:
         """Bring the ledgers to the state of the last durable commit; ``lost`` is None unless asked to salvage."""
         volumes, watermark = self.volumes, self._watermark
         durable_lsn = max(mark.durable_lsn, watermark.durable_lsn())
         rewrite_beyond = None if watermark.clean else watermark.durable_lsn()
         if lost is None:
-            check_present(volumes)
             return recover_log(
                 self,
                 volumes,
@@ -213,7 +232,6 @@ class Store(ChangingView):
             durable_lsn=durable_lsn,
             rewrite_beyond=rewrite_beyond,
         )
-        missing = missing_files(volumes)
         lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
         self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
         self.salvage = Salvage(tuple(lost), tuple(missing), tuple(recovered.files), new_watermark)
@@ -233,7 +251,8 @@ class Store(ChangingView):
         for row, used in salvage.files:
             self.supply.adopt(row, used)
         try:
-            replace_missing(self.volumes, salvage.missing)
+            replace_missing(self.volumes, [row for row in salvage.missing if row.kind != ENTRIES])
+            forget_lost_environments(self.volumes, salvage.missing)
             if salvage.new_watermark:
                 keep_watermark(self.fs, self.volumes.root)
         except OSError as error:
