@@ -40,6 +40,7 @@ def session(directory: Path, master: str = MASTER) -> Iterator[SparkSession]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "2g")
         .config("spark.log.level", "ERROR")
+        .config("spark.python.unix.domain.socket.enabled", "true")  # as pybk.spark.configure sets it
         .config("spark.local.dir", str(directory / "spark"))
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .getOrCreate()
