@@ -215,6 +215,20 @@ def test_where_durable_entries_may_be_lost_nothing_is_denied_to_recoveries_eithe
     assert bookie.reply(read(fence=True)).status is Status.UNKNOWN
 
 
+def test_where_durable_entries_may_be_lost_only_recoveries_are_told_a_lac() -> None:
+    """D6: it may be too low, and would count as that of a bookie which knows."""
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 2, lac=1))
+    bookie.machine.commit()
+    bookie.disk.limbo = True
+    assert bookie.reply(ReadLac(LEDGER)).status is Status.OK
+    bookie.disk.gap = True
+    assert bookie.reply(ReadLac(LEDGER)) == LacReply(Status.UNKNOWN)
+    assert bookie.reply(ReadLac(LEDGER, beyond=5, wait_ns=100)) == LacReply(Status.UNKNOWN)
+    told = bookie.reply(ReadLac(LEDGER, fence=True))
+    assert (told.status, told.lac) == (Status.OK, 1)
+
+
 def test_what_is_about_to_be_acknowledged_is_not_denied() -> None:
     """I17."""
     bookie = Bookie()

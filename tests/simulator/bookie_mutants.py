@@ -276,6 +276,11 @@ BOOKIE_MUTANTS = (
         ),
     ),
     Mutant(
+        "L11",
+        "a bookie that may have lost entries tells no LAC but to recoveries (D6)",
+        (Piece(BOOKIE + "_read_lac", "elif before is not None and before.gap:", "elif False:"),),
+    ),
+    Mutant(
         "L5",
         "in limbo a bookie takes no adds of writers (D6)",
         (Piece(BOOKIE + "_refused", "if state is not None and state.limbo:", "if False:"),),

@@ -206,6 +206,7 @@ class ModelReplicas:
     def mend(self, entries: dict[int, bytes], *, closed: bool) -> None:
         for entry_id, entry in entries.items():
             self.durable.setdefault(entry_id, entry)
+            self.lac = max(self.lac, _unpack_lac(entry, LAC_OFFSET)[0])
         self.known = self.known_durable = True
         self.fenced = self.fenced or (self.gap and closed)
         self.limbo = self.gap = False

@@ -82,7 +82,7 @@ class Judge:
         current = self.world.metadata.current
         if current is None or metadata.fragments[-1] != current.fragments[-1]:
             return -1
-        if self.confirmed < 0 or self.world.plan.loses_data or self.world.plan.deferred:
+        if self.confirmed < 0 or self.world.plan.loses_data in ("wiped", "corrupt") or self.world.plan.deferred:
             return -1
         lac: int = _unpack_lac(self.entries[self.confirmed], LAC_OFFSET)[0]
         return lac

@@ -362,6 +362,9 @@ class BookieMachine:
             fenced, effects = self._fence(ledger_id, description)
             if not fenced:
                 return [*effects, Respond(sender, LacReply(Status.UNKNOWN))]
+        elif before is not None and before.gap:
+            # D6: what it was told may be lost; a recovery, which fences, goes by the entries themselves.
+            return [Respond(sender, LacReply(Status.UNKNOWN))]
         lac = -1 if before is None else before.lac
         beyond = request.beyond
         if beyond is None or lac > beyond or request.wait_ns <= 0 or self._poll_count >= self._polls_max:
