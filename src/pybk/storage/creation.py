@@ -194,9 +194,9 @@ def _is_there(volumes: Volumes, row: FileRow) -> bool:
     return volumes.fs.exists(os.path.join(path, LMDB_FILE)) and not volumes.fs.exists(path + _LOST)
 
 
-def note_lost_environments(volumes: Volumes, missing: Iterable[FileRow]) -> None:
+def note_lost_environments(volumes: Volumes) -> None:
     """Note, durably, which LMDB environments are missing: that they are empty when they are opened tells nobody."""
-    for row in missing:
+    for row in missing_files(volumes):
         if row.kind == ENTRIES and not volumes.fs.exists(volumes.path_of(row) + _LOST):
             replace_file(volumes.fs, volumes.path_of(row) + _LOST, b"")
 

@@ -116,28 +116,13 @@ class Store(ChangingView):
             check_reachable(volumes, mark, files)
             for row in files.values():
                 volumes.add(row)
-            missing = missing_files(volumes)
-            if salvage:
-                note_lost_environments(volumes, missing)
-            else:
-                check_present(volumes)
+            (note_lost_environments if salvage else check_present)(volumes)
             entries = _open_entries(volumes, environment, opened)
             registry = Registry.open(volumes, index, mark, cookie.store_id)
             opened.append(registry.close)
             metrics = metrics or Metrics()
             store = cls(
-                lock,
-                cookie,
-                config,
-                volumes,
-                index,
-                index_environment,
-                entries,
-                watermark,
-                registry,
-                metrics,
-                lost,
-                missing,
+                lock, cookie, config, volumes, index, index_environment, entries, watermark, registry, metrics, lost
             )
             opened[:] = [store.close]
             if tiers is not None:
@@ -163,7 +148,6 @@ class Store(ChangingView):
         registry: Registry,
         metrics: Metrics,
         lost: list[str] | None,
-        missing: Sequence[FileRow],
     ) -> None:
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
         self.cookie = cookie
@@ -182,7 +166,7 @@ class Store(ChangingView):
         self.salvage: Salvage | None = None
         """What opening passed over, until ``keep_salvage``; None for nothing."""
         remove_leftovers(self.volumes, mark)
-        recovered = self._recover(mark, lost, missing)
+        recovered = self._recover(mark, lost)
         for descriptor in self._dirty.values():
             descriptor.settle()
             self.next_ledger_id = max(self.next_ledger_id, descriptor.ledger_id + 1)
@@ -207,7 +191,7 @@ class Store(ChangingView):
         if self.salvage is None:
             self.maintenance.start()
 
-    def _recover(self, mark: Mark, lost: list[str] | None, missing: Sequence[FileRow]) -> RecoveredLog:
+    def _recover(self, mark: Mark, lost: list[str] | None) -> RecoveredLog:
         """Bring the ledgers to the state of the last durable commit; ``lost`` is None unless asked to salvage."""
         volumes, watermark = self.volumes, self._watermark
         durable_lsn = max(mark.durable_lsn, watermark.durable_lsn())
@@ -232,6 +216,7 @@ class Store(ChangingView):
             durable_lsn=durable_lsn,
             rewrite_beyond=rewrite_beyond,
         )
+        missing = missing_files(volumes)
         lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
         self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
         self.salvage = Salvage(tuple(lost), tuple(missing), tuple(recovered.files), new_watermark)
