@@ -35,7 +35,7 @@ from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.failures import storage_error
 from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.index import Index
-from pybk.storage.index_rows import FileRow, Mark
+from pybk.storage.index_rows import Mark
 from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
 from pybk.storage.registry import Registry
