@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,9 +47,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     gate = threading.Event()
     mend = Mender._mend
 
-    def wait(self: Mender, ledger_id: int) -> None:
-        if gate.is_set():
-            mend(self, ledger_id)
+    def wait(self: Mender, ledger_id: int) -> bool:
+        return gate.is_set() and mend(self, ledger_id)
 
     monkeypatch.setattr(Mender, "_mend", wait)
     monkeypatch.setattr(limbo, "RETRY_SECONDS", 0.1)
@@ -226,9 +227,10 @@ class Bystander:
     def __init__(self, bookie: Bookie) -> None:
         self.bookie = bookie
         self.lifted: list[bool] = []
+        self.ledgers: list[int] = []
 
     def in_limbo(self) -> list[int]:
-        return []
+        return list(self.ledgers)
 
     def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
         self.lifted.append(closed)
@@ -257,6 +259,39 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     filled = []
     monkeypatch.setattr(Mender, "_fill", lambda self, metadata, version, first: filled.append(first))
     bookie = Bystander(mine)
-    Mender(home.engine, home.directory, bookie)._mend(metadata.ledger_id)
+    mender = Mender(home.engine, home.directory, bookie)
+    mender._mend(metadata.ledger_id)
+    mender.stop()
     assert bookie.lifted == lifted
     assert filled == [0] * len(lifted)
+
+
+def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_less(
+    three: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limbo, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(limbo, "PAUSE_MAX_SECONDS", 0.32)
+    tried: dict[int, list[float]] = {1: [], 2: [], 3: []}
+
+    def mend(self: Mender, ledger_id: int) -> bool:
+        tried[ledger_id].append(time.monotonic())
+        if ledger_id == 1:
+            raise ZeroDivisionError
+        if ledger_id == 3:
+            bookie.ledgers.remove(3)
+        return ledger_id != 2
+
+    monkeypatch.setattr(Mender, "_mend", mend)
+    client = three.connect()
+    bookie = Bystander(client.ledger_metadata(fill(client, 10)).fragments[0].ensemble[0])
+    mender = Mender(home_of(client).engine, home_of(client).directory, bookie)
+    time.sleep(0.1)
+    bookie.ledgers += [1, 2, 3]
+    until(lambda: len(tried[1]) == 6)
+    mender.stop()
+    assert len(tried[3]) == 1
+    assert len(tried[2]) > len(tried[1])  # it waits for somebody else
+    gaps = [after - before for before, after in itertools.pairwise(tried[1])]
+    assert all(gap >= least for gap, least in zip(gaps, (0.02, 0.04, 0.08, 0.16, 0.32), strict=True))
+    assert "ledger 1 stays in limbo" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.client.ledger import RemoteLedger
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 2.0
+"""How often it looks what is in limbo."""
+
+PAUSE_MAX_SECONDS: Final = 60.0
+"""The longest pause before it tries again what could not be mended; the pauses grow."""
 
 
 class LimboBookie(Protocol):
@@ -37,7 +42,7 @@ class LimboBookie(Protocol):
 
 
 class Mender:
-    """Brings back what ledgers in limbo may lack, in the background, until none is left.
+    """Brings back what ledgers in limbo may lack, in the background, whenever there are any.
 
     A fragment that has an end is filled up from its other bookies. The open last fragment of a ledger has to wait: its
     writer is refused here and takes another bookie, or a recovery closes the ledger. It can, as bookies in limbo answer
@@ -47,7 +52,7 @@ class Mender:
     A ledger in recovery has to wait, too: the recovery may have fenced it here, and the fence be lost. An open one was
     never fenced, as recoveries mark it before (AR1); a closed one is fenced anew.
 
-    Threads: one of its own, which ends by itself.
+    Threads: one of its own, until ``stop``.
     """
 
     def __init__(self, engine: Engine, directory: Directory, bookie: LimboBookie) -> None:
@@ -55,35 +60,51 @@ class Mender:
         self._directory = directory
         self._bookie = bookie
         self._stopping = threading.Event()
+        self._pauses: dict[int, tuple[float, float]] = {}
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)
-        if bookie.in_limbo():
-            self._thread.start()
+        self._thread.start()
 
     def _run(self) -> None:
-        while (left := self._bookie.in_limbo()) and not self._stopping.is_set():
-            for ledger_id in left:
-                if self._stopping.is_set():
-                    return
-                try:
-                    self._mend(ledger_id)
-                except PybkError as error:
-                    logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self._bookie.bookie, error)
+        while not self._stopping.is_set():
+            self._look()
             self._stopping.wait(RETRY_SECONDS)
 
-    def _mend(self, ledger_id: int) -> None:
-        """Fill up the fragments of one ledger; lift its limbo if nothing can be missing any more."""
+    def _look(self) -> None:
+        """Mend what is in limbo, but for what was tried in vain a short time ago."""
+        in_limbo = self._bookie.in_limbo()
+        self._pauses = {each: self._pauses[each] for each in in_limbo if each in self._pauses}
+        for ledger_id in in_limbo:
+            if self._stopping.is_set():
+                return
+            pause, until = self._pauses.get(ledger_id, (RETRY_SECONDS, 0.0))
+            if time.monotonic() >= until and self._try(ledger_id):
+                self._pauses[ledger_id] = min(2 * pause, PAUSE_MAX_SECONDS), time.monotonic() + pause
+
+    def _try(self, ledger_id: int) -> bool:
+        """Mend a ledger, and tell whether entries were copied for that, or would have been."""
+        try:
+            return self._mend(ledger_id)
+        except PybkError as error:
+            logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self._bookie.bookie, error)
+        except Exception:  # or no ledger would be mended any more
+            logger.exception("ledger %d stays in limbo at %s", ledger_id, self._bookie.bookie)
+        return True
+
+    def _mend(self, ledger_id: int) -> bool:
+        """Fill up the fragments of one ledger, and lift its limbo; False if something may be missing still."""
         try:
             metadata, version = self._directory.metadata.read_ledger(ledger_id)
         except NoSuchLedgerError:
-            return  # dropped when its tombstone was seen twice
+            return False  # dropped when its tombstone was seen twice
         if metadata.state is LedgerState.IN_RECOVERY:
-            return
+            return False
         own = [number for number, each in enumerate(metadata.fragments) if self._bookie.bookie in each.ensemble]
         if any(fragment_end(metadata, number) is None for number in own):
-            return
+            return False
         for number in own:
             self._fill(metadata, version, metadata.fragments[number].first_entry_id)
         self._bookie.lift_limbo(ledger_id, closed=metadata.state is LedgerState.CLOSED)
+        return True
 
     def _fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
         """Copy a fragment's entries from its other bookies to this one; those that are here are only compared."""
