@@ -15,6 +15,7 @@ from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.logfile import BLOCK_BYTES, encode_commit_header, encode_file_header, padding
 from pybk.storage.record import RECORD_HEADER_BYTES, RecordKind, encode_control, encode_entries
 from pybk.storage.replay import LogEnd, LogFile, Replay, ReplayedCommit, proven_durable, scan_commits
+from pybk.storage.salvage import SalvagedLog
 
 STORE = b"0123456789abcdef"
 ZEROS = bytes(BLOCK_BYTES)
@@ -39,6 +40,13 @@ def commit(lsn: int, file_id: int, *, size: int = 40, records: int = 1, durable:
     body = b"".join(b"".join(encode_entries(5, i, [size], [payload(lsn, size)], lsn=lsn)) for i in range(records))
     header = encode_commit_header(lsn, lsn - 1 if durable is None else durable, file_id, records, len(body))
     return header + body + bytes(padding(len(header + body)))
+
+
+def newer(lsn: int, file_id: int) -> bytes:
+    """Return a block with a commit header of a newer format."""
+    header = bytearray(encode_commit_header(lsn, lsn - 1, file_id, 0, 0)[:56])
+    header[4] = 2
+    return (bytes(header) + xxh3_64_intdigest(bytes(header)).to_bytes(8, "little")).ljust(BLOCK_BYTES, b"\0")
 
 
 def begin(file_id: int, first_lsn: int, *blocks: bytes, store_id: bytes = STORE) -> tuple[int, bytes]:
@@ -344,11 +352,8 @@ def test_entries_that_look_like_commits_prove_nothing() -> None:
 
 
 def test_newer_formats_are_named() -> None:
-    header = bytearray(encode_commit_header(1, 0, 1, 0, 0)[:56])
-    header[4] = 2
-    newer = bytes(header) + xxh3_64_intdigest(bytes(header)).to_bytes(8, "little")
     with pytest.raises(UnsupportedFormatError, match="commit format 2"):
-        run([begin(1, 1, newer)])
+        run([begin(1, 1, newer(1, 1))])
 
 
 def test_control_records_come_back() -> None:
@@ -389,10 +394,37 @@ def test_scan_stops_at_the_limit_and_goes_on_from_there() -> None:
 def test_commit_headers_prove_what_was_durable() -> None:
     data = memoryview(ZEROS + commit(7, 3) + GARBAGE[:BLOCK_BYTES] + commit(9, 3) + ZEROS)
     for offset, proven in zip(range(0, len(data) + 2 * BLOCK_BYTES, BLOCK_BYTES), [8, 8, 8, 8, 0, 0, 0], strict=True):
-        assert proven_durable(LogFile(3, "x", data), offset) == proven
-    assert proven_durable(LogFile(4, "x", data), 0) == 0
-    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=2))), 0) == 8
-    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=20))), 0) == 20
+        assert proven_durable(LogFile(3, "x", data), offset, 9) == proven
+    assert proven_durable(LogFile(4, "x", data), 0, 9) == 0
+    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=2))), 0, 9) == 8
+    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=20))), 0, 9) == 20
+
+
+def test_commits_for_which_there_was_no_room_prove_nothing_nor_do_those_of_other_formats() -> None:
+    file = LogFile(3, "x", memoryview(ZEROS + commit(7, 3) + commit(1 << 63, 3) + newer(8, 3) + commit(9, 3)))
+    for lsn, proven in ((7, 8), (6, 8), (5, 6)):  # the last one is three blocks behind the first
+        assert proven_durable(file, BLOCK_BYTES, lsn) == proven
+    claims = commit(2, 3, durable=1 << 62)
+    assert proven_durable(LogFile(3, "x", memoryview(GARBAGE[:BLOCK_BYTES] + claims)), 0, 1) == 0
+
+
+FORGED = encode_commit_header((1 << 64) - 2, (1 << 64) - 3, 1, 1, 0)
+
+
+@pytest.mark.parametrize("forged", [FORGED, newer(3, 1)])
+def test_bytes_that_a_client_chose_are_no_commits_where_their_own_is_torn(forged: bytes) -> None:
+    """Neither is the log refused for them, nor, if it is salvaged, do they say which LSN comes next."""
+    chosen = commit(2, 1, size=3 * BLOCK_BYTES)
+    begun = begin(1, 1, commit(1, 1), GARBAGE[:BLOCK_BYTES], forged.ljust(BLOCK_BYTES, b"x"), chosen[2 * BLOCK_BYTES :])
+    assert run([begun]).end.next_lsn == 2
+    behind = (1, begun[1] + commit(3, 1))
+    with pytest.raises(CorruptError):
+        run([behind])
+    headless = (1, GARBAGE[:BLOCK_BYTES] + behind[1][BLOCK_BYTES:])
+    for file in (begun, behind, headless):
+        log = SalvagedLog(load([file]), first_lsn=1, durable_lsn=2, store_id=STORE)
+        assert [found.lsn for _, found in log] == ([] if file is headless else [1])
+        assert log.next_lsn == 3
 
 
 def test_a_commit_without_records_has_its_place_too() -> None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from pybk.errors import CorruptError, UsageError
+from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.logfile import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
@@ -29,6 +29,8 @@ from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, decode_header
 _LSN_MAX: Final = (1 << 64) - 1
 _COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, "little")
 _SCAN_BYTES: Final = 1 << 20
+_UNTOLD_MAX: Final = 1 << 40
+"""More commits than the files hold whose headers do not tell the LSN of their first."""
 _REMEDY: Final = "restore the file from a backup, or run `pybk verify` on the store to see what is left"
 
 
@@ -260,7 +262,7 @@ class Replay:
                 self._durable = max(self._durable, header.durable_lsn)
                 return file, header
             self._unbegun.append(file.file_id)
-            self._durable = max(self._durable, proven_durable(file, BLOCK_BYTES))
+            self._durable = max(self._durable, proven_durable(file, BLOCK_BYTES, lsn_after(self._lsn)))
             self._torn_bytes += _used_bytes(file.data)
             del file
         return None
@@ -275,12 +277,12 @@ class Replay:
         """Read the last begun file: a commit that is damaged and not known to have been durable is the end."""
         for commit in scan_commits(file, BLOCK_BYTES, self._lsn):
             if not commit.sound and commit.lsn > self._durable:
-                self._durable = max(self._durable, proven_durable(file, commit.offset + commit.size))
+                self._durable = max(self._durable, proven_durable(file, commit.offset + commit.size, commit.lsn + 1))
                 if commit.lsn > self._durable:
                     break
             self._take(file, commit)
             yield commit
-        self._durable = max(self._durable, proven_durable(file, self._offset))
+        self._durable = max(self._durable, proven_durable(file, self._offset, self._lsn))
         self._torn_bytes += _used_bytes(file.data[self._offset :])
 
     def _take(self, file: LogFile, commit: ReplayedCommit) -> None:
@@ -295,13 +297,22 @@ class Replay:
         self._offset = commit.offset + commit.size
 
 
-def proven_durable(file: LogFile, offset: int) -> int:
+def lsn_after(lsn: int) -> int:
+    """Return the highest LSN believed of a commit that comes after an LSN, nobody can tell how far."""
+    return lsn + _UNTOLD_MAX
+
+
+def proven_durable(file: LogFile, offset: int, lsn: int) -> int:
     """Return the highest LSN that commit headers from ``offset`` on prove to have been durable; 0 for none.
 
-    What a commit claims as its body is passed over, so that entries which look like commits prove nothing.
+    Clients choose what entries say. What a commit claims as its body is passed over, so that entries which look like
+    commits prove nothing. Where the header of their own commit is damaged, they are told by another format, or by
+    their LSN: each commit takes a block at least. So nothing beyond what the file could hold is proven.
 
-    Raises:
-        UnsupportedFormatError: A sound header is of another format.
+    Args:
+        file: The file.
+        offset: Where a commit would begin, bytes, a multiple of ``BLOCK_BYTES``: no entry lies there.
+        lsn: Highest LSN expected there.
     """
     data = file.data
     words = np.frombuffer(data[offset:][: (len(data) - offset) & -4], "<u4")[:: BLOCK_BYTES // 4]
@@ -311,8 +322,11 @@ def proven_durable(file: LogFile, offset: int) -> int:
         at = offset + block * BLOCK_BYTES
         if at < beyond:
             continue
-        head = decode_commit_header(data, at, file.file_id)
-        if head is not None:
+        try:
+            head = decode_commit_header(data, at, file.file_id)
+        except UnsupportedFormatError:
+            continue
+        if head is not None and (max(head.lsn, head.durable_lsn) <= lsn + block or not block):
             proven = max(proven, head.lsn - 1, head.durable_lsn)
             beyond = at + COMMIT_HEADER_BYTES + head.body_bytes
     return proven

@@ -23,7 +23,7 @@ from pybk.storage.logfile import (
     file_header_is_whole,
     padding,
 )
-from pybk.storage.replay import LogFile, ReplayedCommit, proven_durable, scan_commits
+from pybk.storage.replay import LogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits
 from pybk.storage.tail import RecoveredLog, TailLedgers, apply_commit, synced_log_files, write_again
 from pybk.storage.watermark import Watermark
 
@@ -117,7 +117,8 @@ class SalvagedLog:
                     raise
                 self.lost.append(f"{error}; nothing of it is taken")
                 header = None
-            self._durable = max(self._durable, proven_durable(file, BLOCK_BYTES))
+            first_lsn = lsn_after(self.next_lsn) if header is None else header.first_lsn
+            self._durable = max(self._durable, proven_durable(file, BLOCK_BYTES, first_lsn))
             if header is not None:
                 self._durable = max(self._durable, header.durable_lsn)
                 return file, header
