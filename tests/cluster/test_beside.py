@@ -20,6 +20,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.test_mending import service_of
 from tests.realstore import QUICK
 
 PASSWORD = b"correct horse"
@@ -145,7 +146,7 @@ def test_ledgers_that_move_and_come_are_found(cluster: Inside) -> None:
                 for _ in range(2):
                     assert read(reader, COUNT - 1) == [payload(number) for number in range(COUNT)]
                     cluster.bookies[1].move_ledger(ledger_id, tier, password=PASSWORD)
-                    cluster.bookies[0].checkpoint()
+                    service_of(cluster.bookies[0]).replicas.store.maintenance.checkpoint()
         assert None not in nearby.found
 
 
