@@ -46,6 +46,7 @@ def parquet(directory: Path, scale: Scale) -> Iterator[Run]:
             written.parquet(str(directory / "copy"))
             return scale.entries * ENTRY_BYTES / (time.perf_counter() - begin) / 1e6
 
+        run(0)  # so that what writes is there
         yield run
 
 
@@ -53,7 +54,9 @@ def parquet(directory: Path, scale: Scale) -> Iterator[Run]:
 def ledgers(digest: DigestType, curve: bool, directory: Path, scale: Scale) -> Iterator[Run]:
     """Ledgers of one replica each, on the bookie beside the executor."""
     with payloads(directory, scale) as frame, colocated(frame.sparkSession, directory, curve=curve) as cluster:
-        yield partial(written_to, cluster, frame, digest, scale.entries)
+        run = partial(written_to, cluster, frame, digest, scale.entries)
+        run(0)  # so that what writes is there
+        yield run
 
 
 def written_to(cluster: Colocated, frame: DataFrame, digest: DigestType, entries: int, _: float) -> float:
