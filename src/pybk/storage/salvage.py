@@ -1,8 +1,8 @@
 """What is left of a store that lost something durable: for a bookie, which gets the rest from its peers.
 
 Opening a store refuses where it is unknown what is lost. Salvaging goes on instead, takes what is beyond doubt, and
-tells what it passed over. Nothing on disk is changed by it but the files' times, so that a process that stops before
-it has recorded the loss finds the same again.
+tells what it passed over. Nothing on disk is changed by it but the files' times, and an LMDB environment that is gone,
+which is begun with a note beside it, so that a process that stops before it has recorded the loss finds the same again.
 """
 
 from __future__ import annotations
