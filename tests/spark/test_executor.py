@@ -128,3 +128,21 @@ def test_a_directory_that_others_can_write_is_refused(sleeper: subprocess.Popen[
     directory.symlink_to(tmp_path)
     with pytest.raises(UsageError, match="alone"):
         executor.file(URL, "lock")
+
+
+def test_a_task_goes_on_without_a_bookie_where_others_are_in_the_way(
+    sleeper: subprocess.Popen[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = Executor.of(sleeper.pid)
+    monkeypatch.setattr(Executor, "of_task", lambda: executor)
+    assert local_bookie(URL) is None
+    assert caplog.text == ""
+    (tmp_path / f"pybk-{os.getuid()}").chmod(0o755)
+    assert local_bookie(URL) is None
+    assert "is no directory of this user's alone" in caplog.text
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert local_bookie(URL) is None
+    assert "No such file or directory" in caplog.text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import stat
@@ -21,6 +22,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.ledger import Bookie
+
+logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.005
@@ -183,10 +186,16 @@ def bookie_beside(executor: Executor, metadata: str, wait_s: float = _WAIT_SECON
 
 
 def local_bookie(metadata: str) -> ExecutorBookie | None:
-    """Return the bookie of a cluster beside the executor that this task runs on; None if this is no task, too."""
+    """Return the bookie of a cluster beside the executor that this task runs on.
+
+    None if this is no task, too, or if the files cannot be looked at, which the log tells: a task goes on without.
+    """
     try:
         return bookie_beside(Executor.of_task(), metadata)
     except IllegalOperationError:
+        return None
+    except (UsageError, OSError) as error:
+        logger.warning("whether there is a bookie beside this executor cannot be told, so none is used: %s", error)
         return None
 
 
