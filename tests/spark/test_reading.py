@@ -60,6 +60,13 @@ def test_what_another_process_knew_to_be_confirmed_is_waited_for(options: Source
     timer.join()
 
 
+def test_sizes_wait_for_what_another_process_knew_to_be_confirmed(options: SourceOptions, writer: LedgerWriter) -> None:
+    timer = threading.Timer(0.3, lambda: writer.append_many([b"more"] * 10))
+    timer.start()
+    assert payload_bytes(options, Piece(writer.ledger_id, 20, 24)) == 20
+    timer.join()
+
+
 def test_what_nobody_knows_of_is_told(
     options: SourceOptions, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

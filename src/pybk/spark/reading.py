@@ -107,9 +107,12 @@ def payload_bytes(options: SourceOptions, piece: Piece) -> int:
     Raises:
         NoSuchLedgerError: The ledger is gone.
         PybkError: As ``read_pieces``.
+
+    Cost: Waits up to 10 s for entries that only others know to be confirmed.
     """
     password = options.password.read() or b""
     with connection(options.where).manager.open_ledger(piece.ledger_id, password=password, recover=False) as reader:
+        _wait_for(reader, piece.last)
         before, last = (
             next(reader.read(entry_id, entry_id)).length if entry_id >= 0 else 0
             for entry_id in (piece.first - 1, piece.last)
