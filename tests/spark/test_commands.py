@@ -14,6 +14,7 @@ import pytest
 
 from pybk.admin.cli import main
 from pybk.spark.connection import close_connections
+from pybk.spark.manifest import SINK_KEY
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import ROOT, contents, open_quick
 from tests.spark.test_jobs import damage, fill, payload, service_of
@@ -31,16 +32,22 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
         close_connections()
 
 
+def secrets_in(directory: Path) -> list[str]:
+    """Write secrets to files; return the options that name them."""
+    options: list[str] = []
+    for option, secret in (("--cluster-secret-file", SECRET), ("--password-file", PASSWORD)):
+        file = directory / option.strip("-")
+        file.write_bytes(secret + b"\n")
+        options += [option, str(file)]
+    return options
+
+
 class Commands:
     """Runs commands with their secrets in files."""
 
     def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
-        self._secrets: list[str] = []
-        for option, secret in (("--cluster-secret-file", SECRET), ("--password-file", PASSWORD)):
-            file = directory / option.strip("-")
-            file.write_bytes(secret + b"\n")
-            self._secrets += [option, str(file)]
+        self._secrets = secrets_in(directory)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """Return status, output and errors."""
@@ -128,6 +135,32 @@ def test_export_import_and_copy(cluster: Inside, commands: Commands, tmp_path: P
     status, told = commands.json("import", cluster.url, lake)
     assert (status, told["imported"]) == (0, [ledger_id])
     assert contents(client, told["ledgers"][str(ledger_id)], PASSWORD) == contents(client, ledger_id, PASSWORD)
+
+
+def test_orphans_are_collected_without_spark(cluster: Inside, tmp_path: Path) -> None:
+    client = cluster.connect()
+    orphan = fill(client, 3, custom_metadata={SINK_KEY: b"write-1"})
+    other = fill(client, 3)
+    secrets = secrets_in(tmp_path)
+    program = (
+        "import sys\nsys.modules['pyspark'] = None\nfrom pybk.admin.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+    )
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "spark", "collect", cluster.url, *arguments, *secrets],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stdout
+
+    assert run() == "0 ledgers were deleted\n"
+    assert set(client.list_ledgers()) == {orphan, other}
+    assert json.loads(run("--older-than", "0s", "--json")) == {"write-1": [orphan]}
+    assert set(client.list_ledgers()) == {other}
 
 
 def test_what_cannot_be_is_wrong_usage(commands: Commands, tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from pybk.credentials import Secret
-from pybk.errors import CorruptError, IllegalOperationError, MetadataUnreachableError, MetadataVersionError, PybkError
+from pybk.errors import (
+    CorruptError,
+    IllegalOperationError,
+    MetadataUnreachableError,
+    MetadataVersionError,
+    PybkError,
+    UsageError,
+)
 from pybk.flags import LedgerType
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark import manifest, record
@@ -272,6 +279,27 @@ def test_orphans_go_and_nothing_else_does(place: Connection) -> None:
     assert sink.committed() == [good.ledger_id]
     assert other.ledger_id in set(place.manager.list_ledgers())
     assert collect_orphans(place, older_than=0.0, password=b"another") == {"orphans": [locked.ledger_id]}
+
+
+def test_what_is_no_age_collects_nothing(place: Connection) -> None:
+    orphan = write(place, "ages")
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="older_than"):
+            collect_orphans(place, older_than=wrong)
+    assert left(place, "ages") == {orphan.ledger_id}
+    assert sink_of(place, "ages").record() == Record()
+
+
+def test_orphans_are_collected_by_the_url_of_a_cluster(cluster: Inside, place: Connection) -> None:
+    sink, good, bad = sink_of(place, "url", b"hush"), write(place, "url", password=b"hush"), write(place, "url")
+    assert commit(sink, 0, good)
+    assert "url" not in manifest.collect(cluster.url, cluster_secret=SECRET)
+    another = manifest.collect(cluster.url, cluster_secret=Secret(SECRET), password=Secret(b"hush"), older_than=0.0)
+    assert "url" not in another
+    assert manifest.collect(cluster.url, cluster_secret=SECRET, older_than=0.0)["url"] == [bad.ledger_id]
+    assert left(place, "url") == {good.ledger_id}
+    with pytest.raises(UsageError, match="no known kind"):
+        manifest.collect("/srv/data")
 
 
 def test_what_was_collected_cannot_be_committed_any_more(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

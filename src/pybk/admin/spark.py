@@ -30,6 +30,7 @@ USAGE: Final = 2
 _PLACE: Final = "the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
 _EITHER: Final = f"the directory of a store, or {_PLACE}"
 _SPANS_SHOWN: Final = 5
+_ORPHAN_AGE_S: Final = 86_400.0
 _AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -73,6 +74,25 @@ def add_spark(commands: Any) -> None:
     copy.add_argument("--target-secret-file", metavar="FILE", help="holds the other cluster's secret")
     copy.add_argument("--open-too", action="store_true", help="also ledgers that are not closed, as far as they are")
     _takes_quorums(copy)
+    _add_collect(jobs)
+
+
+def _add_collect(jobs: Any) -> None:
+    """Add the one that runs in this process alone, and needs no Spark."""
+    text = "delete what writes from Spark, imports and copies left and never committed"
+    collect = jobs.add_parser("collect", help=text, description=text, allow_abbrev=False)
+    collect.add_argument("path", metavar="PATH", help=_PLACE)
+    collect.add_argument("--json", action="store_true", help="print JSON")
+    collect.add_argument(
+        "--older-than",
+        metavar="AGE",
+        type=_age,
+        default=_ORPHAN_AGE_S,
+        help="only ledgers created longer ago: 90s, 12h, 30d; default: 1d. A write that takes longer is refused then",
+    )
+    takes_password(collect)
+    takes_secret(collect)
+    collect.set_defaults(run=_collect)
 
 
 def _add_tier(tier: argparse.ArgumentParser) -> None:
@@ -193,6 +213,22 @@ def _left_out(
         print(f"left out, as they are not closed: {_numbers(still_open)}")
     for ledger_id, reason in failed:
         print(f"ledger {ledger_id}: {' '.join(reason.split())}")
+
+
+def _collect(parsed: argparse.Namespace) -> int:
+    """Collect orphans; return the exit status."""
+    from pybk.spark.manifest import collect
+
+    found = collect(
+        parsed.path, cluster_secret=secret_of(parsed), password=password_of(parsed), older_than=parsed.older_than
+    )
+    if parsed.json:
+        _print_json(found)
+    else:
+        if found:
+            _table(((app_id, _numbers(ledgers)) for app_id, ledgers in found.items()), ("sink", "deleted ledgers"))
+        print(f"{sum(map(len, found.values()))} ledgers were deleted")
+    return SOUND
 
 
 # ---- the jobs ----------------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.tier import tier
     from pybk.spark.jobs.verify import verify
     from pybk.spark.local import read_local
+    from pybk.spark.manifest import collect
 
 __all__ = [
     "ExecutorBookie",
+    "collect",
     "configure",
     "copy",
     "export",
@@ -32,12 +34,16 @@ __all__ = [
 ]
 
 _JOBS: Final = ("copy", "export", "import_", "inventory", "tier", "verify")
-_WITH_PYSPARK: Final = {"read_local": "pybk.spark.local"} | {job: f"pybk.spark.jobs.{job}" for job in _JOBS}
+_WHEN_ASKED: Final = {
+    "collect": "pybk.spark.manifest",
+    "read_local": "pybk.spark.local",
+    **{job: f"pybk.spark.jobs.{job}" for job in _JOBS},
+}
 """Imported when they are asked for: the process of a bookie comes by here, too, and has no use for pyspark."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs pyspark."""
-    if name not in _WITH_PYSPARK:
+    """Import what is asked for."""
+    if name not in _WHEN_ASKED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WITH_PYSPARK[name]), name)
+    return getattr(import_module(_WHEN_ASKED[name]), name)

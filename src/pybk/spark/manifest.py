@@ -17,14 +17,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pybk.credentials import Secret
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
     MetadataVersionError,
     NoSuchLedgerError,
     PybkError,
+    UsageError,
 )
 from pybk.flags import LedgerType
+from pybk.spark.connection import Connection, Where, connection
 from pybk.spark.record import (
     ORPHAN_AGE_S,
     Attempt,
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from pybk.ledger import LedgerMetadata
     from pybk.manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
-    from pybk.spark.connection import Connection
 
 SINK_KEY: Final = "pybk.sink"
 """Custom metadata of a sink's ledgers: its app id."""
@@ -52,6 +54,7 @@ SINKS: Final = "sinks"
 """The group of the records among the cluster's pointers."""
 
 _PAGE: Final = 500
+_AGE_S_MAX: Final = 1e9
 
 logger = logging.getLogger(__name__)
 
@@ -341,10 +344,13 @@ def collect_orphans(
         What was deleted, by app id of those that had orphans.
 
     Raises:
+        UsageError: ``older_than`` is no age.
         PybkError: As the metadata store.
 
     Cost: Looks at every ledger of the cluster.
     """
+    if not 0 <= older_than < _AGE_S_MAX:
+        raise UsageError(f"older_than is {older_than!r}; it takes 0 to {_AGE_S_MAX} seconds")
     if connection.metadata is None:
         raise IllegalOperationError(f"{connection.manager!r} is no cluster, and sinks write to clusters")
     before_ns = time.time_ns() - int(older_than * 1e9)
@@ -357,3 +363,33 @@ def collect_orphans(
         for app_id, ledgers in old.items()
     }
     return {app_id: deleted for app_id, deleted in collected.items() if deleted}
+
+
+def collect(
+    metadata: str,
+    *,
+    cluster_secret: bytes | Secret | None = None,
+    password: bytes | Secret | None = None,
+    older_than: float = ORPHAN_AGE_S,
+) -> dict[str, list[int]]:
+    """Delete what writes from Spark, imports and copies left and never committed; this needs no Spark.
+
+    Args:
+        metadata: The URL of the cluster's metadata.
+        cluster_secret: The cluster's, as such, or where it is found; None for none.
+        password: That of the ledgers; what has another stays, and is told in the log.
+        older_than: As for ``collect_orphans``.
+
+    Returns:
+        The ledgers that were deleted, by app id of the sink.
+
+    Raises:
+        UsageError: The URL, the secret or the age cannot be.
+        PybkError: As the metadata store.
+
+    Cost: Looks at every ledger of the cluster.
+    """
+    secret = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
+    known = password.read() if isinstance(password, Secret) else password
+    place = connection(Where(metadata_uri=metadata, secret=secret))
+    return collect_orphans(place, older_than=older_than, password=known or b"")
