@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
 from pybk.errors import UnauthorizedError
+from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.spark.catalog import Catalog
 from pybk.spark.connection import Connection, close_connections, connection
@@ -64,6 +65,45 @@ def test_what_a_sink_wrote_counts_from_its_commit_on(cluster: Inside) -> None:
     commit(found, "other", 0, ids[2])
     assert [*by_type.look()] == [plain, ids[1], ids[2]]
     assert [*by_type.hidden] == [ids[0]]
+
+
+def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(
+    cluster: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids come in no order, so one ledger of a commit may be behind the place of the listing, and one before it."""
+    other, found = cluster.connect(), connection(options(cluster, ledger="0").where)
+    first, second = fill(found.manager, "halves"), fill(other, "halves")
+    assert first < second
+    catalog = Catalog(options(cluster, ledgerType="halves"))
+    there, both = catalog._there, list[int]()
+
+    def late(found: Connection) -> Iterator[LedgerMetadata]:
+        for metadata in there(found):
+            if metadata.ledger_id == second and not both:
+                both.extend(fill(manager, "halves", "halves") for manager in (found.manager, other))
+                commit(found, "halves", 0, *both)
+            yield metadata
+
+    monkeypatch.setattr(catalog, "_there", late)
+    seen = set(catalog.look())
+    assert len(both) == 2
+    assert first < both[0] < second < both[1]
+    assert seen & {*both} in (set(), {*both})
+    assert catalog.look().keys() == {first, second, *both}
+    for each in both:
+        other.delete_ledger(each)
+    lists = 0
+
+    def counted(found: Connection) -> Iterator[LedgerMetadata]:
+        nonlocal lists
+        lists += 1
+        return there(found)
+
+    monkeypatch.setattr(catalog, "_there", counted)
+    fill(other, "halves", "halves")
+    for _ in range(3):
+        assert [*catalog.look()] == [first, second]
+    assert lists == 4, "what a sink names and is deleted has a listing done again only once"
 
 
 def test_manifests_are_no_data(cluster: Inside) -> None:

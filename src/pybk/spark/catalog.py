@@ -47,6 +47,7 @@ class Catalog:
         self._open: dict[int, LedgerReader] = {}
         self._unlocked = False
         self._list_at = 0.0
+        self._elsewhere: set[int] = set()
         self.hidden: dict[int, int] = {}
 
     @property
@@ -76,17 +77,12 @@ class Catalog:
 
     def _list(self, found: Connection) -> None:
         before, self._open, self._closed, self.hidden = self._open, {}, {}, {}
-        sinks: dict[str, set[int]] = {}
-        for metadata in self._wanted(found):
-            ledger_id = metadata.ledger_id
-            app = metadata.custom_metadata.get(SINK_KEY, b"").decode(errors="replace")
-            if app and found.metadata is not None:
-                if app not in sinks:
-                    sinks[app] = committed(found, app)
-                if ledger_id not in sinks[app]:
-                    self.hidden[ledger_id] = metadata.creation_time_ns
-                    continue
-            if metadata.state is LedgerState.CLOSED:
+        listed, counting = self._listed(found)
+        for ledger_id, metadata in listed.items():
+            app = _app(metadata)
+            if app and found.metadata is not None and ledger_id not in counting.get(app, ()):
+                self.hidden[ledger_id] = metadata.creation_time_ns
+            elif metadata.state is LedgerState.CLOSED:
                 self._check_password(found, ledger_id)
                 end, length = metadata.last_entry_id + 1, metadata.length
                 self._closed[ledger_id] = Readable(ledger_id, metadata.creation_time_ns, end, length, True)
@@ -94,6 +90,19 @@ class Catalog:
                 self._open[ledger_id] = before[ledger_id]
             else:
                 self._open_ledger(found, ledger_id)
+
+    def _listed(self, found: Connection) -> tuple[dict[int, LedgerMetadata], dict[str, set[int]]]:
+        """Return metadata by ledger, and the ledgers of each sink that count, of each commit all or none."""
+        listed = {each.ledger_id: each for each in self._wanted(found)}
+        if found.metadata is None:
+            return listed, {}
+        counting = {app: committed(found, app) for app in {_app(each) for each in listed.values()} if app}
+        named = {each for ids in counting.values() for each in ids if within(each, self._ids)}
+        if unseen := named - listed.keys() - self._elsewhere:
+            # They may have been created and committed behind the listing, which then has half of a commit.
+            listed = {each.ledger_id: each for each in self._wanted(found)}
+            self._elsewhere |= unseen - listed.keys()  # deleted, or of another type
+        return listed, counting
 
     def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
         """Yield metadata of the ledgers that the options name and that are not the system's."""
@@ -104,11 +113,13 @@ class Catalog:
                 yield metadata
 
     def _there(self, found: Connection) -> Iterator[LedgerMetadata]:
+        left = set(self._named)
         if not self._all_named:
             found.manager._home.catch_up()
-            yield from found.manager._home.ledgers()
-            return
-        for ledger_id in self._named:
+            for metadata in found.manager._home.ledgers():
+                left.discard(metadata.ledger_id)
+                yield metadata
+        for ledger_id in sorted(left):  # a listing may be late
             try:
                 yield found.manager.ledger_metadata(ledger_id)
             except NoSuchLedgerError:
@@ -139,3 +150,8 @@ class Catalog:
             if closed:  # perhaps after the look
                 last = reader.metadata.last_entry_id
             yield ledger_id, Readable(ledger_id, reader.metadata.creation_time_ns, last + 1, reader.length, closed)
+
+
+def _app(metadata: LedgerMetadata) -> str:
+    """Return the app id of the sink that wrote a ledger, empty for none."""
+    return metadata.custom_metadata.get(SINK_KEY, b"").decode(errors="replace")
