@@ -64,6 +64,20 @@ def test_this_is_no_task() -> None:
     assert local_bookie(URL) is None
 
 
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        ("lmdb:///srv/a b", ["lmdb:///srv/a b/", "LMDB:///srv//a%20b", "lmdb:////srv/x/../a b"], "lmdb:///srv/A b"),
+        ("zk://a:1,b:2/x", ["zk://b:2,A:1/x/", "ZK://a:1,b:2//x"], "zk://a:1,b:2/X"),
+        ("zk://a:1/x", ["zk://a:1/x"], "zk://a:1,b:2/x"),
+    ],
+)
+def test_a_cluster_is_the_same_however_its_url_is_spelled(one: str, same: list[str], other: str) -> None:
+    executor = Executor(1, 2)
+    assert {executor.file(url, "lock") for url in same} == {executor.file(one, "lock")}
+    assert executor.file(other, "lock") != executor.file(one, "lock")
+
+
 def test_a_lock_is_had_by_one_and_by_those_who_inherit_it(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     assert not is_locked(path)

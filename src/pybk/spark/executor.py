@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Self
+from urllib.parse import unquote
 
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.ledger import Bookie
@@ -121,10 +122,10 @@ class Executor(Process):
         """Return the path of a file that the executor's bookie and tasks find each other by.
 
         Args:
-            metadata: The URL of the cluster's metadata.
+            metadata: The URL of the cluster's metadata, in any spelling.
             kind: ``lock`` or ``json``.
         """
-        cluster = blake2b(metadata.encode(), digest_size=8).hexdigest()
+        cluster = blake2b(_plain(metadata).encode(), digest_size=8).hexdigest()
         return os.path.join(_run_directory(), f"executor-{self.pid}-{self.started}-{cluster}.{kind}")
 
 
@@ -165,7 +166,7 @@ def bookie_beside(executor: Executor, metadata: str, wait_s: float = _WAIT_SECON
 
     Args:
         executor: The executor, on this host.
-        metadata: The URL of the cluster's metadata, as the bookie was given it.
+        metadata: The URL of the cluster's metadata, in any spelling.
         wait_s: How long to wait for one that is starting, seconds.
 
     Returns:
@@ -197,6 +198,15 @@ def local_bookie(metadata: str) -> ExecutorBookie | None:
     except (UsageError, OSError) as error:
         logger.warning("whether there is a bookie beside this executor cannot be told, so none is used: %s", error)
         return None
+
+
+def _plain(metadata: str) -> str:
+    """Return a metadata URL in the one spelling that stands for all that name the same place."""
+    scheme, _, rest = metadata.partition("://")
+    hosts, _, path = rest.partition("/")
+    if scheme.lower() == "lmdb":
+        path = os.path.normpath(unquote(path).lstrip("/"))
+    return f"{scheme.lower()}://{','.join(sorted(hosts.lower().split(',')))}/{path.strip('/')}"
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
