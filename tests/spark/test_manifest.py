@@ -106,6 +106,27 @@ def test_a_repeated_batch_is_deleted_and_a_repeated_commit_is_not(place: Connect
     assert sink.record().runs == ("run", "later")
 
 
+def test_a_batch_write_that_is_skipped_is_told(
+    cluster: Inside, place: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+    from pyspark.sql.types import StructType
+
+    from pybk.spark.options import sink_options
+    from pybk.spark.writer import BatchWriter, TaskWrote
+
+    schema = StructType().add("payload", "binary")
+    written = []
+    for version in (3, 0):  # the second is that of a stream that has a new checkpoint
+        given = {"metadatauri": cluster.url, "clustersecret": SECRET.decode(), "ensemblesize": "1", "writequorum": "1"}
+        given |= {"ackquorum": "1", "txnappid": "each", "txnversion": str(version)}
+        written.append(write(place, "each"))
+        BatchWriter(sink_options(given, streaming=False), schema, False).commit([TaskWrote(written[-1])])
+        assert ("is skipped" in caplog.text) is (version == 0)
+    assert "write 0 of 'each' is skipped" in caplog.text
+    assert committed(place, "each") == left(place, "each") == {written[0].ledger_id}
+
+
 def test_a_refused_commit_publishes_nothing(place: Connection) -> None:
     sink = sink_of(place, "refused")
     assert commit(sink, 0, write(place, "refused"), run="old")

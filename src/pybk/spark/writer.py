@@ -219,7 +219,12 @@ class BatchWriter(DataSourceArrowWriter):
         """Make everything count, or skip it if this version or a later one was written before."""
         number = self._options.txn_version or 0
         if not _commit(sink_of(self._options, self._app_id), number, _all_told(messages)):
-            logger.info("write %d of %r was made before; it is skipped", number, self._app_id)
+            logger.warning(
+                "write %d of %r is skipped, and its rows are not written, as that version or a later one was made "
+                "before; if this is another write, give another txnAppId",
+                number,
+                self._app_id,
+            )
 
     def abort(self, messages: Messages) -> None:
         """Delete what tasks wrote, unless it counts all the same."""
