@@ -284,10 +284,7 @@ def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(fou
         for ledger_id, allowed in ((closed, True), (writer.ledger_id, False)):
             bookie = sources[ledger_id].fragments[0].ensemble[0]
             service = service_of(four.bookies[int(bookie.bookie_id[-1])])
-            read = service.replicas.read
-            until(lambda: read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)  # it may be the third to answer
-            _, run = read(ledger_id, 0, 0, 1, 1 << 20)
-            assert run is not None
+            run = first_entry(service, ledger_id)
             address, public = home_of(client).directory.find(bookie) or ("", None)
             link = links.connect(bookie, address, public)
             whole = Run(0, 1, array("q", run.sizes), (b"".join(run.body),))
@@ -297,6 +294,14 @@ def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(fou
             said = [ask(links, link, number, add) for number, add in enumerate((copy, beyond, plain))]
             refused = Status.UNAUTHORIZED
             assert said == [Status.OK if allowed else refused, refused, refused]
+
+
+def first_entry(service: BookieService, ledger_id: int) -> Run:
+    """Return a bookie's copy, which may come after the acknowledgement by others."""
+    until(lambda: service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)
+    _, run = service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)
+    assert run is not None
+    return run
 
 
 def ask(links: Links, link: Any, request_id: int, add: Add) -> Status:
