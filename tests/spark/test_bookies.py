@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from pybk.errors import PybkError, UsageError
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.spark import bookie_process, bookies
 from pybk.spark.bookies import BookieSettings, ensure_bookie
 from pybk.spark.executor import Executor, ExecutorBookie, Process, bookie_beside, is_locked
 from tests.cluster.inside import SECRET, make_cluster
@@ -247,6 +249,47 @@ def test_why_a_bookie_does_not_start_is_said(begin: Begin, settings: BookieSetti
     ensure_bookie(settings, executor)
     with pytest.raises(UsageError, match="slot-0, not /elsewhere"):
         ensure_bookie(replace(settings, directory="/elsewhere"), executor)
+
+
+def test_a_wrong_secret_is_told_though_a_bookie_serves(
+    begin: Begin, settings: BookieSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = begin().executor
+    monkeypatch.setattr(Executor, "of_task", lambda: executor)
+    found = json.loads(bookies._ensure(str(settings)))
+    assert found == {"bookie": asdict(ensure_bookie(settings, executor))}
+    (tmp_path / "secret").write_bytes(b"another secret of the same length")
+    assert "MetadataForgedError" in json.loads(bookies._ensure(str(settings)))["error"]
+    assert "another secret" not in bookies._ensure(str(settings))
+
+
+def test_nobody_else_can_look_into_a_slot(begin: Begin, settings: BookieSettings) -> None:
+    os.mkdir(settings.directory, 0o755)  # made by whoever set the host up
+    old = os.umask(0o022)
+    try:
+        found = ensure_bookie(settings, begin().executor)
+    finally:
+        os.umask(old)
+    modes = {name: os.stat(f"{found.directory}{name}").st_mode & 0o777 for name in ("", ".log", ".lock", ".json")}
+    assert modes == {"": 0o700, ".log": 0o600, ".lock": 0o600, ".json": 0o600}
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("lmdb:///srv/metadata", "127.0.0.1"),
+        ("zk://127.0.0.1:2181,127.0.0.2:2181/x", "127.0.0.1"),
+        ("zk://localhost:2181/x", "127.0.0.1"),
+        ("zk://[::1]:2181/x", "127.0.0.1"),
+    ],
+)
+def test_a_bookie_listens_where_others_reach_it(url: str, host: str) -> None:
+    assert bookie_process._own_host(url) == host
+
+
+def test_a_host_that_only_ipv6_reaches_is_told() -> None:
+    with pytest.raises(UsageError, match="IPv4"):
+        bookie_process._own_host("zk://[2001:db8::1]:2181/x")
 
 
 def test_settings_are_checked_and_travel_as_text(settings: BookieSettings) -> None:

@@ -6,6 +6,7 @@ its standard error stands why it could not start, and nothing if it serves.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import logging
 import os
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 from pybk.bookie.service import BookieService
 from pybk.cluster import open_cluster
 from pybk.config import StoreConfig
-from pybk.errors import PybkError
+from pybk.errors import PybkError, UsageError
 from pybk.spark.bookies import BookieSettings
 from pybk.spark.executor import Executor, ExecutorBookie, Process, read_state, take_lock, write_state
 
@@ -32,6 +33,7 @@ _LOOK_MS: Final = 1_000
 _FREED_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.02
 _NAME_BYTES: Final = 2
+_PRIVATE: Final = 0o077
 
 
 def main(settings: BookieSettings, executor: Executor) -> None:
@@ -51,6 +53,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         _log_to(f"{place}.log")
         metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
         stack.callback(metadata.close)
+        os.umask(_PRIVATE)  # all of a host use the metadata store, and this user alone what is made from here on
         bookie = BookieService.open(
             place,
             [f"tcp://{_own_host(settings.metadata)}:*"],
@@ -159,13 +162,24 @@ def _name(executor: Executor, place: str) -> str:
 
 
 def _own_host(metadata: str) -> str:
-    """Return the address of this host that others reach it at."""
+    """Return the address of this host that others reach it at.
+
+    Raises:
+        UsageError: ZooKeeper is reached by IPv6 only, and bookies listen on IPv4.
+        OSError: It is not known where ZooKeeper is.
+    """
     parts = urlsplit(metadata)
     if parts.scheme == "lmdb":
         return "127.0.0.1"
     host, _, port = parts.netloc.partition(",")[0].rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    there = {family: address for family, _, _, _, address in reversed(found)}
+    if socket.AF_INET not in there:
+        if ipaddress.ip_address(there[socket.AF_INET6][0]).is_loopback:
+            return "127.0.0.1"
+        raise UsageError(f"{host} has an IPv6 address only, and bookies listen on IPv4: name ZooKeeper by an IPv4 one")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))  # nothing is sent: the way there says which address is ours
+        probe.connect(there[socket.AF_INET])  # nothing is sent: the way there says which address is ours
         return str(probe.getsockname()[0])
 
 
@@ -179,6 +193,7 @@ def _forget(executor: Executor, metadata: str, kind: str) -> None:
 
 
 def _log_to(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     logging.basicConfig(filename=path, format="%(asctime)s %(levelname)s %(message)s")
 
 

@@ -252,9 +252,19 @@ def start_bookies(
 def _ensure(settings: str) -> str:
     """Have the bookie of a task's executor serve; return what there is to say of it, as JSON."""
     try:
-        return json.dumps({"bookie": asdict(ensure_bookie(BookieSettings.of(settings)))})
+        wanted = BookieSettings.of(settings)
+        bookie = ensure_bookie(wanted)
+        _check_secret(wanted)
+        return json.dumps({"bookie": asdict(bookie)})
     except (PybkError, OSError) as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"})
+
+
+def _check_secret(settings: BookieSettings) -> None:
+    """Raise PybkError if the secret is not the cluster's: a bookie that served before was given another."""
+    from pybk.cluster import open_cluster  # here, as every worker imports this module and few ask for it
+
+    open_cluster(settings.metadata, settings.secret.read(), create=False)[0].close()
 
 
 def _watch(metadata: str) -> None:
