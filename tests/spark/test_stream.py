@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.spark.catalog import Catalog
 from pybk.spark.columns import schema_of
 from pybk.spark.connection import close_connections
 from pybk.spark.options import source_options
@@ -259,6 +261,59 @@ def test_a_ledger_that_goes_after_it_was_listed(store: Store) -> None:
     store.delete("two")
     with pytest.raises(NoSuchLedgerError, match=f"ledger {two} was deleted or never there"):
         query.latest()
+
+
+@pytest.mark.parametrize("count", [5, 0])
+def test_a_ledger_that_goes_unread_while_no_query_runs(store: Store, count: int) -> None:
+    """Nothing was read of it, and who listed it is no more: the offset has it."""
+    store.create("one", 5)
+    two = store.create("two", count)
+    query = Query(store.options, maxEntriesPerTrigger=3)
+    query.batch()
+    query.start()
+    store.delete("two")
+    with pytest.raises(NoSuchLedgerError, match=f"ledger {two} was deleted or never there"):
+        query.latest()
+    query.options = replace(query.options, fail_on_data_loss=False)
+    query.start()
+    assert [query.batch() for _ in range(2)] == [2, 0]
+
+
+def test_a_ledger_that_a_listing_misses_is_neither_lost_nor_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = store.create("one", 5)
+    two = store.create("two", 5, close=True)
+    store.create("three", 5)
+    query = Query(store.options)
+    query.batch()
+    look = Catalog.look
+    monkeypatch.setattr(
+        Catalog,
+        "look",
+        lambda self, **when: {each: found for each, found in look(self, **when).items() if each not in (one, two)},
+    )
+    for _ in range(2):
+        store.append("three", 1)
+        assert query.batch() == 1
+    monkeypatch.undo()
+    store.append("one", 1)
+    assert query.batch() == 1  # which asserts that rows come once and in order
+
+
+@pytest.mark.parametrize("which", [{"ledgerType": "other"}, {"ledgers": "0-9"}, {"path": "other"}])
+def test_a_checkpoint_of_other_ledgers_is_refused(store: Store, tmp_path: Path, which: dict[str, str]) -> None:
+    store.create("one", 5)
+    query = Query(store.options)
+    query.batch()
+    Store(tmp_path / "other").end()
+    more = {"path": str(tmp_path / which["path"]), "ledgerType": "t"} if "path" in which else which
+    query.options = source_options({**store.options, **more})
+    query.start()
+    with pytest.raises(UsageError, match="the checkpoint is of other ledgers"):
+        query.latest()
+    with pytest.raises(UsageError, match="the checkpoint is of other ledgers"):
+        query.reader.partitions(query.offset, query.offset)
 
 
 def test_ledgers_that_go_are_borne_if_that_is_asked_for(store: Store) -> None:

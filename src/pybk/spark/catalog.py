@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError
@@ -40,6 +40,7 @@ class Catalog:
         self._where: Final = options.where
         self._password: Final = options.password.read() or b""
         self._type: Final = options.ledger_type
+        self._asked: Final = asked
         self._ids: Final = asked if ids is None else ids if asked is None else intersect(asked, ids)
         self._named: Final = tuple(low for low, high in asked or () if low == high and within(low, ids))
         self._all_named: Final = asked is not None and all(low == high for low, high in asked)
@@ -56,6 +57,31 @@ class Catalog:
         return [
             each for each in self._named if not any(each in some for some in (self._closed, self._open, self.hidden))
         ]
+
+    @property
+    def of(self) -> str:
+        """Which store or cluster it is, and which of its ledgers are read, as text."""
+        store = connection(self._where).manager._home.identity.store_id.hex()
+        if self._type is not None:
+            return f"{store} type {self._type}"
+        return f"{store} ledgers {','.join(f'{low}-{high}' for low, high in self._asked or ())}"
+
+    def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
+        """Return which of some ledgers are there no more, as the metadata of each says, however late listings are.
+
+        Raises:
+            PybkError: As the metadata store.
+
+        Cost: A look into the metadata store for each.
+        """
+        manager = connection(self._where).manager
+        found = set()
+        for ledger_id in ledger_ids:
+            try:
+                manager.ledger_metadata(ledger_id)
+            except NoSuchLedgerError:
+                found.add(ledger_id)
+        return found
 
     def look(self, *, now: bool = True) -> dict[int, Readable]:
         """Return the ledgers by id, ascending, and how far each can be read.

@@ -3,16 +3,20 @@
 An offset says for each ledger which entry is next. A ledger is *finished* once it is closed and all of it was read; the
 offset that says so first names it under ``ended``, with its end, so that two offsets tell by themselves what lies
 between them. Later offsets drop what is finished, by this rule: a ledger is finished if it is in ``done``, or if its id
-is at most ``upto``, it says that it was created before ``before``, and it is not in ``at``. ``before`` stays an hour
-behind, as ledgers are created by many, whose clocks differ and whose ids come in no order. So an offset has the ledgers
-that are being read, and as ranges of ids those that were finished and created within the last hour; no others.
+is at most ``upto``, it says that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
+``before`` stays an hour behind, as ledgers are created by many, whose clocks differ and whose ids come in no order. So
+an offset has the ledgers that are being read, and as ranges of ids those that are to be read and those that were
+finished and created within the last hour; no others.
+
+What an offset names stays in it until it is finished or known to be deleted: that a listing has it not says nothing, as
+listings may be late.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from pybk.errors import UnsupportedFormatError
@@ -23,7 +27,7 @@ LATE_NS: Final = 3600 * 10**9
 """Clocks of the machines that create ledgers, and the time between a ledger's creation and its being seen, differ by
 less than this."""
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,10 @@ class Offset:
     """How far a stream has read.
 
     Attributes:
-        at: Next entry of ledgers that are not finished; one that is not named is at its first entry, or finished.
+        of: Which store or cluster this is about, and which of its ledgers.
+        at: Next entry of ledgers that are not finished; one that is not named is at its first entry, or finished. Those
+            at their first entry could not be read yet, and may go without loss.
+        due: Ledgers that can be read and of which nothing was read.
         ended: Ends of the ledgers that this offset finishes.
         done: Ledgers that were finished before.
         upto: See above.
@@ -43,13 +50,17 @@ class Offset:
     done: Ranges = ()
     upto: int = -1
     before_ns: int = 0
+    due: Ranges = ()
+    of: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the offset as Spark keeps it: the same text for the same offset."""
         return {
             "version": _VERSION,
+            "of": self.of,
             "at": {str(ledger_id): self.at[ledger_id] for ledger_id in sorted(self.at)},
             "ended": {str(ledger_id): self.ended[ledger_id] for ledger_id in sorted(self.ended)},
+            "due": [[low, high] for low, high in self.due],
             "done": [[low, high] for low, high in self.done],
             "upto": self.upto,
             "before": self.before_ns,
@@ -71,6 +82,8 @@ class Offset:
                 tuple((int(low), int(high)) for low, high in values["done"]),
                 int(values["upto"]),
                 int(values["before"]),
+                tuple((int(low), int(high)) for low, high in values["due"]),
+                str(values["of"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UnsupportedFormatError(
@@ -80,11 +93,19 @@ class Offset:
 
     def finished(self, ledger_id: int, created_ns: int) -> bool:
         """Tell whether a ledger was read to its end."""
-        if ledger_id in self.at:
+        if ledger_id in self.at or within(ledger_id, self.due):
             return False
         if ledger_id <= self.upto and created_ns < self.before_ns:
             return True
-        return ledger_id in self.ended or (bool(self.done) and within(ledger_id, self.done))
+        return ledger_id in self.ended or within(ledger_id, self.done)
+
+    def named(self) -> set[int]:
+        """Return the ledgers that are named, finished or not."""
+        return {*self.at, *self.ended, *numbers_of(self.due), *numbers_of(self.done)}
+
+    def unread(self) -> set[int]:
+        """Return the ledgers that are named and were not read to their end, though they can be read."""
+        return {*(ledger_id for ledger_id, entry in self.at.items() if entry), *numbers_of(self.due)}
 
     def unfinished(self, ledgers: Iterable[Readable]) -> list[Readable]:
         """Return the ledgers that were not read to their end, in the order in which they were created."""
@@ -96,21 +117,29 @@ class Offset:
         return self.at.get(ledger_id, 0)
 
 
-def first_offset(starting: Positions, ledgers: Mapping[int, Readable]) -> Offset:
+def first_offset(starting: Positions, ledgers: Mapping[int, Readable], of: str = "") -> Offset:
     """Return where a new stream begins.
 
     Args:
         starting: Where it is to begin; ledgers that appear later begin at their first entry.
         ledgers: Those there are.
+        of: See ``Offset``.
     """
     if not starting.latest:
-        return Offset(at=dict(starting.entries))
-    closed = (each.ledger_id for each in ledgers.values() if each.closed)
-    return Offset(at={each.ledger_id: each.end for each in ledgers.values() if not each.closed}, done=ranges_of(closed))
+        at = {ledger_id: entry for ledger_id, entry in starting.entries.items() if entry}
+        return Offset(at=at, due=ranges_of(ledgers.keys() - at.keys()), of=of)
+    at = {each.ledger_id: each.end for each in ledgers.values() if each.end and not each.closed}
+    done = {each.ledger_id for each in ledgers.values() if each.closed}
+    return Offset(at=at, done=ranges_of(done), due=ranges_of(ledgers.keys() - at.keys() - done), of=of)
 
 
 def advance(
-    start: Offset, ledgers: Mapping[int, Readable], hidden: Mapping[int, int], taken: Mapping[int, int], now_ns: int
+    start: Offset,
+    ledgers: Mapping[int, Readable],
+    hidden: Mapping[int, int],
+    taken: Mapping[int, int],
+    now_ns: int,
+    deleted: Collection[int] = (),
 ) -> Offset:
     """Return the offset behind what is read next.
 
@@ -120,38 +149,46 @@ def advance(
         hidden: Creation times of those that cannot be read yet.
         taken: How many entries are read, of ledgers that are not finished.
         now_ns: The time.
+        deleted: Those that are there no more, of the ones that ``start`` names.
 
     Returns:
         The offset; ``start`` itself if nothing is read and no ledger ended.
     """
-    at = {each: entry for each, entry in start.at.items() if each in ledgers or each in hidden}
+    at = {each: entry for each, entry in start.at.items() if each not in ledgers and each not in deleted}
+    late = {each for each in start.named() if each not in ledgers and each not in deleted}
+    due = late.intersection(numbers_of(start.due))
     ended = {}
-    left = start.unfinished(ledgers.values())
-    for each in left:
+    for each in start.unfinished(ledgers.values()):
         entry = start.next_entry(each.ledger_id) + taken.get(each.ledger_id, 0)
         if each.closed and entry >= each.end:
-            at.pop(each.ledger_id, None)
             ended[each.ledger_id] = entry
         elif entry:
             at[each.ledger_id] = entry
+        else:
+            due.add(each.ledger_id)
     if not ended and not any(taken.values()):
         return start
     created = {each.ledger_id: each.created_ns for each in ledgers.values()} | dict(hidden)
-    untouched = [each.created_ns for each in left if each.end and each.ledger_id not in {*at, *ended}]
-    before_ns = max(start.before_ns, min([min(now_ns, max(created.values())) - LATE_NS, *untouched]))
-    upto = max(start.upto, *created)
-    named = {*at, *ended}
+    before_ns = max(start.before_ns, min(now_ns, max(created.values())) - LATE_NS)
     at |= {
         ledger_id: 0
-        for ledger_id, created_ns in created.items()
-        if created_ns < before_ns and ledger_id not in named and not start.finished(ledger_id, created_ns)
+        for ledger_id, created_ns in hidden.items()
+        if created_ns < before_ns and ledger_id not in late and not start.finished(ledger_id, created_ns)
     }
-    done = ranges_of(
+    done = {
         each.ledger_id
         for each in ledgers.values()
         if each.created_ns >= before_ns and start.finished(each.ledger_id, each.created_ns)
+    }
+    return replace(
+        start,
+        at=at,
+        ended=ended,
+        due=ranges_of(due),
+        done=ranges_of(done | (late - at.keys() - due)),
+        upto=max(start.upto, *created),
+        before_ns=before_ns,
     )
-    return Offset(at, ended, done, upto, before_ns)
 
 
 def between(start: Offset, end: Offset) -> list[Piece]:
@@ -173,3 +210,9 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
         else:
             ranges.append((number, number))
     return tuple(ranges)
+
+
+def numbers_of(ranges: Ranges) -> Iterator[int]:
+    """Yield the numbers of ranges."""
+    for low, high in ranges:
+        yield from range(low, high + 1)

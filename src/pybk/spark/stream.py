@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pybk.errors import NoSuchLedgerError
+from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.spark.catalog import Catalog
 from pybk.spark.columns import check_schema
 from pybk.spark.connection import close_connections
@@ -45,6 +45,10 @@ class _View(NamedTuple):
     ledgers: Mapping[int, Readable]
     hidden: Mapping[int, int]
 
+    def advance(self, begin: Offset, taken: Mapping[int, int], deleted: Collection[int]) -> Offset:
+        """Return the offset behind what is read next."""
+        return advance(begin, self.ledgers, self.hidden, taken, time.time_ns(), deleted)
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows ledgers.
@@ -59,7 +63,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._catalog: Catalog | None = None
         self._target: _View | None = None
-        self._unread: dict[int, int] = {}
+        self._deleted: set[int] = set()
         self._seen: tuple[Offset, _View] | None = None
 
     # ---- in the driver -------------------------------------------------------------------------------------------
@@ -70,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ledgers = catalog.look()
         if catalog.missing and self._options.fail_on_data_loss:
             raise gone(catalog.missing)
-        return first_offset(self._options.starting, ledgers).to_json()
+        return first_offset(self._options.starting, ledgers, catalog.of).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit that the options set; a second one is kept to as well, though Spark knows of one only."""
@@ -89,17 +93,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             NoSuchLedgerError: A ledger is gone that was not read to its end, unless that is to be borne.
+            UsageError: The checkpoint is of other ledgers.
             PybkError: As ``Catalog.look``.
         """
-        begin = Offset.from_json(start)
+        begin = self._offset(start)
         view = self._target or self._look(now=False)
         self._seen = begin, view
         self._check_loss(begin, view)
         left = begin.unfinished(view.ledgers.values())
-        self._unread = {each.ledger_id: each.end for each in left if each.end}
         limited = not isinstance(limit, ReadAllAvailable)
         taken = self._admitted(begin, left) if limited else _all(begin, left)
-        return advance(begin, *view, taken, time.time_ns()).to_json()
+        return view.advance(begin, taken, self._deleted).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return how far a micro-batch without a limit would have read."""
@@ -107,12 +111,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         begin, view = self._seen
         left = begin.unfinished(view.ledgers.values())
-        return advance(begin, *view, _all(begin, left), time.time_ns()).to_json()
+        return view.advance(begin, _all(begin, left), self._deleted).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what each task reads of a micro-batch: for the same offsets always the same."""
-        self._on_driver()
-        pieces = between(Offset.from_json(start), Offset.from_json(end))
+        pieces = between(self._offset(start), self._offset(end))
         tasks = cut((Part(piece, self._entry_bytes(piece)) for piece in pieces), self._options.entries_per_partition)
         return [LedgerPartition(task) for task in tasks]
 
@@ -134,16 +137,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         catalog = self._on_driver()
         return _View(catalog.look(now=now), catalog.hidden)
 
+    def _offset(self, values: dict[str, Any]) -> Offset:
+        """Return an offset of a checkpoint, which is of the ledgers that are read here."""
+        found, of = Offset.from_json(values), self._on_driver().of
+        if found.of != of:
+            raise UsageError(
+                f"the checkpoint is of other ledgers ({found.of:.200}) than the options name ({of:.200}), as store or "
+                "cluster, type and ids; use a new checkpoint, or the options of before"
+            )
+        return found
+
     def _check_loss(self, begin: Offset, view: _View) -> None:
         """Look for ledgers that are gone with entries that were not read, or that nobody can say of."""
-        there = {*view.ledgers, *view.hidden}
-        begun = {each for each, entry in begin.at.items() if entry}
-        unread = {each for each, end in self._unread.items() if begin.next_entry(each) < end} - begin.ended.keys()
-        lost = sorted((begun | unread) - there)
-        if lost and self._options.fail_on_data_loss:
-            raise gone(lost)
-        if lost:
-            logger.warning("ledgers %s are gone; what was not read of them is left out", lost)
+        missing = begin.named().difference(view.ledgers, view.hidden, self._deleted)
+        deleted = self._on_driver().deleted(missing)
+        self._deleted |= deleted
+        unread = begin.unread()
+        if self._options.fail_on_data_loss and (lost := unread & self._deleted):
+            raise gone(sorted(lost))
+        if lost := unread & deleted:
+            logger.warning("ledgers %s are gone; what was not read of them is left out", sorted(lost))
 
     def _admitted(self, begin: Offset, left: list[Readable]) -> dict[int, int]:
         """Return how many entries are read of each ledger, oldest ledgers first, within the limits of the options."""
