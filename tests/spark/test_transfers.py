@@ -156,6 +156,58 @@ def test_an_open_ledger_is_copied_as_far_as_it_is_confirmed(
     assert first.ledgers[writer.ledger_id] not in there.list_ledgers()
 
 
+def test_a_copy_killed_before_it_deleted_the_shorter_one_is_mended_by_the_next(
+    spark: SparkSession, source: Inside, target: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = source.connect(), target.connect()
+    with here.create_ledger(password=PASSWORD) as writer:
+        writer.append(b"first")
+        until_confirmed(source, writer.ledger_id, 0, PASSWORD)
+        copy(spark, source.url, target.url, **BOTH, open_too=True)
+        writer.append(b"second")
+
+    def stop(self: Target, ledger_id: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "_delete", stop)
+        with pytest.raises(KeyboardInterrupt):
+            copy(spark, source.url, target.url, **BOTH)
+    assert len(shown(target)) == 2
+    found = copy(spark, source.url, target.url, **BOTH)
+    assert found.copied == ()
+    assert shown(target) == [found.ledgers[writer.ledger_id]]
+    assert contents(there, found.ledgers[writer.ledger_id], PASSWORD) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("job", ["copy", "import"])
+def test_what_another_job_commits_behind_the_look_is_not_written_twice(
+    spark: SparkSession, source: Inside, target: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    write(source.connect(), [b"x"])
+    directory = str(tmp_path / "lake")
+    if job == "import":
+        export(spark, source.url, directory, **SOURCE)
+    there = Target.there
+
+    def run() -> None:
+        if job == "import":
+            import_(spark, target.url, directory, **TARGET)
+        else:
+            copy(spark, source.url, target.url, **BOTH)
+
+    def look(self: Target) -> dict[int, LedgerMetadata]:
+        found = there(self)
+        monkeypatch.setattr(Target, "there", there)
+        run()
+        return found
+
+    monkeypatch.setattr(Target, "there", look)
+    with pytest.raises(Exception, match="another job"):  # from the import's commit it comes as Spark's
+        run()
+    assert len(shown(target)) == 1
+
+
 def test_a_copy_that_was_interrupted_goes_on(
     spark: SparkSession, source: Inside, target: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:

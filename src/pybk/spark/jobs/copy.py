@@ -76,7 +76,9 @@ def copy(
         ledgers: Only ledgers of these ids.
         ledger_type: Only those of this type.
         open_too: Copy ledgers that are not closed, too, as far as they are confirmed now; the copies are closed. When
-            such a ledger has become longer, a copy of all of it takes the place of the one before.
+            such a ledger has become longer, a copy of all of it takes the place of the one before, which is deleted
+            a moment after the longer one counts; who reads the target in between has both. A copy that was
+            interrupted there leaves both, until copying is called again.
         quorums: Ensemble size, write quorum and ack quorum of the copies; None for those of the source's ledgers, or
             the target's defaults for those of a store.
         quiet: Show no progress.
@@ -85,7 +87,7 @@ def copy(
         NoSuchLedgerError: A ledger that was named is not there.
         IllegalOperationError: The same is being copied by somebody else.
         UsageError: The target is a store, or the source itself.
-        PybkError: One of the two cannot be reached.
+        PybkError: One of the two cannot be reached, or a copy that has a longer one by now cannot be deleted.
 
     Durability: Ledgers that are told as copied are, and count.
     """
@@ -98,15 +100,8 @@ def copy(
         raise UsageError(f"{there} is where the ledgers are already; a copy is made in another cluster")
     to = Target(there, secret, COPY_OF, origin)
     plan = planned(found, secret.read(), chosen(place, ledgers, ledger_type), open_too=open_too, quorums=quorums)
-    before = to.there()
-    wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]
-    groups = rounds(wanted, _ROUND_BYTES, _ROUND_LEDGERS)
-    copied = [header for group in groups for header in _copy_round(spark, place, to, group, plan, quiet)]
+    copied = _copy_all(spark, place, to, plan, quiet)
     now = to.there()
-    for header in copied:
-        old = before.get(header.ledger_id)
-        if old is not None and old.ledger_id != now[header.ledger_id].ledger_id:
-            to.delete(old.ledger_id)
     return Copied(
         ledgers={
             header.ledger_id: now[header.ledger_id].ledger_id for header in plan.headers if header.ledger_id in now
@@ -119,11 +114,26 @@ def copy(
     )
 
 
-def _copy_round(
-    spark: SparkSession, place: Where, to: Target, group: Sequence[Header], plan: Plan, quiet: bool
-) -> list[Header]:
-    """Copy some ledgers, which count then all at once; return those that were copied."""
+def _copy_all(spark: SparkSession, place: Where, to: Target, plan: Plan, quiet: bool) -> list[Header]:
+    """Copy what is not there, round by round; return what was copied."""
+    # Read before what is there: so a commit of somebody else that this does not see has taken the number.
     number = to.sink.record().last + 1
+    to.drop_outdated()  # an interrupted copy may have left some
+    before = to.there()
+    wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]
+    copied: list[Header] = []
+    for group in rounds(wanted, _ROUND_BYTES, _ROUND_LEDGERS):
+        done = _copy_round(spark, place, to, group, plan, number, quiet)
+        number += bool(done)
+        copied += done
+    to.drop_outdated()
+    return copied
+
+
+def _copy_round(
+    spark: SparkSession, place: Where, to: Target, group: Sequence[Header], plan: Plan, number: int, quiet: bool
+) -> list[Header]:
+    """Copy some ledgers, which count then all at once, as the commit of a number; return those that were copied."""
     done = spread(
         spark,
         partial(_copy, place, to),

@@ -91,11 +91,13 @@ def import_(
     if quorums is not None:
         headers = [replace(header, quorums=quorums) for header in headers]
     to = Target(place, secret_of(password), IMPORT_OF, rows[0].export_id)
+    # Read before what is there: so a commit of somebody else that this does not see has taken the number.
+    number = to.sink.record().last + 1
     before = to.there()
     wanted = [header for header in headers if not is_there(before.get(header.ledger_id), header)]
     if wanted:
         with shown_jobs(spark, f"pybk: import to {place}", quiet=quiet):
-            _write(spark, to, root, wanted)
+            _write(spark, to, root, wanted, number)
     now = to.there()
     return Imported(
         export_id=to.origin,
@@ -106,9 +108,8 @@ def import_(
     )
 
 
-def _write(spark: SparkSession, to: Target, root: str, wanted: Sequence[Header]) -> None:
+def _write(spark: SparkSession, to: Target, root: str, wanted: Sequence[Header], number: int) -> None:
     """Bring the rows of each ledger together, behind its header and in their order, and have them written."""
-    number = to.sink.record().last + 1
     heads = spark.createDataFrame([(header.ledger_id, -1, header.encode()) for header in wanted], ENTRIES)
     ids = spark.createDataFrame([(header.ledger_id,) for header in wanted], ENTRIES.fieldNames()[:1])
     entries = spark.read.parquet(f"{root}/{ENTRIES_FOLDER}").select(*ENTRIES.fieldNames())

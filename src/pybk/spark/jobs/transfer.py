@@ -134,10 +134,15 @@ class Target:
         return {ledger_id: found[0] for ledger_id, found in self._counting().items()}
 
     def drop_outdated(self) -> None:
-        """Delete ledgers that count and of which there is a longer one."""
+        """Delete ledgers that count and of which there is a longer one.
+
+        Raises:
+            PybkError: One could not be deleted: readers have what is in both twice.
+        """
         for found in self._counting().values():
             for metadata in found[1:]:
-                self.delete(metadata.ledger_id)
+                with suppress(NoSuchLedgerError):
+                    self._delete(metadata.ledger_id)
 
     def _counting(self) -> dict[int, list[LedgerMetadata]]:
         """Return the ledgers that are there and count, by what they were written after, the longest first."""
@@ -176,7 +181,10 @@ class Target:
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger that does not count; if that cannot be done now, it is an orphan of the sink."""
         with suppress(PybkError):
-            connection(self.where).manager.delete_ledger(ledger_id, password=self.password.read() or b"")
+            self._delete(ledger_id)
+
+    def _delete(self, ledger_id: int) -> None:
+        connection(self.where).manager.delete_ledger(ledger_id, password=self.password.read() or b"")
 
     def commit(self, number: int, written: Sequence[Written]) -> None:
         """Make ledgers count, all at once.
