@@ -7,15 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
-from pybk.errors import UnauthorizedError
+from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.spark.catalog import Catalog
+from pybk.spark.columns import schema_of
 from pybk.spark.connection import Connection, close_connections, connection
 from pybk.spark.manifest import SINK_KEY, Sink, Written
-from pybk.spark.options import SourceOptions, source_options
+from pybk.spark.options import Positions, SourceOptions, source_options
+from pybk.spark.reader import PlainReader
 from pybk.spark.record import Attempt
+from pybk.spark.stream import StreamReader
 from tests.cluster.inside import SECRET, Inside, inside
 
 
@@ -136,6 +140,38 @@ def test_ledgers_that_are_missing(cluster: Inside) -> None:
     asked = Catalog(options(cluster, ledgers=f"{there},7777"), ids=((0, 7000),))
     assert [*asked.look()] == [there]
     assert asked.missing == []
+
+
+def test_positions_name_ledgers_that_are_read(cluster: Inside) -> None:
+    manager = cluster.connect()
+    ours, other, hidden = fill(manager, "ours"), fill(manager, "other"), fill(manager, "ours", "uncommitted")
+    catalog = Catalog(options(cluster, ledgerType="ours"))
+    catalog.look()
+    assert catalog.absent(Positions(entries={ours: 1, hidden: 2}), Positions(entries={7777: 1})) == [7777]
+    with pytest.raises(UsageError, match=f"endingOffsets names ledger {other} of type 'other', which is not among"):
+        catalog.absent(Positions(), Positions(entries={other: 1}))
+    pushed = Catalog(options(cluster, ledgerType="ours"), ids=((0, ours),))
+    pushed.look()
+    assert pushed.absent(Positions(entries={ours + 100_000: 1})) == []
+
+
+@pytest.mark.parametrize(("streaming", "option"), [(False, "startingOffsets"), (False, "endingOffsets"), (True, "")])
+def test_reads_refuse_positions_that_fit_nothing(cluster: Inside, streaming: bool, option: str) -> None:
+    manager = cluster.connect()
+    fill(manager, "fit")
+    other = fill(manager, "unfit")
+
+    def plan(ledger_id: int, **more: str) -> object:
+        which = {"ledgerType": "fit", option or "startingOffsets": f'{{"{ledger_id}": 1}}', **more}
+        found = options(cluster, **which)
+        schema = schema_of(found)
+        return StreamReader(found, schema).initialOffset() if streaming else PlainReader(found, schema).parts()
+
+    with pytest.raises(UsageError, match=f"names ledger {other} of type 'unfit'"):
+        plan(other)
+    with pytest.raises(NoSuchLedgerError, match="ledger 7777 was deleted or never there"):
+        plan(7777)
+    assert plan(7777, failOnDataLoss="false")
 
 
 def test_listings_that_cost_are_put_off(cluster: Inside) -> None:

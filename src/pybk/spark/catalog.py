@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import NoSuchLedgerError
+from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.ledger import LedgerState
 from pybk.spark.connection import Connection, connection
 from pybk.spark.manifest import SINK_KEY, committed
@@ -15,7 +15,7 @@ from pybk.spark.planning import Readable, intersect, within
 if TYPE_CHECKING:
     from pybk.ledger import LedgerMetadata
     from pybk.reader import LedgerReader
-    from pybk.spark.options import Ranges, SourceOptions
+    from pybk.spark.options import Positions, Ranges, SourceOptions
 
 _LIST_SHARE: Final = 10
 
@@ -41,6 +41,7 @@ class Catalog:
         self._password: Final = options.password.read() or b""
         self._type: Final = options.ledger_type
         self._asked: Final = asked
+        self._pushed: Final = ids
         self._ids: Final = asked if ids is None else ids if asked is None else intersect(asked, ids)
         self._named: Final = tuple(low for low, high in asked or () if low == high and within(low, ids))
         self._all_named: Final = asked is not None and all(low == high for low, high in asked)
@@ -82,6 +83,29 @@ class Catalog:
             except NoSuchLedgerError:
                 found.add(ledger_id)
         return found
+
+    def absent(self, *positions: Positions) -> list[int]:
+        """Return ledgers that positions name and that are not there.
+
+        Raises:
+            UsageError: One is there, and is not among those that are read.
+            PybkError: As the metadata store.
+        """
+        manager = connection(self._where).manager
+        named = {ledger_id for each in positions for ledger_id in each.entries if within(ledger_id, self._pushed)}
+        absent = []
+        for ledger_id in sorted(named.difference(self._closed, self._open, self.hidden)):
+            try:
+                found = manager.ledger_metadata(ledger_id)
+            except NoSuchLedgerError:
+                absent.append(ledger_id)
+                continue
+            if not self._wants(found):
+                raise UsageError(
+                    f"startingOffsets or endingOffsets names ledger {ledger_id} of type {str(found.ledger_type)!r}, "
+                    "which is not among the ledgers that are read; leave it out there, or read it too"
+                )
+        return absent
 
     def look(self, *, now: bool = True) -> dict[int, Readable]:
         """Return the ledgers by id, ascending, and how far each can be read.
@@ -133,10 +157,13 @@ class Catalog:
     def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
         """Yield metadata of the ledgers that the options name and that are not the system's."""
         for metadata in self._there(found):
-            kind = metadata.ledger_type
-            wanted = not kind.is_system if self._type is None else kind == self._type
-            if wanted and within(metadata.ledger_id, self._ids):
+            if self._wants(metadata):
                 yield metadata
+
+    def _wants(self, metadata: LedgerMetadata) -> bool:
+        kind = metadata.ledger_type
+        wanted = not kind.is_system if self._type is None else kind == self._type
+        return wanted and within(metadata.ledger_id, self._ids)
 
     def _there(self, found: Connection) -> Iterator[LedgerMetadata]:
         left = set(self._named)

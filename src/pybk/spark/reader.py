@@ -55,14 +55,17 @@ class PlainReader(DataSourceReader):
         """Return what there is to read now, in order.
 
         Raises:
-            NoSuchLedgerError: A ledger that was asked for by itself is not there, unless that is to be borne.
+            NoSuchLedgerError: A ledger that was asked for by itself, or that positions name, is not there, unless that
+                is to be borne.
+            UsageError: Positions name a ledger that is not read.
             UnauthorizedError: The password is another.
         """
         options = self._options
         catalog = Catalog(options, self._ledgers)
         found = catalog.look()
-        if catalog.missing and options.fail_on_data_loss:
-            raise gone(catalog.missing)
+        lost = [*catalog.missing, *catalog.absent(options.starting, options.ending)]
+        if lost and options.fail_on_data_loss:
+            raise gone(sorted({*lost}))
         parts = [part for readable in found.values() for part in self._parts(readable)]
         return list(limited(parts, options.max_entries))
 

@@ -72,8 +72,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a query without a checkpoint begins."""
         catalog = self._on_driver()
         ledgers = catalog.look()
-        if catalog.missing and self._options.fail_on_data_loss:
-            raise gone(catalog.missing)
+        lost = [*catalog.missing, *catalog.absent(self._options.starting)]
+        if lost and self._options.fail_on_data_loss:
+            raise gone(sorted({*lost}))
         return first_offset(self._options.starting, ledgers, catalog.of).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
