@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,12 @@ from pybk.spark.jobs import copy as copying
 from pybk.spark.jobs.copy import copy
 from pybk.spark.jobs.export import export
 from pybk.spark.jobs.import_ import import_
-from pybk.spark.jobs.ledgers import chosen, where_of
+from pybk.spark.jobs.ledgers import chosen, secret_of, where_of
 from pybk.spark.jobs.session import failure
-from pybk.spark.jobs.transfer import COPY_OF, IMPORT_OF, Header, Target, rounds, visible
+from pybk.spark.jobs.transfer import COPY_OF, IMPORT_OF, Header, Target, finish, rounds, safest, visible
 from pybk.spark.jobs.verify import verify
-from pybk.spark.manifest import SINK_KEY
+from pybk.spark.manifest import SINK_KEY, Sink, Written
+from pybk.spark.record import Record
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import contents, open_quick
 from tests.spark.test_jobs import until_confirmed
@@ -110,7 +112,7 @@ def check(
 def shown(cluster: Inside) -> list[int]:
     """Return the ledgers of a cluster that count."""
     where = where_of(cluster.url, cluster.secret)
-    return [each.ledger_id for each in visible(connection(where), chosen(where))]
+    return [each.ledger_id for each in visible(connection(where), partial(chosen, where))]
 
 
 # ---- copy --------------------------------------------------------------------------------------------------------
@@ -294,6 +296,65 @@ def test_rounds_have_bytes_and_ledgers_to_their_limits() -> None:
     assert [[each.ledger_id for each in group] for group in rounds(headers, 10, 2)] == [[0, 1], [2], [3, 4], [5]]
     header = Header(7, "t", ("ssd",), "XXH3", {"k": b"\xff"}, 3, 9, (3, 2, None))
     assert Header.decode(header.encode()) == header
+
+
+def test_a_manifest_is_as_safe_as_the_safest_of_its_ledgers() -> None:
+    quorums = [(5, 2, 2), (3, 3, 2), (3, 3, 1)]
+    assert safest(Header(1, "", (), "NONE", {}, 1, 1, each) for each in quorums) == (3, 3, 2)
+    assert safest([]) == (None, None, None)
+
+
+def test_a_cluster_of_one_bookie_takes_copies_and_imports(spark: SparkSession, tmp_path: Path) -> None:
+    with inside(tmp_path / "a", count=1) as a, inside(tmp_path / "b", count=1, secret=OTHER_SECRET) as b:
+        write(a.connect(), [b"x"], ensemble_size=1, write_quorum=1, ack_quorum=1)
+        assert len(copy(spark, a.url, b.url, **BOTH).copied) == 1
+        export(spark, a.url, str(tmp_path / "lake"), **SOURCE)
+        assert len(import_(spark, b.url, str(tmp_path / "lake"), **TARGET).imported) == 1
+        close_connections()
+
+
+# ---- without Spark -----------------------------------------------------------------------------------------------
+
+
+def made(to: Target, name: int) -> Written:
+    """Write a ledger anew that does not count yet."""
+    header = Header(name, "logs", (), "CRC32C", {}, 1, 1, (None, None, None))
+    writer = to.create(header)
+    return finish(writer, header, writer.append_many_async([b"x"]))
+
+
+def test_a_commit_whose_answer_was_lost_is_one(target: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = Target(where_of(target.url, OTHER_SECRET), secret_of(PASSWORD), COPY_OF, "a")
+    swap = Sink._swap
+
+    def lose(self: Sink, record: Record, version: int | None) -> bool:
+        monkeypatch.setattr(Sink, "_swap", swap)
+        assert swap(self, record, version)
+        return False
+
+    first, second = made(to, 1), made(to, 2)
+    monkeypatch.setattr(Sink, "_swap", lose)
+    to.commit(0, [first])
+    assert shown(target) == [first.ledger_id]
+    with pytest.raises(IllegalOperationError, match="another job"):
+        to.commit(0, [second])
+    assert shown(target) == [first.ledger_id]
+
+
+def test_a_commit_behind_the_listing_is_seen_whole_or_not_at_all(target: Inside) -> None:
+    where = where_of(target.url, OTHER_SECRET)
+    to = Target(where, secret_of(PASSWORD), COPY_OF, "a")
+    ledgers = [made(to, 1)]
+
+    def listing() -> list[LedgerMetadata]:
+        found = chosen(where)
+        if len(ledgers) == 1:
+            ledgers.append(made(to, 2))
+            to.commit(0, ledgers)
+        return found
+
+    found = visible(connection(where), listing)
+    assert [each.ledger_id for each in found] == [each.ledger_id for each in ledgers]
 
 
 # ---- export and import -------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +11,7 @@ from pybk.errors import NoSuchLedgerError, PybkError, UsageError
 from pybk.spark.connection import Where, connection
 from pybk.spark.jobs.ledgers import Place, chosen, cluster_of, secret_of, where_of
 from pybk.spark.jobs.spreading import spread
-from pybk.spark.jobs.transfer import COPY_OF, Header, Plan, Quorums, Target, finish, is_there, planned, rounds
+from pybk.spark.jobs.transfer import COPY_OF, Header, Plan, Quorums, Target, finish, is_there, planned, rounds, safest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,8 @@ def copy(
     if origin == connection(there).manager._home.identity.store_id.hex():
         raise UsageError(f"{there} is where the ledgers are already; a copy is made in another cluster")
     to = Target(there, secret, COPY_OF, origin)
-    plan = planned(found, secret.read(), chosen(place, ledgers, ledger_type), open_too=open_too, quorums=quorums)
+    wanted = partial(chosen, place, None if ledgers is None else tuple(ledgers), ledger_type)
+    plan = planned(found, secret.read(), wanted, open_too=open_too, quorums=quorums)
     copied = _copy_all(spark, place, to, plan, quiet)
     now = to.there()
     return Copied(
@@ -153,7 +154,7 @@ def _copy_round(
             written.append(outcome)
             copied.append(header)
     if written:
-        to.commit(number, written)
+        replace(to, quorums=safest(copied)).commit(number, written)
     return copied
 
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import (
@@ -118,7 +119,8 @@ def export(
     secret = secret_of(password)
     found = connection(place)
     export_id = secrets.token_hex(16)
-    plan = planned(found, secret.read(), chosen(place, ledgers, ledger_type), open_too=open_too)
+    wanted = partial(chosen, place, None if ledgers is None else tuple(ledgers), ledger_type)
+    plan = planned(found, secret.read(), wanted, open_too=open_too)
     entries = sum(header.entries for header in plan.headers)
     with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
         to = f"{directory.rstrip('/')}/{ENTRIES_FOLDER}"

@@ -16,7 +16,7 @@ from pybk.spark.jobs.export import ENTRIES_FOLDER, LEDGERS_FOLDER, header_of
 from pybk.spark.jobs.formats import ENTRIES, writing
 from pybk.spark.jobs.ledgers import Place, cluster_of, secret_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
-from pybk.spark.jobs.transfer import IMPORT_OF, Header, Quorums, Target, finish, is_there
+from pybk.spark.jobs.transfer import IMPORT_OF, Header, Quorums, Target, finish, is_there, safest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def import_(
     headers = [header_of(row) for row in rows]
     if quorums is not None:
         headers = [replace(header, quorums=quorums) for header in headers]
-    to = Target(place, secret_of(password), IMPORT_OF, rows[0].export_id)
+    to = Target(place, secret_of(password), IMPORT_OF, rows[0].export_id, safest(headers))
     # Read before what is there: so a commit of somebody else that this does not see has taken the number.
     number = to.sink.record().last + 1
     before = to.there()

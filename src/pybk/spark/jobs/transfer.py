@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +33,9 @@ IMPORT_OF: Final = "pybk.import-of"
 _OWN: Final = (SINK_KEY, COPY_OF, IMPORT_OF)
 
 Quorums = tuple[int | None, int | None, int | None]
+
+Listing = Callable[[], list["LedgerMetadata"]]
+"""Lists ledgers as they are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +112,14 @@ class Target:
         password: The new ledgers'.
         key: Custom metadata that says what a ledger was written after: ``COPY_OF`` or ``IMPORT_OF``.
         origin: Where it was read.
+        quorums: Ensemble size, write quorum and ack quorum of the manifests that name the ledgers.
     """
 
     where: Where
     password: Secret
     key: str
     origin: str
+    quorums: Quorums = (None, None, None)
 
     @property
     def app_id(self) -> str:
@@ -127,7 +132,8 @@ class Target:
         found = connection(self.where)
         if found.metadata is None:
             raise UsageError(f"{self.where} is no cluster; ledgers are written anew in clusters")
-        return Sink(found.manager, found.metadata, self.app_id, password=self.password.read() or b"")
+        password = self.password.read() or b""
+        return Sink(found.manager, found.metadata, self.app_id, password=password, quorums=self.quorums)
 
     def there(self) -> dict[int, LedgerMetadata]:
         """Return the ledgers that are there and count, by what they were written after; of several the longest."""
@@ -197,7 +203,10 @@ class Target:
             IllegalOperationError: Another job committed meanwhile; these ledgers were deleted.
         """
         oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
-        if not self.sink.commit(Attempt(number, oldest_ns), written):
+        if self.sink.commit(Attempt(number, oldest_ns), written):
+            return
+        # An answer of the metadata store that was lost makes a commit find its own.
+        if not {each.ledger_id for each in written} <= set(self.sink.committed()):
             raise IllegalOperationError(
                 f"another job has written ledgers of {self.origin} to {self.where} meanwhile, and these were given up: "
                 "wait for it, and run this again for what is left"
@@ -226,6 +235,12 @@ def finish(writer: LedgerWriter, header: Header, pending: AppendFuture[range] | 
             f"bytes, and was to have {header.entries} of {header.length}: what was read is not whole"
         )
     return Written(writer.ledger_id, header.entries, header.length, writer.metadata.creation_time_ns)
+
+
+def safest(headers: Iterable[Header]) -> Quorums:
+    """Return the quorums of those ledgers that lose the most bookies without harm: their manifest is as safe."""
+    quorums = [header.quorums for header in headers]
+    return max(quorums, key=lambda each: (each[1] or 0, each[2] or 0), default=(None, None, None))
 
 
 def is_there(metadata: LedgerMetadata | None, header: Header) -> bool:
@@ -262,7 +277,7 @@ class Plan:
 def planned(
     found: Connection,
     password: bytes | None,
-    wanted: Iterable[LedgerMetadata],
+    wanted: Listing,
     *,
     open_too: bool,
     quorums: Quorums | None = None,
@@ -272,7 +287,7 @@ def planned(
     Args:
         found: Where they are.
         password: Theirs; None stands for the empty one.
-        wanted: Those that were asked for; what a sink has not committed is as if it were not there.
+        wanted: Lists those that were asked for; what a sink has not committed is as if it were not there.
         open_too: Also those that are not closed, as far as they are confirmed now.
         quorums: Other ones than the ledgers'.
     """
@@ -295,20 +310,26 @@ def planned(
     return plan
 
 
-def visible(found: Connection, ledgers: Iterable[LedgerMetadata]) -> list[LedgerMetadata]:
-    """Return ledgers without those that a sink wrote and has not committed, which are as if they were not there."""
-    counting: dict[str, set[int]] = {}
-    shown = []
-    for metadata in ledgers:
-        app = metadata.custom_metadata.get(SINK_KEY)
-        if app is not None and found.metadata is not None:
-            app_id = app.decode(errors="replace")
-            if app_id not in counting:
-                counting[app_id] = committed(found, app_id)
-            if metadata.ledger_id not in counting[app_id]:
-                continue
-        shown.append(metadata)
-    return shown
+def visible(found: Connection, wanted: Listing) -> list[LedgerMetadata]:
+    """Return ledgers without those that a sink wrote and has not committed; of each commit all are there, or none.
+
+    Args:
+        found: Where they are.
+        wanted: Lists the ledgers; called again if some may have been committed behind the first listing.
+    """
+    listed = wanted()
+    if found.metadata is None:
+        return listed
+    counting = {app: committed(found, app) for app in set(map(_app, listed)) if app is not None}
+    if set().union(*counting.values()) - {each.ledger_id for each in listed}:
+        listed = wanted()
+    return [each for each in listed if (app := _app(each)) is None or each.ledger_id in counting.get(app, ())]
+
+
+def _app(metadata: LedgerMetadata) -> str | None:
+    """Return the app id of the sink that wrote a ledger."""
+    app = metadata.custom_metadata.get(SINK_KEY)
+    return None if app is None else app.decode(errors="replace")
 
 
 def rounds(headers: Sequence[Header], most_bytes: int, most: int) -> list[list[Header]]:
