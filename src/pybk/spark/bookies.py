@@ -218,7 +218,7 @@ def start_bookies(
     Raises:
         UsageError: Something given cannot be.
         NotEnoughBookiesError: There were too few executors in time.
-        PybkError: A bookie did not start.
+        PybkError: A bookie did not start, or the secret is not the cluster's.
 
     A task of Spark's starts each of them, so that an executor is waited for until it has a free task slot. With Spark
     Connect, where executors cannot be listed, those that have none are left out.
