@@ -33,6 +33,7 @@ _SINK_BATCH: Final = ("txnAppId", "txnVersion")
 _SINK_STREAM: Final = ("appId",)
 _SPARK: Final = ("path", "checkpointLocation", "queryName")
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _NAME_BYTES_MAX: Final = 128
 
 Ranges = tuple[tuple[int, int], ...]
@@ -132,6 +133,8 @@ class _Given:
         spark = {name.lower() for name in _SPARK}
         self._values: dict[str, str] = {}
         for name, value in options.items():
+            if name.lower() == "paths":
+                raise UsageError(f"paths are {value!r:.100}; a read takes one plain directory, such as /data/store")
             if name.lower() in names:
                 self._values[names[name.lower()]] = value
             elif name.lower() not in spark:
@@ -291,6 +294,11 @@ def _where(given: _Given) -> Where:
         raise UsageError(
             "give either path, the directory of a store, or metadataUri, a cluster's: lmdb:///... or zk://..."
         )
+    if path is not None and _URL.match(path):
+        raise UsageError(
+            f"option path is {path!r:.100}; it takes one plain directory, such as /data/store, and metadataUri takes "
+            "the URL of a cluster"
+        )
     secret = given.secret("clusterSecret", None if uri is None else CLUSTER_SECRET)
     if path is not None and secret != Secret():
         raise UsageError("option clusterSecret goes with metadataUri; a store in a directory has none")
@@ -315,9 +323,13 @@ def _ranges(text: str) -> Ranges:
     """Return what ``3,5,7-9`` says, in order and joined where they meet."""
     found: list[tuple[int, int]] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        low = _whole(first, "ledgers", 0, LEDGER_ID_MAX)
-        high = _whole(last, "ledgers", 0, LEDGER_ID_MAX) if dash else low
+        ids = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part, re.ASCII)
+        if ids is None or max(int(each) for each in ids.groups("0")) > LEDGER_ID_MAX:
+            raise UsageError(
+                f"option ledgers has {part.strip()!r:.100}; it takes ids from 0 to {LEDGER_ID_MAX} and ranges of both "
+                "ends, such as 3,5,7-9"
+            )
+        low, high = int(ids[1]), int(ids[2] or ids[1])
         if high < low:
             raise UsageError(f"option ledgers has {part.strip()!r}, whose end comes before its start")
         found.append((low, high))
