@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +190,14 @@ def test_a_wrong_password_is_told_of_a_closed_ledger_too(cluster: Inside) -> Non
     fill(cluster.connect(), "guarded")
     with pytest.raises(UnauthorizedError):
         Catalog(options(cluster, ledgerType="guarded", password="another")).look()
+
+
+def test_the_directory_of_a_bookie_is_told(tmp_path: Path) -> None:
+    """Its ledgers are parts of others, with passwords of their own."""
+    with inside(tmp_path / "cluster") as cluster:
+        ledger_id = fill(cluster.connect(), "parts")
+        root = next(path.parent for path in sorted((tmp_path / "cluster").glob("*/cookie")))
+    for which in ({"ledgerType": "parts"}, {"ledgers": "0-9"}, {"ledger": str(ledger_id)}):
+        with pytest.raises(UsageError, match="is the directory of a bookie"):
+            Catalog(source_options({"path": str(root), **which})).look()
+    close_connections()

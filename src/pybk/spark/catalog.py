@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, UsageError
+from pybk.flags import LedgerType
 from pybk.ledger import LedgerState
 from pybk.spark.connection import Connection, connection
 from pybk.spark.manifest import SINK_KEY, committed
 from pybk.spark.planning import Readable, intersect, within
+from pybk.storage.extent import Extent
 
 if TYPE_CHECKING:
     from pybk.ledger import LedgerMetadata
@@ -115,6 +117,7 @@ class Catalog:
 
         Raises:
             UnauthorizedError: The password is not that of a ledger.
+            UsageError: The directory is a bookie's.
             PybkError: As the metadata store and bookies.
         """
         began = time.monotonic()
@@ -157,6 +160,11 @@ class Catalog:
     def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
         """Yield metadata of the ledgers that the options name and that are not the system's."""
         for metadata in self._there(found):
+            if found.metadata is None and _of_bookie(metadata):
+                raise UsageError(
+                    f"{self._where} is the directory of a bookie, which has parts of ledgers; give the metadata URL of "
+                    "its cluster as option metadataUri"
+                )
             if self._wants(metadata):
                 yield metadata
 
@@ -208,3 +216,8 @@ class Catalog:
 def _app(metadata: LedgerMetadata) -> str:
     """Return the app id of the sink that wrote a ledger, empty for none."""
     return metadata.custom_metadata.get(SINK_KEY, b"").decode(errors="replace")
+
+
+def _of_bookie(metadata: LedgerMetadata) -> bool:
+    """Tell whether a ledger of a store is one that only bookies have."""
+    return metadata.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(metadata) is not None
