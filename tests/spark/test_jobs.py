@@ -13,6 +13,7 @@ from pybk.client.home import ClusterHome
 from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from pybk.replication.auditing import Span
 from pybk.spark.connection import close_connections
@@ -188,7 +189,9 @@ def test_a_bookie_that_is_not_there_is_told_and_replaced(spark: SparkSession, cl
     assert gone not in client.ledger_metadata(ledger_id).fragments[0].ensemble
 
 
-def test_what_is_confirmed_of_an_open_ledger_is_checked(spark: SparkSession, cluster: Inside) -> None:
+def test_what_is_confirmed_of_an_open_ledger_is_checked(
+    spark: SparkSession, cluster: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = cluster.connect()
     with client.create_ledger(password=PASSWORD) as writer:
         for number in range(20):
@@ -202,7 +205,32 @@ def test_what_is_confirmed_of_an_open_ledger_is_checked(spark: SparkSession, clu
         unknown = verify(spark, cluster.url, cluster_secret=SECRET, password=b"another")
         assert unknown.left == (f"ledger {writer.ledger_id} is open, and its password is another",)
         assert not unknown.sound
+        blind = verify(spark, cluster.url, cluster_secret=SECRET)
+        assert (blind.unread, blind.entries, blind.left) == ((writer.ledger_id,), 0, ())
+        assert (found.unread, unknown.unread) == ((), ())
         writer.append(payload(20))  # nobody was fenced
+        for bookie in cluster.connect().ledger_metadata(writer.ledger_id).fragments[-1].ensemble[:2]:
+            service_of(cluster, bookie.bookie_id).replicas.delete(writer.ledger_id)
+        monkeypatch.setattr(verifying, "end_of", lambda *_: (19, 0))  # who asks only these two is told less
+        lost = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
+        assert [each.missing for each in lost.problems] == [(Span(0, 19, 1),)] * 2
+        assert lost.late == 0
+
+
+def test_what_a_bookie_of_an_open_ledger_misses_is_late_only_if_it_can_be_confirmed() -> None:
+    bookies = [Bookie(f"bookie-{number}", bytes(16)) for number in range(3)]
+
+    def sound(*missing: tuple[Span, ...], **arguments: Any) -> list[bool]:
+        found = [
+            Replica(7, 0, 9, bookie, growing=True, missing=spans, **arguments)
+            for bookie, spans in zip(bookies, missing, strict=True)
+        ]
+        return [each.sound for each in verifying.judged(found, {7: 1})]
+
+    assert sound((Span(3, 9, 3),), (Span(4, 8, 4),), ()) == [True] * 3
+    assert sound((Span(3, 9, 3),), (Span(4, 6, 2),), (Span(8, 8, 1),)) == [False, False, True]
+    assert sound((), (Span(0, 9, 1),), (Span(9, 9, 1),)) == [True, False, False]
+    assert sound((), (), (), unknown=(Span(9, 9, 1),)) == [False] * 3
 
 
 def test_a_ledger_of_another_password_is_told_and_its_checksums_are_checked(

@@ -287,6 +287,10 @@ def _summary(found: Verified) -> str:
             f"; the entries of {len(found.unauthenticated)} ledgers were checked by the bookies' checksums only, their "
             "digests need the password"
         )
+    if found.unread:
+        text += f"; {len(found.unread)} ledgers are not closed, and what was written last to them needs the password"
+    if found.late:
+        text += f"; {found.late} entries of ledgers that are not closed have yet to come to a bookie"
     return text
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from pybk.client.auditing import audit
 from pybk.client.home import ClusterHome
@@ -53,7 +55,8 @@ class Replica:
         first_entry_id: First entry of the fragment.
         last_entry_id: Last entry that was looked at.
         bookie: The bookie; None for a store.
-        growing: Its writer may still be sending entries, so that missing ones are no problem.
+        growing: Its writer may still be sending entries, so that missing ones are no problem unless it is ``short``.
+        short: It misses entries that so many bookies deny that they cannot be confirmed, and they were.
         entries: Entries that are as their writer made them.
         bytes: Their encoded bytes.
         missing: Entries that the bookie denies.
@@ -68,6 +71,7 @@ class Replica:
     last_entry_id: int
     bookie: Bookie | None
     growing: bool = False
+    short: bool = False
     entries: int = 0
     bytes: int = 0
     missing: tuple[Span, ...] = ()
@@ -79,8 +83,8 @@ class Replica:
     @property
     def sound(self) -> bool:
         """Whether nothing is wrong."""
-        late = self.growing or not (self.missing or self.unknown)
-        return late and not self.damaged and not self.silent
+        late = self.growing and not self.short
+        return (late or not self.missing) and not (self.damaged or self.unknown or self.silent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,10 @@ class Verified:
         not_opened: Ledgers whose password is another than the one given: their replicas were checked by the bookies'
             own checksums.
         unauthenticated: The same of ledgers for which no password was given.
+        unread: Ledgers that are not closed and for which no password was given: only fragments that have ended were
+            checked.
+        late: Entries that bookies do not have yet of ledgers that are not closed, each counted for every replica; as
+            many bookies as confirm an entry have it.
         left: What could not be looked at or repaired, and why.
     """
 
@@ -108,6 +116,8 @@ class Verified:
     repaired: int
     not_opened: tuple[int, ...]
     unauthenticated: tuple[int, ...]
+    unread: tuple[int, ...]
+    late: int
     left: tuple[str, ...]
 
     @property
@@ -176,8 +186,9 @@ def verify(
         )
     secret = secret_of(password)
     left: list[str] = []
+    unread: list[int] = []
     wanted = chosen(place, ledgers, ledger_type, system=ledger_type is None)
-    units = _planned(place, secret, wanted, left)
+    units = _planned(place, secret, wanted, left, unread)
     found = _checked(spark, place, secret, units, left, quiet)
     bad = [each for each in found if not each.sound]
     repaired = 0
@@ -199,6 +210,8 @@ def verify(
         repaired=repaired,
         not_opened=plain if given else (),
         unauthenticated=() if given else plain,
+        unread=tuple(sorted(set(unread))),
+        late=sum(span.entries for each in found if each.sound for span in each.missing),
         left=tuple(dict.fromkeys(left)),
     )
 
@@ -206,8 +219,10 @@ def verify(
 # ---- planning ----------------------------------------------------------------------------------------------------
 
 
-def _planned(where: Where, password: Secret, wanted: Sequence[LedgerMetadata], left: list[str]) -> list[_Unit]:
-    """Return what is to be read of some ledgers."""
+def _planned(
+    where: Where, password: Secret, wanted: Sequence[LedgerMetadata], left: list[str], unread: list[int] | None = None
+) -> list[_Unit]:
+    """Return what is to be read of some ledgers; note those whose end is not, in ``left`` or in ``unread``."""
     found = connection(where)
     units: list[_Unit] = []
     for metadata in wanted:
@@ -215,7 +230,7 @@ def _planned(where: Where, password: Secret, wanted: Sequence[LedgerMetadata], l
             if found.metadata is None:
                 units += _units_of_store(found, metadata)
             else:
-                units += _units_of(metadata, *_end(found, metadata, password.read(), left))
+                units += _units_of(metadata, *_end(found, metadata, password.read(), left, unread))
         except NoSuchLedgerError:
             continue
         except PybkError as error:
@@ -223,7 +238,9 @@ def _planned(where: Where, password: Secret, wanted: Sequence[LedgerMetadata], l
     return units
 
 
-def _end(found: Connection, metadata: LedgerMetadata, password: bytes | None, left: list[str]) -> tuple[int, int]:
+def _end(
+    found: Connection, metadata: LedgerMetadata, password: bytes | None, left: list[str], unread: list[int] | None
+) -> tuple[int, int]:
     """Return the last entry of a ledger that can be checked, and about its bytes."""
     try:
         return end_of(found, metadata, password)
@@ -234,6 +251,8 @@ def _end(found: Connection, metadata: LedgerMetadata, password: bytes | None, le
             left.append(f"ledger {metadata.ledger_id}: how far it is cannot be seen: {error}")
         elif password is not None:
             left.append(f"ledger {metadata.ledger_id} is {metadata.state.value}, and its password is another")
+        elif unread is not None:
+            unread.append(metadata.ledger_id)
         ended = fragment_end(metadata, len(metadata.fragments) - 2) if len(metadata.fragments) > 1 else None
         return (-1 if ended is None else ended), 0
 
@@ -284,6 +303,8 @@ def _checked(
         changing = those_there(connection(where), still)
         left += [f"ledger {each.ledger_id}: its bookies change while it is checked: check again" for each in changing]
     whole = [_together(pieces) for pieces in parts.values()]
+    behind = those_there(connection(where), {each.ledger_id for each in whole if each.growing and each.missing})
+    whole = judged(whole, {each.ledger_id: each.write_quorum - each.ack_quorum for each in behind})
     there = {each.ledger_id for each in those_there(connection(where), (r.ledger_id for r in whole if not r.sound))}
     return [each for each in whole if each.sound or each.ledger_id in there]
 
@@ -323,6 +344,31 @@ def _together(pieces: Sequence[Replica]) -> Replica:
         silent=any(piece.silent for piece in pieces),
         authenticated=all(piece.authenticated for piece in pieces),
     )
+
+
+def judged(replicas: Sequence[Replica], spare: Mapping[int, int]) -> list[Replica]:
+    """Return replicas, those marked as ``short`` that are.
+
+    Args:
+        replicas: What was found.
+        spare: How many bookies may miss a confirmed entry while its writer sends, by ledger.
+    """
+    groups: dict[tuple[int, int], list[Replica]] = {}
+    for each in replicas:
+        if each.growing and each.missing and each.ledger_id in spare:
+            groups.setdefault((each.ledger_id, each.first_entry_id), []).append(each)
+    short = set()
+    for group in groups.values():
+        low = min(span.first for each in group for span in each.missing)
+        high = max(span.last for each in group for span in each.missing)
+        denied = np.zeros(high - low + 1, np.uint8)
+        cuts = [
+            (each, slice(span.first - low, span.last - low + 1, span.step)) for each in group for span in each.missing
+        ]
+        for _, cut in cuts:
+            denied[cut] += 1
+        short |= {each for each, cut in cuts if (denied[cut] > spare[each.ledger_id]).any()}
+    return [replace(each, short=True) if each in short else each for each in replicas]
 
 
 def _check(where: Where, password: Secret, unit: _Unit) -> Replica | None:
