@@ -17,6 +17,7 @@ from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.spark.connection import Where, close_connections, connection
 from pybk.spark.jobs import copy as copying
+from pybk.spark.jobs import export as exporting
 from pybk.spark.jobs.copy import copy
 from pybk.spark.jobs.export import export
 from pybk.spark.jobs.import_ import import_
@@ -446,6 +447,28 @@ def test_a_store_is_exported_beside_its_writer_up_to_what_is_confirmed(
     found = import_(spark, target.url, directory, **TARGET, quorums=(2, 2, 1))
     new = target.connect().ledger_metadata(found.ledgers[writer.ledger_id])
     assert (new.state, new.ensemble_size, new.last_entry_id) == (LedgerState.CLOSED, 2, 1)
+
+
+def test_an_export_that_was_interrupted_overwriting_is_none(
+    spark: SparkSession, source: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = tmp_path / "lake"
+    write(source.connect(), [b"x"])
+    export(spark, source.url, str(lake), **SOURCE)
+    with pytest.raises(UsageError, match="already"):
+        export(spark, source.url, str(lake), **SOURCE)
+    with pytest.raises(UsageError, match="'append'"):
+        export(spark, source.url, str(lake), **SOURCE, mode="append")
+    assert (lake / "ledgers").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "_row", lambda *_: 1 // 0)  # the entries are written by then
+        with pytest.raises(ZeroDivisionError):
+            export(spark, source.url, str(lake), **SOURCE, mode="overwrite")
+    assert (lake / "entries").exists()
+    assert not (lake / "ledgers").exists()
+    (lake / "entries").rename(lake / "ledgers")
+    with pytest.raises(UsageError, match="other columns"):
+        import_(spark, source.url, str(lake), **SOURCE)
 
 
 def test_an_export_of_nothing(spark: SparkSession, source: Inside, target: Inside, tmp_path: Path) -> None:

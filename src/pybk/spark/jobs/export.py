@@ -21,11 +21,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, UsageError
 from pybk.spark.connection import connection
 from pybk.spark.jobs.formats import reading
 from pybk.spark.jobs.ledgers import Place, chosen, secret_of, where_of
-from pybk.spark.jobs.spreading import shown_jobs
+from pybk.spark.jobs.spreading import context_of, shown_jobs
 from pybk.spark.jobs.transfer import Header, planned
 from pybk.spark.options import BATCH_BYTES, Positions, SourceOptions
 
@@ -110,11 +110,14 @@ def export(
 
     Raises:
         NoSuchLedgerError: A ledger that was named is not there.
+        UsageError: The mode is another, or ``ledgers`` is there and is not to be replaced.
         CorruptError: Not every entry was read; the export is not complete.
         PybkError: The place cannot be opened.
 
-    Durability: ``ledgers`` is written last, and only there if all entries are.
+    Durability: ``ledgers`` is written last, and only there if all entries are: overwriting deletes it first.
     """
+    if mode not in ("errorifexists", "overwrite"):
+        raise UsageError(f"mode is {mode!r:.100}; an export takes 'errorifexists' or 'overwrite'")
     place = where_of(where, cluster_secret)
     secret = secret_of(password)
     found = connection(place)
@@ -123,14 +126,15 @@ def export(
     plan = planned(found, secret.read(), wanted, open_too=open_too)
     entries = sum(header.entries for header in plan.headers)
     with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
-        to = f"{directory.rstrip('/')}/{ENTRIES_FOLDER}"
+        to, last = (f"{directory.rstrip('/')}/{folder}" for folder in (ENTRIES_FOLDER, LEDGERS_FOLDER))
+        _make_room(spark, last, overwrite=mode == "overwrite")
         options = _options(place, secret, plan.headers)
         spark.read.format(reading(spark, options)).load().write.mode(mode).parquet(to)
         written = spark.read.parquet(to).count()
         if written != entries:
             raise CorruptError(f"{to} has {written} entries of {entries}; the export is not complete: export again")
         table = spark.createDataFrame([_row(export_id, *each) for each in plan.ledgers], LEDGERS)
-        table.coalesce(1).write.mode(mode).parquet(f"{directory.rstrip('/')}/{LEDGERS_FOLDER}")
+        table.coalesce(1).write.mode(mode).parquet(last)
     return Exported(
         export_id=export_id,
         ledgers=tuple(header.ledger_id for header in plan.headers),
@@ -140,6 +144,19 @@ def export(
         open=tuple(plan.still_open),
         failed=tuple(plan.failed),
     )
+
+
+def _make_room(spark: SparkSession, table: str, *, overwrite: bool) -> None:
+    """Delete the ``ledgers`` of an export before, which would make the new entries look as if they were all there."""
+    context = context_of(spark)
+    assert context._jvm is not None, "a context that runs has a JVM"
+    path = context._jvm.org.apache.hadoop.fs.Path(table)
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())
+    if not files.exists(path):
+        return
+    if not overwrite:
+        raise UsageError(f"{table} is there already: export to another directory, or overwrite")
+    files.delete(path, True)
 
 
 def _options(where: Where, password: Secret, headers: Sequence[Header]) -> SourceOptions:
@@ -155,7 +172,7 @@ def _options(where: Where, password: Secret, headers: Sequence[Header]) -> Sourc
         start_entry=0,
         end_entry=None,
         starting=Positions(),
-        ending=Positions(entries={header.ledger_id: header.entries - 1 for header in headers}),
+        ending=Positions(entries={header.ledger_id: header.entries - 1 for header in headers if header.entries}),
         entries_per_partition=None,
         max_entries=None,
         batch_bytes=BATCH_BYTES,

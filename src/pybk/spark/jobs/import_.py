@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from pybk.errors import CorruptError, IllegalOperationError
-from pybk.spark.jobs.export import ENTRIES_FOLDER, LEDGERS_FOLDER, header_of
+from pybk.errors import CorruptError, IllegalOperationError, UsageError
+from pybk.spark.jobs.export import ENTRIES_FOLDER, LEDGERS, LEDGERS_FOLDER, header_of
 from pybk.spark.jobs.formats import ENTRIES, writing
 from pybk.spark.jobs.ledgers import Place, cluster_of, secret_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
@@ -75,14 +75,17 @@ def import_(
     Raises:
         CorruptError: The export is not complete.
         IllegalOperationError: The same is being imported by somebody else.
-        UsageError: The place is a store.
+        UsageError: The place is a store, or the directory is of something else than an export.
         PybkError: The cluster cannot be reached.
 
     Durability: On return all are durable and count; if this raises, none does that did not before.
     """
     place = cluster_of(where, cluster_secret, "nobody else makes ledgers in it")
     root = directory.rstrip("/")
-    rows = spark.read.parquet(f"{root}/{LEDGERS_FOLDER}").collect()
+    table = spark.read.parquet(f"{root}/{LEDGERS_FOLDER}")
+    if not set(LEDGERS.fieldNames()) <= set(table.columns):
+        raise UsageError(f"{root}/{LEDGERS_FOLDER} has other columns than an export: give a directory of `export`")
+    rows = table.collect()
     if len({row.export_id for row in rows}) > 1:
         raise CorruptError(f"{root}/{LEDGERS_FOLDER} has rows of several exports; import each from its own directory")
     if not rows:
