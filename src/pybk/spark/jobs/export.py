@@ -155,7 +155,7 @@ def _make_room(spark: SparkSession, table: str, *, overwrite: bool) -> None:
     if not files.exists(path):
         return
     if not overwrite:
-        raise UsageError(f"{table} is there already: export to another directory, or overwrite")
+        raise UsageError(f"{table} already exists: export to another directory, or overwrite it")
     files.delete(path, True)
 
 
