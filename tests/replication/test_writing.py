@@ -441,3 +441,21 @@ def test_answers_after_close_still_tell_who_misses_what() -> None:
     writer.tell(MetadataWritten(8))
     writer.lose(2)
     assert writer.effects == [UnderReplicated(bookie(2), 0)]
+
+
+def test_a_bookie_that_knows_the_end_before_the_writer_does_does_not_end_it() -> None:
+    for outcome in (Done, Failed):
+        writer = Writer()
+        writer.submit(0, 0)
+        writer.answer(0)
+        writer.answer(1)
+        writer.take(writer.writer.close(0))
+        writer.effects.clear()
+        writer.answer(2, Reply(Status.FENCED))
+        assert writer.effects == []
+        if outcome is Done:
+            writer.tell(MetadataWritten(8))
+            assert writer.only(UnderReplicated).bookie == bookie(2)
+        else:
+            writer.tell(MetadataRefused(replace(metadata(), state=LedgerState.IN_RECOVERY), 9))
+        assert writer.only(outcome)

@@ -219,7 +219,8 @@ class WriterMachine:
         if type(reply) is not Reply:
             return []
         reason = _ENDS.get(reply.status)
-        if reason is not None:
+        # While the end is written, a bookie may learn of it first, and refuse as fenced: the metadata tell whose it is.
+        if reason is not None and (reason is not Reason.FENCED or self._phase is not _Phase.CLOSING):
             return self._end(reason, f"a bookie answered {reply.status.name}")  # AW4
         self._watched |= reply.watched
         return self._counted(event.token, reply)
