@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
 from pybk import spark as pybk_spark
 from pybk.client.home import ClusterHome
 from pybk.digest import DigestType

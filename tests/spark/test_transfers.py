@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
 from pybk.digest import DigestType
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
