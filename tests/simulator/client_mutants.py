@@ -334,7 +334,9 @@ SURVIVORS = (
         "an answer that the ledger is fenced ends the writer (AW4)",
         (
             Piece(
-                WRITER + "_answered", "if reason is not None:", "if reason is not None and reason is not Reason.FENCED:"
+                WRITER + "_answered",
+                "if reason is not None and (reason is not Reason.FENCED or self._phase is not _Phase.CLOSING):",
+                "if reason is not None and reason is not Reason.FENCED:",
             ),
         ),
     ),
