@@ -14,8 +14,10 @@ from pybk.manager import LedgerManager
 from pybk.storage import catalog
 from pybk.writer import LedgerWriter
 from tests.embedded import store_of
+from tests.livefiles import disk_usage
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
+from tests.waiting import wait_until
 
 SMALL = StoreConfig(
     background=False,
@@ -41,11 +43,6 @@ def check(manager: LedgerManager, ledger_id: int, count: int, size: int = KIB) -
     assert reader.last_add_confirmed == count - 1
     found = [entry.payload for entry in reader.read(0, count - 1)]
     assert found == [payload_of(number, size) for number in range(count)]
-
-
-def du(path: Path) -> int:
-    """Return the bytes that everything below a directory takes on disk."""
-    return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
 
 
 def files_of(fs: SimFileSystem) -> list[str]:
@@ -164,36 +161,40 @@ def test_space_comes_back_while_writes_go_on(tmp_path: Path) -> None:
         free_bytes_ok=0,
     )
     batch = [payload_of(number) for number in range(256)]
-    most = 0
+    appended = 0
+    enough = threading.Event()
     with LedgerManager.open(tmp_path / "store", config=config) as manager:
         kept = new_ledger(manager)
-        appended = threading.Event()
 
         def append() -> None:
-            for number in range(2000):
-                kept.append(payload_of(number))
-            appended.set()
+            nonlocal appended
+            while appended < 2000 or not enough.is_set():
+                kept.append(payload_of(appended))
+                appended += 1
+
+        def bounded() -> bool:
+            return disk_usage(tmp_path) < 30 * MIB + 2 * appended * KIB
 
         thread = threading.Thread(target=append)
         thread.start()
-        old: list[int] = []
-        rounds = 0
-        while rounds < 60 or not appended.is_set():
-            writer = new_ledger(manager, list(StorageHint)[rounds % 3])
-            for _ in range(4):
-                writer.append_many(batch)
-            old.append(writer.ledger_id)
-            if len(old) > 4:
-                manager.delete_ledger(old.pop(0))
-            rounds += 1
-            most = max(most, du(tmp_path))
-        thread.join()
-        check(manager, kept.ledger_id, 2000)
+        try:
+            old: list[int] = []
+            for number in range(60):
+                writer = new_ledger(manager, list(StorageHint)[number % 3])
+                for _ in range(4):
+                    writer.append_many(batch)
+                old.append(writer.ledger_id)
+                if len(old) > 4:
+                    manager.delete_ledger(old.pop(0))
+                # The maintenance thread gets no share of a busy machine that could be relied on, so it is waited for.
+                wait_until(bounded, f"space to come back in round {number}, while another ledger is appended to")
+        finally:
+            enough.set()
+            thread.join()
+        check(manager, kept.ledger_id, appended)
         manager.checkpoint()
-    written = rounds * 4 * len(batch) * KIB
-    assert most < written / 2, f"{most} bytes taken, of {written} written"
-    # 7 MiB live, and the map of the SSD tier, which LMDB never makes smaller.
-    assert du(tmp_path) < 24 * MIB
+    # 5 MiB and the kept ledger live; the map of the SSD tier is LMDB's, which never makes it smaller.
+    assert disk_usage(tmp_path) < 22 * MIB + 1.3 * appended * KIB
 
 
 @pytest.mark.parametrize("hint", list(StorageHint))
@@ -208,4 +209,4 @@ def test_entries_appended_singly_take_little_more_than_their_payload(tmp_path: P
         manager.checkpoint()
         writer.close()
         check(manager, writer.ledger_id, count)
-    assert du(tmp_path) <= 1.3 * count * KIB
+    assert disk_usage(tmp_path) <= 1.3 * count * KIB
