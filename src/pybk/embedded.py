@@ -5,6 +5,7 @@ from __future__ import annotations
 from pybk.digest import EntryDigest, LedgerKeys
 from pybk.entry import EntryBatch
 from pybk.errors import IllegalOperationError, UsageError
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.home import Health, Identity, Quorums, Replicated, health_of
 from pybk.ledger import LedgerMetadata
@@ -57,6 +58,11 @@ class EmbeddedHome:
         cookie = self.store.cookie
         assert cookie.salt is not None, "a store's own cookie carries its salt"
         return Identity(cookie.store_id, cookie.salt, cookie.scrypt_cost or 0)
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """That of the store."""
+        return self.store.feature_level
 
     def check_writable(self) -> None:
         """Raise unless the store is open and live."""

@@ -14,6 +14,7 @@ from pybk.config import StoreConfig
 from pybk.digest import EntryDigest, LedgerKeys
 from pybk.entry import EntryBatch
 from pybk.errors import PybkError
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
@@ -177,6 +178,10 @@ class LedgerHome(Protocol):
     @property
     def identity(self) -> Identity:
         """What keys are derived with."""
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """The level whose formats are written here; it may rise while the home is in use."""
 
     def check_usable(self) -> None:
         """Raise unless it may be used."""

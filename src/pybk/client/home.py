@@ -31,6 +31,7 @@ from pybk.errors import (
     PybkError,
     UsageError,
 )
+from pybk.feature_level import FeatureLevel
 from pybk.home import Health, Identity, Quorums, Replicated
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
@@ -144,6 +145,11 @@ class ClusterHome:
         """That of the cluster."""
         found = self._metadata.identity
         return Identity(found.cluster_id, found.salt, found.cost)
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """That of the cluster."""
+        return self._metadata.feature_level
 
     def check_usable(self) -> None:
         """Raise if the manager is closed."""

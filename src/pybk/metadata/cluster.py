@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from pybk.digest import SALT_BYTES_MIN, SCRYPT_COST, SCRYPT_COST_MAX
 from pybk.errors import CorruptError, MetadataError, MetadataExistsError, MetadataForgedError
+from pybk.feature_level import FeatureLevel
 from pybk.metadata.bookies import Bookies
 from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
@@ -83,6 +84,8 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers):
     ) -> None:
         self.identity = _identity(tree, key_for, cost if create else None)
         self.cluster_id = self.identity.cluster_id
+        self.feature_level = FeatureLevel.BASE
+        """The level whose formats the cluster's members write."""
         super().__init__(tree, None if key_for is None else key_for(self.identity))
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pybk.config import StoreConfig
 from pybk.entry import EntryBatch
 from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
+from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.storage.cold import decompress
@@ -82,6 +83,8 @@ class StoreView:
     ) -> None:
         self.fs = fs
         self.config = config
+        self.feature_level = FeatureLevel.BASE
+        """The level whose formats the store is written in."""
         self.volumes = volumes
         self.index = index
         self.entries = entries
