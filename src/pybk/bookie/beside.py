@@ -79,10 +79,10 @@ class BesideBookie:
                 self._noted = metadata.ledger_id
 
     def _note(self, metadata: LedgerMetadata) -> None:
-        if metadata.ledger_type == LedgerType.BOOKIE:
+        extent = Extent.of(metadata)
+        if extent is None and metadata.ledger_type == LedgerType.BOOKIE:
             self._identities.append(Identity.of(metadata))
             return
-        extent = Extent.of(metadata)
         if extent is not None and metadata.ledger_type not in (LedgerType.FENCE, LedgerType.LIMBO):
             self._parts.setdefault(extent.ledger_id, array("q")).append(metadata.ledger_id)
 

@@ -58,6 +58,11 @@ class Description(NamedTuple):
             encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
         )
 
+    @property
+    def stored_type(self) -> LedgerType:
+        """The type that the ledger's extents have in the store: never that of a bookie's own records."""
+        return LedgerType("") if self.ledger_type.is_bookie_record else self.ledger_type
+
     def keep(self) -> dict[str, bytes]:
         """Return the custom metadata that it is kept in."""
         return {_DESCRIPTION_KEY: self.encoded, _TYPE_KEY: self.ledger_type.encode()}
@@ -70,3 +75,12 @@ class Description(NamedTuple):
             return None
         kind = LedgerType(metadata.custom_metadata.get(_TYPE_KEY, b"").decode())
         return cls.of(replace(metadata, ledger_type=kind, write_flags=WriteFlag(extent.write_flags)), encoded)
+
+
+def names_bookie_record(metadata: LedgerMetadata) -> bool:
+    """Tell whether the description kept with a ledger of the store names a type of a bookie's own records.
+
+    Peers are refused such descriptions; bookies of older versions took them.
+    """
+    named = metadata.custom_metadata.get(_TYPE_KEY, b"")
+    return LedgerType(named.decode()).is_bookie_record

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from pybk.bookie.description import Description
+from pybk.bookie.description import Description, names_bookie_record
 from pybk.bookie.extents import Held
 from pybk.bookie.identity import IDENTITY_KEY, Identity
 from pybk.bookie.replica import Replica, View
@@ -85,19 +85,33 @@ class Replicas:
 
     def _take(self, metadata: LedgerMetadata) -> None:
         """Note a ledger of the store for what it is."""
-        if metadata.ledger_type == LedgerType.BOOKIE:
+        extent = Extent.of(metadata)
+        if extent is None and metadata.ledger_type == LedgerType.BOOKIE:
             self._identities.append((Identity.of(metadata), metadata.ledger_id))
             return
-        extent = Extent.of(metadata)
         if extent is None:
             raise CookieError(
                 f"{self.store.volumes.root} holds ledger {metadata.ledger_id}, which is no bookie's: the directory is "
                 "that of an embedded store; name another for the bookie"
             )
         self._stored.setdefault(extent.ledger_id, array("q")).append(metadata.ledger_id)
-        deferred = extent.write_flags & WriteFlag.DEFERRED_FORCE and metadata.ledger_type != LedgerType.FENCE
-        if metadata.ledger_type == LedgerType.LIMBO or (deferred and not self.store.began_clean):
+        kind = self._kind_of(metadata)
+        deferred = extent.write_flags & WriteFlag.DEFERRED_FORCE and kind != LedgerType.FENCE
+        if kind == LedgerType.LIMBO or (deferred and not self.store.began_clean):
             self._limbo.add(extent.ledger_id)
+
+    def _kind_of(self, metadata: LedgerMetadata) -> LedgerType:
+        """Return what a part of a replicated ledger is: ``FENCE``, ``LIMBO``, or the type of an extent.
+
+        Older versions stored extents under whatever type the ledger's description named, also one of a bookie's own
+        records. Such a part is an extent if it has entries; a fence and a mark of limbo have none.
+        """
+        kind = metadata.ledger_type
+        if not kind.is_bookie_record or not names_bookie_record(metadata):
+            return kind
+        if kind == LedgerType.BOOKIE or self.store.descriptor(metadata.ledger_id).last_durable >= 0:
+            return LedgerType("")
+        return kind
 
     # ---- whose directory -----------------------------------------------------------------------------------------
 
@@ -226,9 +240,10 @@ class Replicas:
                     f"ledger {metadata.ledger_id} was an extent when the bookie started, and is none now"
                 )
             replica.description = replica.description or Description.kept(metadata, extent)
-            if metadata.ledger_type == LedgerType.FENCE:
+            kind = self._kind_of(metadata)
+            if kind == LedgerType.FENCE:
                 replica.fences.append(descriptor)
-            elif metadata.ledger_type == LedgerType.LIMBO:
+            elif kind == LedgerType.LIMBO:
                 replica.marks.append(descriptor)
             else:
                 replica.extents.add(Held(descriptor, None, extent.first, extent.stride, extent.replaces))
@@ -450,7 +465,7 @@ class Replicas:
     def _keep(self, replica: Replica, first: int, stride: int, replaces: bool, with_entries: bool) -> Held:
         """Make an extent: durable with its first entries, or on return. The caller holds the replica's lock."""
         description = replica.description
-        kind = LedgerType("") if description is None else description.ledger_type
+        kind = LedgerType("") if description is None else description.stored_type
         metadata = self._part_of(replica, kind, first, stride, replaces=replaces)
         if with_entries:
             return Held(*self.store.stage_create(metadata), first, stride, replaces)

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Final, Self
 from pybk.bookie.description import Description
 from pybk.bookie.introduction import introduce
 from pybk.bookie.salvaging import doubt_everything, open_replicas
-from pybk.errors import CookieError, MetadataError, NoSuchLedgerError, PybkError, StorageError, StorageFullError
+from pybk.errors import (
+    CookieError,
+    MetadataError,
+    NoSuchLedgerError,
+    PybkError,
+    StorageError,
+    StorageFullError,
+    UsageError,
+)
 from pybk.home import Health, health_of
 from pybk.ledger import Bookie
 from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
@@ -44,7 +52,7 @@ from pybk.transport.server import Peer, Server
 if TYPE_CHECKING:
     from pybk.bookie.replicas import Replicas
     from pybk.config import StoreConfig
-    from pybk.flags import StorageHint
+    from pybk.flags import LedgerType, StorageHint
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics
 
@@ -254,6 +262,7 @@ class BookieService:
             if last is None:
                 last = metadata.fragments[-1].first_entry_id - 1
             encoded = self._metadata.describe(metadata)
+            _check_type(metadata.ledger_id, metadata.ledger_type)
             final = last, self._describe(encoded)
         except Exception as error:  # noqa: BLE001  # as above
             logger.warning("a copy of ledger %d was refused: %s", ledger_id, error)
@@ -333,6 +342,7 @@ class BookieService:
         """Tell whether a client has proved that it knows a ledger's password (see ``docs/wire.md``)."""
         try:
             described = self._metadata.check_description(proof.description, where=f"ledger {proof.ledger_id}")
+            _check_type(described.ledger_id, described.ledger_type)
         except PybkError as error:
             logger.warning("a client's right was refused: %s", error)
             return False
@@ -444,6 +454,19 @@ class BookieService:
         self._stop_serving()
         self._keeper.join()
         self.replicas.close()
+
+
+def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:
+    """Refuse a replicated ledger that has the type of a bookie's own records.
+
+    Raises:
+        UsageError: It has.
+    """
+    if ledger_type.is_bookie_record:
+        raise UsageError(
+            f"ledger {ledger_id} has type {ledger_type!r}, which bookies use for their own records: no replicated "
+            "ledger may have it; create the ledger with another type"
+        )
 
 
 def _needs_right(request: Request) -> bool:

@@ -8,7 +8,8 @@ from pybk.errors import UsageError
 
 LEDGER_TYPE_BYTES_MAX: Final = 255
 
-_SYSTEM_TYPES: Final = frozenset({".metadata", ".fence", ".limbo", ".bookie"})
+_BOOKIE_TYPES: Final = frozenset({".fence", ".limbo", ".bookie"})
+_SYSTEM_TYPES: Final = _BOOKIE_TYPES | {".metadata"}
 
 
 class LedgerType(str):
@@ -61,6 +62,11 @@ class LedgerType(str):
     def is_system(self) -> bool:
         """Tell whether the type is one of the system's own."""
         return self.startswith(".")
+
+    @property
+    def is_bookie_record(self) -> bool:
+        """Tell whether bookies mark their own records with the type; no replicated ledger may have it."""
+        return str(self) in _BOOKIE_TYPES
 
 
 LedgerType.METADATA = LedgerType(".metadata")
