@@ -1,13 +1,15 @@
-"""What peers say of their ledgers names nothing of a bookie's own."""
+"""What peers say of their ledgers names nothing of a bookie's own, and numbers from peers fit what the store holds."""
 
 from __future__ import annotations
+
+from array import array
 
 import pytest
 
 from pybk.bookie.description import Description
 from pybk.bookie.replicas import Replicas
 from pybk.flags import LedgerType, WriteFlag
-from pybk.replication.messages import Status
+from pybk.replication.messages import Run, Status
 from tests.replicaworld import (  # noqa: F401  # fixtures among them
     LEDGER,
     ROOT,
@@ -16,6 +18,7 @@ from tests.replicaworld import (  # noqa: F401  # fixtures among them
     after_kill,
     assert_reads,
     describe,
+    entry,
     make_run,
     new_disk,
     new_replicas,
@@ -102,3 +105,47 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_can_be_salvaged(
     salvaged.store.keep_salvage()
     assert salvaged.identity is not None
     salvaged.close()
+
+
+def with_header(lac: int, length: int, entry_id: int = 3) -> Run:
+    made = bytearray(entry(entry_id))
+    made[16:24] = lac.to_bytes(8, "big", signed=True)
+    made[24:32] = length.to_bytes(8, "big", signed=True)
+    return Run(entry_id, 1, array("q", [len(made)]), (bytes(made),))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        with_header(-2, 900),
+        with_header(3, 900),
+        with_header((1 << 63) - 1, 900),
+        with_header(2, -1),
+        with_header(2, -(1 << 63)),
+        make_run(0, 1)._replace(stride=1 << 32),
+        make_run(0, 1)._replace(stride=(1 << 63) - 1),
+        make_run(0, 1)._replace(first=-1),
+        make_run(0, 1)._replace(first=(1 << 63) - 1),
+        make_run(0, 2)._replace(stride=1 << 63),
+    ],
+)
+def test_numbers_that_the_store_cannot_hold_are_refused(replicas: Replicas, run: Run) -> None:
+    replicas.create(LEDGER, describe())
+    assert replicas.stage(LEDGER, run, True) is Status.REFUSED
+    assert add(replicas, make_run(0, 20)) is Status.OK
+    many = make_run(20, 20)
+    body = bytearray(many.body[0])
+    body[24:32] = (-5).to_bytes(8, "big", signed=True)
+    assert replicas.stage(LEDGER, many._replace(body=(bytes(body),)), True) is Status.REFUSED
+    assert_reads(replicas, 0, 19)
+
+
+def test_the_last_entry_that_there_can_be_is_taken(replicas: Replicas) -> None:
+    replicas.create(LEDGER, describe())
+    last = (1 << 63) - 1
+    made = bytearray(entry(3))
+    made[8:16] = last.to_bytes(8, "big", signed=True)
+    run = Run(last, (1 << 32) - 1, array("q", [len(made)]), (bytes(made),))
+    assert replicas.stage(LEDGER, run, True) in (Status.OK, Status.REFUSED)
+    replicas.commit()
+    assert add(replicas, make_run(0, 20)) is Status.OK

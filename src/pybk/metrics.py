@@ -21,6 +21,9 @@ READ_BYTES: Final = "read_bytes"
 READ_LATENCY: Final = "read_latency_ns"
 """From asking to verified entries, per batch; of entries read one by one, the first of each ``SINGLE_READS_MAX``."""
 
+REQUEST_FAULTS: Final = "request_faults"
+"""Requests that a bookie refused because it failed at them in a way that no request should be able to cause."""
+
 SINGLE_READS_MAX: Final = 64
 """Entries read one by one that are counted together."""
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from pybk.client.ledger import RemoteLedger
 from pybk.errors import PybkError
 from pybk.flags import LedgerType
+from pybk.metrics import REQUEST_FAULTS
+from pybk.replication.messages import Add, Read, ReadLac, Reply, Run, Status
+from pybk.transport.codec import WireReply, WireRequest
+from pybk.transport.keys import ClusterKeys, RightsKey
+from pybk.transport.links import Links
+from pybk.transport.log_limit import LINES_MAX
 from tests.cluster.inside import Inside, inside
-from tests.cluster.test_mending import PASSWORD, check, fill, service_of
+from tests.cluster.test_mending import PASSWORD, check, fill, home_of, service_of
 
 
 @pytest.fixture
@@ -41,3 +51,86 @@ def test_a_ledger_of_the_system_s_metadata_is_taken(three: Inside) -> None:
     client = three.connect()
     with client._create_ledger(LedgerType.METADATA, password=PASSWORD) as writer:
         assert writer.append(b"manifest") == 0
+
+
+class Member:
+    """A member of the cluster that says what no client of this pybk says, with the right to one ledger."""
+
+    def __init__(self, cluster: Inside, stack: ExitStack) -> None:
+        self.manager = cluster.connect()
+        self.writer = self.manager.create_ledger(password=PASSWORD)
+        self.writer.append(b"first")
+        self.ledger_id = self.writer.ledger_id
+        self.bookie = self.writer.metadata.fragments[0].ensemble[0]
+        self.service = service_of(cluster.bookies[int(self.bookie.bookie_id[-1])])
+        home = home_of(self.manager)
+        metadata = home._metadata
+        keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
+        self.links = stack.enter_context(Links(keys))
+        self.link = self.links.connect(self.bookie, self.service.addresses[0], self.service._server.public_key)
+        ledger = self.writer._descriptor
+        assert isinstance(ledger, RemoteLedger)
+        self.links.grant(self.ledger_id, metadata.describe(self.writer.metadata), RightsKey(ledger.keys.right_key))
+        self._number = 0
+
+    def say(self, request: WireRequest) -> WireReply | None:
+        """Send a request and return what comes back, None for nothing."""
+        self._number += 1
+        assert self.link.send(self._number, request, 3 * 10**9)
+        while True:
+            for _, number, reply in self.links.poll(1000):
+                if number == self._number:
+                    return reply
+
+    def entry(self, entry_id: int, lac: int | None = None) -> bytes:
+        """Return an entry of the ledger, with a digest that only readers look at."""
+        header = (self.ledger_id, entry_id, entry_id - 1 if lac is None else lac, 10 * (entry_id + 1))
+        return struct.pack(">qqqq", *header) + bytes(16) + b"x" * 40
+
+
+def one(entry_id: int, body: bytes, stride: int = 1) -> Run:
+    return Run(entry_id, stride, array("q", [len(body)]), (body,))
+
+
+def test_no_message_that_the_store_cannot_hold_ends_a_bookie(three: Inside) -> None:
+    with ExitStack() as stack:
+        member = Member(three, stack)
+        wide = one(5, member.entry(5), stride=1 << 40)
+        said = [
+            member.say(Add(member.ledger_id, (wide,), -1)),
+            member.say(Add(member.ledger_id, (one(6, member.entry(6, lac=1 << 62)),), -1)),
+            member.say(Read(member.ledger_id, 0, 9, 1 << 40, 100)),
+        ]
+        assert [getattr(reply, "status", None) for reply in said] == [Status.REFUSED] * 3
+        assert member.service.serving
+        member.say(Read(member.ledger_id, 0, (1 << 63) - 1, (1 << 32) - 1, (1 << 63) - 1))
+        member.say(ReadLac(member.ledger_id, beyond=-1, wait_ns=(1 << 63) - 1))
+        assert member.service.serving
+        assert member.writer.append(b"second") == 1
+        assert REQUEST_FAULTS not in {key.name for key in three.bookies[0].metrics().counters}
+
+
+def test_an_unexpected_error_refuses_one_request_and_is_counted_and_logged(
+    three: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        member = Member(three, stack)
+        replicas = member.service.replicas
+        real = replicas.stage
+
+        def stage(ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+            if run.first == 1000:
+                raise struct.error("what nobody foresaw")
+            return real(ledger_id, run, durable, recovery=recovery)
+
+        monkeypatch.setattr(replicas, "stage", stage)
+        for _ in range(100):
+            reply = member.say(Add(member.ledger_id, (one(1000, member.entry(1000)),), -1))
+            assert reply == Reply(Status.REFUSED)
+        assert member.service.serving
+        assert member.service.health().state == "ok"
+        counters = {key.name: value for key, value in replicas.store.metrics.snapshot().counters.items()}
+        assert counters[REQUEST_FAULTS] == 100
+        assert member.writer.append(b"second") == 1
+    lines = [record for record in caplog.records if "failed at" in record.getMessage()]
+    assert 1 <= len(lines) <= LINES_MAX

@@ -15,9 +15,10 @@ from xxhash import xxh3_128_digest
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
+from pybk.storage.extent import STRIDE_MAX
 from pybk.transport import codec, frames
 from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest, encode
-from pybk.transport.frames import FrameError, Outgoing, is_authentic, is_whole, open_head
+from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Outgoing, is_authentic, is_whole, open_head
 from pybk.transport.keys import Mac, keyed_mac
 from tests.transport.wireworld import INSTANCE, add, entries, flat
 
@@ -33,7 +34,7 @@ blobs16 = st.binary(min_size=16, max_size=16)
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     sizes = draw(st.lists(st.integers(32, 300), min_size=1, max_size=40))
-    stride = draw(st.integers(1, 1 << 40))
+    stride = draw(st.integers(1, STRIDE_MAX))
     first = draw(st.integers(0, INT_MAX - (len(sizes) - 1) * stride))
     body = draw(st.randoms(use_true_random=False)).randbytes(sum(sizes))
     cut = draw(st.integers(0, len(body)))
@@ -47,7 +48,13 @@ requests: st.SearchStrategy[WireRequest] = st.one_of(
     st.builds(ReadLac, ids, st.booleans(), st.none() | lacs, ids),
     st.builds(
         lambda ledger, ends, stride, size, flags: Read(ledger, min(ends), max(ends), stride, size, *flags),
-        *(ids, st.tuples(ids, ids), st.integers(1, INT_MAX), ids, st.tuples(st.booleans(), st.booleans())),
+        *(
+            ids,
+            st.tuples(ids, ids),
+            st.integers(1, STRIDE_MAX),
+            st.integers(0, MESSAGE_BYTES_MAX),
+            st.tuples(st.booleans(), st.booleans()),
+        ),
     ),
     st.builds(Force, ids),
     st.builds(Move, ids, st.sampled_from(StorageHint)),

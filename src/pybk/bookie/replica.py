@@ -26,15 +26,19 @@ from pybk.replication.messages import Run, Status
 from pybk.replication.runs import whole
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.extent import STRIDE_MAX
 from pybk.storage.failures import storage_error
 from pybk.storage.reading import entry_span
 from pybk.storage.store import Store
+from pybk.transport.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 _LAC_AND_LENGTH: Final = struct.Struct(">qq")
 _LAC_AT: Final = 16
-_IDS: Final = struct.Struct(">qq")
+_HEADER: Final = struct.Struct(">qqqq")
+_ID_MAX: Final = (1 << 63) - 1
 _VECTOR_MIN: Final = 16
 """From this many entries on, numpy looks at their ids quicker than a loop does."""
 
@@ -121,22 +125,31 @@ class Replica:
         return Status.OK
 
     def _is_sound(self, run: Run, body: memoryview, ends: list[int]) -> bool:
-        """Tell whether the entries of a run are those of this ledger that it says, by their sizes and headers."""
+        """Tell whether the entries of a run are those of this ledger that it says, by their sizes and headers.
+
+        What the headers say must fit the store: a LAC below the entry's id, and a length that is not negative.
+        """
         description = self.description
         digest_bytes = 0 if description is None else _DIGEST_BYTES[description.digest_type]
-        if run.first < 0 or run.stride < 1 or not run.sizes or ends[-1] != len(body):
+        if run.first < 0 or not 1 <= run.stride <= STRIDE_MAX or not run.sizes or ends[-1] != len(body):
+            return False
+        if run.last > _ID_MAX:
             return False
         if min(run.sizes) < ENTRY_HEADER_BYTES + digest_bytes:
             return False
         if len(run.sizes) < _VECTOR_MIN:
-            wanted = range(run.first, run.last + 1, run.stride)
-            return all(
-                _IDS.unpack_from(body, start) == (self.ledger_id, entry_id)
-                for start, entry_id in zip(ends[:-1], wanted, strict=True)
-            )
-        ids = gather(body, np.array(ends[:-1], np.int64), 16).view(">i8").reshape(-1, 2)
+            entry_id = run.first
+            for start in ends[:-1]:
+                said_ledger, said_id, lac, length = _HEADER.unpack_from(body, start)
+                if said_ledger != self.ledger_id or said_id != entry_id or not -1 <= lac < entry_id or length < 0:
+                    return False
+                entry_id += run.stride
+            return True
+        said = gather(body, np.array(ends[:-1], np.int64), 32).view(">i8").reshape(-1, 4)
         expected = np.arange(len(run.sizes), dtype=np.int64) * run.stride + run.first
-        return bool((ids[:, 0] == self.ledger_id).all() and (ids[:, 1] == expected).all())
+        sound = (said[:, 0] == self.ledger_id) & (said[:, 1] == expected)
+        sound &= (said[:, 2] >= -1) & (said[:, 2] < expected) & (said[:, 3] >= 0)
+        return bool(sound.all())
 
     def _is_there(self, held: Held, run: Run, body: memoryview, ends: list[int], low: int, high: int) -> bool:
         """Tell whether entries that are here are those of a run, byte by byte (I14); they are durable on return.

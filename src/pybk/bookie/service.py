@@ -29,6 +29,7 @@ from pybk.errors import (
 from pybk.home import Health, health_of
 from pybk.ledger import Bookie
 from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
+from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.copying import fragment_end
 from pybk.replication.messages import (
@@ -47,6 +48,7 @@ from pybk.replication.messages import (
 )
 from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
 from pybk.transport.keys import ClusterKeys, proves_deletion, proves_right
+from pybk.transport.log_limit import LogLimit
 from pybk.transport.server import Peer, Server
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from pybk.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 _WAIT_MS: Final = 1_000
 _TELL_SECONDS: Final = 10.0
@@ -65,6 +68,7 @@ COLLECT_SECONDS: Final = 60.0
 """How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
 
 _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
+_REFUSED: Final = Reply(Status.REFUSED)
 _packet_lac = Struct(">8xq").unpack_from
 
 
@@ -218,24 +222,56 @@ class BookieService:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
         now_ns = time.monotonic_ns()
         while self._posted:
-            self._perform(self._posted.popleft()())
+            self._do(self._posted.popleft())
         machine = self._machine
         for peer, request_id, message in arrived:
-            request = _request(message)
-            if _needs_right(request) and request.ledger_id not in peer.rights:
-                self._without_right(peer, request_id, request, now_ns)
-                continue
-            encoded = peer.rights.get(request.ledger_id)
-            description = None if encoded is None else self._describe(encoded)
-            if isinstance(request, Move):
-                self._moving.submit(self._move, peer, request_id, request)
-                continue
-            self._perform(machine.receive((peer, request_id), request, description, now_ns))
+            self._take(peer, request_id, message, now_ns)
         self._served += len(arrived)
         self._perform(machine.commit())
         if self._wake_ns is not None and now_ns >= self._wake_ns:
             self._wake_ns = None
             self._perform(machine.woken(now_ns))
+
+    def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
+        """Take a request. An unexpected error refuses this request, is counted and logged, and ends nothing.
+
+        Doubt about durable bytes is not among them: the store turns it into ``StorageFailedError``, which is final.
+        """
+        try:
+            request = _request(message)
+            if _needs_right(request) and request.ledger_id not in peer.rights:
+                self._without_right(peer, request_id, request, now_ns)
+            elif isinstance(request, Move):
+                self._moving.submit(self._move, peer, request_id, request)
+            else:
+                encoded = peer.rights.get(request.ledger_id)
+                description = None if encoded is None else self._describe(encoded)
+                self._perform(self._machine.receive((peer, request_id), request, description, now_ns))
+        except Exception as error:  # noqa: BLE001  # the barrier: whatever a peer can say ends nothing
+            self._count_fault(error)
+            self._server.reply(peer, request_id, _REFUSED)
+
+    def _receive(
+        self, sender: tuple[Peer, int], request: Request, description: Description | None, now_ns: int
+    ) -> list[BookieEffect]:
+        """Have the machine take a request that waited for the metadata store, behind the same barrier as ``_take``."""
+        try:
+            return self._machine.receive(sender, request, description, now_ns)
+        except Exception as error:  # noqa: BLE001  # the barrier, as in ``_take``
+            self._count_fault(error)
+            return [Respond(sender, _REFUSED)]
+
+    def _do(self, call: Callable[[], list[BookieEffect]]) -> None:
+        """Perform what was posted by another thread; an unexpected error ends nothing."""
+        try:
+            self._perform(call())
+        except Exception as error:  # noqa: BLE001  # the barrier, as in ``_take``
+            self._count_fault(error)
+
+    def _count_fault(self, error: Exception) -> None:
+        """Count and log an error that no request should be able to cause."""
+        self.replicas.store.metrics.add(REQUEST_FAULTS)
+        logger.error("bookie %s refused a request that it failed at; this is a defect", self.bookie, exc_info=error)
 
     def _without_right(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
         """Refuse who does not know the ledger's password, but take copies of entries that are final.
@@ -248,7 +284,7 @@ class BookieService:
             return
         final = self._final.get(request.ledger_id)
         if final is not None and all(run.last <= final[0] for run in request.runs):
-            self._perform(self._machine.receive((peer, request_id), request, final[1], now_ns))
+            self._perform(self._receive((peer, request_id), request, final[1], now_ns))
             return
         self._looking.submit(self._look_for_end, peer, request_id, request)
 
@@ -273,7 +309,7 @@ class BookieService:
             if len(self._final) >= _DESCRIPTIONS:
                 self._final.clear()
             self._final[ledger_id] = final
-            return self._machine.receive((peer, request_id), request, final[1], time.monotonic_ns())
+            return self._receive((peer, request_id), request, final[1], time.monotonic_ns())
 
         self._post(go_on)
 
@@ -316,7 +352,7 @@ class BookieService:
         except Exception as error:  # noqa: BLE001  # whatever it is, somebody waits for an answer
             logger.warning("whether ledger %d exists cannot be found out: %s", ledger_id, error)
             exists = None
-        self._post(lambda: self._machine.ledger_known(ledger_id, exists, time.monotonic_ns()))
+        self._post(lambda: self._machine.ledger_known(ledger_id, exists, time.monotonic_ns(), receive=self._receive))
 
     def _wake(self) -> None:
         with self._waking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -138,6 +139,8 @@ class LookUp:
 
 BookieEffect = Respond | LookUp | WakeAt
 
+Receive = Callable[[Sender, Request, Description, int], list[BookieEffect]]
+
 
 class _Poll(NamedTuple):
     """Somebody who waits for a ledger's last add confirmed to move."""
@@ -211,13 +214,16 @@ class BookieMachine:
             return [Respond(sender, reply) for sender, _ in acks]
         return [Respond(sender, Reply(Status.OK, ledger_id in self._polls)) for sender, ledger_id in acks]
 
-    def ledger_known(self, ledger_id: int, exists: bool | None, now_ns: int) -> list[BookieEffect]:
-        """Go on with adds to a ledger that this bookie had not heard of.
+    def ledger_known(
+        self, ledger_id: int, exists: bool | None, now_ns: int, *, receive: Receive | None = None
+    ) -> list[BookieEffect]:
+        """Take the adds that wait for the answer whether their ledger exists.
 
         Args:
             ledger_id: The ledger.
             exists: Whether the metadata store has it; None if it could not be asked.
             now_ns: The time.
+            receive: Takes each of them, as ``receive`` of the machine does; None for that one.
         """
         parked = self._parked.pop(ledger_id, [])
         if ledger_id in self._collected:
@@ -230,7 +236,7 @@ class BookieMachine:
         for sender, request, description in parked:
             if self._replicas.state(ledger_id) is None:
                 self._replicas.create(ledger_id, description)
-            effects += self._add(sender, request, description)
+            effects += (receive or self.receive)(sender, request, description, now_ns)
         return effects
 
     def ledger_deleted(self, ledger_id: int) -> list[BookieEffect]:

@@ -21,6 +21,9 @@ EXTENT_FORMAT: Final = 1
 EXTENT_KEY: Final = ".extent"
 """Key of the custom metadata that says what a ledger of a bookie's store is a part of."""
 
+STRIDE_MAX: Final = (1 << 32) - 1
+"""Largest distance of two adjacent entries of an extent, as it is stored in 32 bits; messages are held to it, too."""
+
 _LAYOUT: Final = struct.Struct("<B2x?IqqI4x")
 
 

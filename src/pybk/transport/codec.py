@@ -11,7 +11,8 @@ from typing import Any, Final
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
-from pybk.transport.frames import FrameError, Header, Outgoing, blob, runs
+from pybk.storage.extent import STRIDE_MAX
+from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
 from pybk.transport.keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
 
 NONCE_BYTES: Final = 16
@@ -232,8 +233,9 @@ def _decode_read_lac(header: Header, head: bytes, _frames: Sequence[memoryview])
 def _decode_read(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Read:
     blob(header, head, 0)
     first, last, stride, bytes_max = header.a, header.b, header.c, header.d
-    if not 0 <= first <= last or stride < 1 or bytes_max < 0:
+    if not 0 <= first <= last or not 1 <= stride <= STRIDE_MAX or bytes_max < 0:
         raise FrameError(f"a read of at most {bytes_max} bytes from {first} to {last} with stride {stride}")
+    bytes_max = min(bytes_max, MESSAGE_BYTES_MAX)  # no reply has more
     fence, checked = bool(header.flags & _FIRST_FLAG), bool(header.flags & _SECOND_FLAG)
     return Read(header.ledger_id, first, last, stride, bytes_max, fence, checked)
 

@@ -19,6 +19,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import PybkError, UsageError
 from pybk.replication.messages import Run
+from pybk.storage.extent import STRIDE_MAX
 from pybk.transport.keys import MAC_BYTES, Mac
 
 MAGIC: Final = b"PB"
@@ -278,7 +279,7 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Run
         raise FrameError(f"sizes up to byte {body_place} in a frame of {len(head)}")
     found = []
     for number, (first, stride, count, body_bytes) in enumerate(table):
-        if not count or first < 0 or not 0 < stride <= _INT_MAX or first + (count - 1) * stride > _INT_MAX:
+        if not count or first < 0 or not 0 < stride <= STRIDE_MAX or first + (count - 1) * stride > _INT_MAX:
             raise FrameError(f"{count} entries from {first} with stride {stride} are no run")
         sizes = _unpack_sizes(view[place : place + 4 * count], count, body_bytes)
         place += 4 * count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import select
@@ -40,6 +41,10 @@ from pybk.transport.frames import (
     open_head,
 )
 from pybk.transport.keys import ClusterKeys, CurvePair, Mac, greeting_mac, session_mac
+from pybk.transport.log_limit import LogLimit
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
 
 SESSIONS_MAX: Final = 1024
 RIGHTS_MAX: Final = 16 << 10
@@ -57,6 +62,7 @@ _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _OK: Final = Reply(Status.OK)
 _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
+_REFUSED: Final = Reply(Status.REFUSED)
 
 
 class Peer:
@@ -107,6 +113,7 @@ class ServerCounters:
         replayed: Messages that had come before.
         damaged: Requests of which the entries were not what was sent; they are sent again.
         refused: Authentic messages that say what no request can say.
+        faults: Authentic messages that failed in a way that no message should be able to cause.
         strangers: Messages of no session.
         unread: Answers with entries that were refused because the client had left too much unread.
         dropped: Sessions that ended because the client was gone or did not read, was silent for long, or others came.
@@ -118,6 +125,7 @@ class ServerCounters:
     replayed: int = 0
     damaged: int = 0
     refused: int = 0
+    faults: int = 0
     strangers: int = 0
     unread: int = 0
     dropped: int = 0
@@ -307,15 +315,19 @@ class Server:
             return None
         try:
             message = decode_request(header, head, bodies)
+            if not isinstance(message, Ping | Authorize):
+                return peer, header.request_id, message
+            allowed = isinstance(message, Ping) or self._grant(peer, message)
+            answer = _OK if allowed else _UNAUTHORIZED
         except FrameError:
             self.counters.refused += 1
-            self.reply(peer, header.request_id, Reply(Status.REFUSED))
-            return None
-        if isinstance(message, Ping | Authorize):
-            allowed = isinstance(message, Ping) or self._grant(peer, message)
-            self.reply(peer, header.request_id, _OK if allowed else _UNAUTHORIZED)
-            return None
-        return peer, header.request_id, message
+            answer = _REFUSED
+        except Exception:  # the barrier: whatever an authentic message says ends nothing
+            self.counters.faults += 1
+            logger.exception("a request was refused that could not be decoded or authorized; this is a defect")
+            answer = _REFUSED
+        self.reply(peer, header.request_id, answer)
+        return None
 
     def _grant(self, peer: Peer, proof: Authorize) -> bool:
         """Note a right that was proved; tell whether it was."""

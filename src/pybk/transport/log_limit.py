@@ -1,0 +1,45 @@
+"""A bound on what peers can make a bookie write to its log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final
+
+LINES_MAX: Final = 20
+"""Lines of one kind that are logged in each period."""
+
+PERIOD_SECONDS: Final = 60.0
+
+
+class LogLimit(logging.Filter):
+    """Passes at most ``LINES_MAX`` records of each kind in ``PERIOD_SECONDS``, and says how many it dropped.
+
+    A kind is a call of the logger: its level and its message before the arguments. What peers send is in the arguments,
+    so peers cannot make more kinds than the code has. The first record of a kind after a period in which some were
+    dropped has their number at its end.
+
+    Threads: any.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._kinds: dict[tuple[int, str], list[float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged."""
+        now = time.monotonic()
+        with self._lock:
+            kind = self._kinds.setdefault((record.levelno, str(record.msg)), [now, 0.0])
+            began, count = kind
+            dropped = 0
+            if now - began >= PERIOD_SECONDS:
+                dropped = max(0, int(count) - LINES_MAX)
+                kind[:] = now, 0.0
+            kind[1] += 1
+            passes = kind[1] <= LINES_MAX
+        if dropped:
+            record.msg = f"{record.msg} ({dropped} more such lines were dropped since the last one)"
+        return passes
