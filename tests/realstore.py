@@ -17,6 +17,7 @@ from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.storage import creation
 from pybk.storage.filesystem import OsFile
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,7 +72,7 @@ def stop_syncing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     write_durable = OsFile.write_durable
 
     def wait_and_write(self: OsFile, buffers: Any, offset: int) -> None:
-        assert go.wait(20)
+        assert go.wait(WAIT_S)
         write_durable(self, buffers, offset)
 
     monkeypatch.setattr(OsFile, "write_durable", wait_and_write)

@@ -17,6 +17,7 @@ from pybk.storage import ahead, creation
 from pybk.storage.verify import verify_store
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
+from tests.waiting import WAIT_S
 
 ROOT = "/bookie"
 LEDGER = 7
@@ -34,7 +35,7 @@ def drop(replicas: Replicas) -> None:
     log = replicas.store.log
     log._stopping = True
     log._kick_committer()
-    log._committer.join(5)
+    log._committer.join(WAIT_S)
 
 
 def after_crash(fs: SimFileSystem, replicas: Replicas) -> tuple[SimFileSystem, Replicas]:

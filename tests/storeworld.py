@@ -16,6 +16,7 @@ from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 from tests.embedded import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
+from tests.waiting import WAIT_S
 
 ROOT = "/store"
 CONFIG = StoreConfig(
@@ -48,7 +49,7 @@ def abandon(manager: LedgerManager) -> None:
     log = store_of(manager).log
     log._stopping = True
     log._kick_committer()
-    log._committer.join(5)
+    log._committer.join(WAIT_S)
 
 
 class Ledger:

@@ -23,6 +23,7 @@ from pybk.errors import (
 )
 from pybk.manager import LedgerManager
 from tests.realstore import contents, numbered, open_quick, stop_syncing
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -45,10 +46,10 @@ def test_advanced_entries_come_in_any_order_and_are_acknowledged_in_theirs(manag
     assert not any(future.done() for future in futures.values())
     assert (writer.last_add_pushed, writer.last_add_confirmed) == (-1, -1)
     assert writer.append(b"entry 0", entry_id=0) == 0
-    assert [futures[entry_id].result(10) for entry_id in (2, 1)] == [2, 1]
+    assert [futures[entry_id].result(WAIT_S) for entry_id in (2, 1)] == [2, 1]
     assert not futures[4].done()
     assert writer.append(b"entry 3", entry_id=3) == 3
-    assert futures[4].result(10) == 4
+    assert futures[4].result(WAIT_S) == 4
     writer.close()
     manager.close()
     assert acknowledged == [1, 2, 4]
@@ -73,7 +74,7 @@ def test_a_gap_at_close_fails_what_waits_behind_it(manager: LedgerManager) -> No
     future = writer.append_async(b"entry 2", entry_id=2)
     writer.close()
     with pytest.raises(LedgerClosedError, match="before the entries before this one came"):
-        future.result(5)
+        future.result(WAIT_S)
     assert future.done()
     assert isinstance(future.exception(), LedgerClosedError)
     assert contents(manager, 5) == numbered(1)
@@ -93,7 +94,7 @@ def test_who_waits_behind_a_gap_learns_that_the_ledger_is_over(manager: LedgerMa
         manager.delete_ledger(5)
     else:
         manager.close()
-    waiting.join(5)
+    waiting.join(WAIT_S)
     assert not waiting.is_alive()
     wanted = {"fence": LedgerFencedError, "delete": NoSuchLedgerError, "close manager": ClosedError}[end]
     assert isinstance(errors[0], wanted)
@@ -147,7 +148,7 @@ def test_an_advanced_append_that_may_not_wait_brings_those_behind_it_along(
     go = stop_syncing(monkeypatch)
     threading.Timer(0.05, go.set).start()
     first = writer.append_async(bytes(5000), entry_id=0, wait=False)
-    assert [future.result(10) for future in (first, *behind)] == list(range(14))
+    assert [future.result(WAIT_S) for future in (first, *behind)] == list(range(14))
 
 
 def test_an_id_is_given_once_and_others_count_on_from_it(manager: LedgerManager) -> None:

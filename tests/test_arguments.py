@@ -17,6 +17,7 @@ from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
 from tests.realstore import open_quick
+from tests.waiting import WAIT_S
 
 NO_NUMBERS: list[Any] = [None, 1.5, math.nan, "x", b"x", [], {}, (), object(), range(3)]
 
@@ -77,7 +78,7 @@ def test_timeouts_are_seconds(manager: LedgerManager, writer: LedgerWriter, bad:
         for call in (future.result, future.exception):
             with pytest.raises(UsageError, match="timeout is"):
                 call(bad)
-    assert futures[0].result(5) == 2
+    assert futures[0].result(WAIT_S) == 2
 
 
 @pytest.mark.parametrize("bad", [True, 1.0, "1", None], ids=repr)

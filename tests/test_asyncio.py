@@ -19,6 +19,7 @@ from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
 from tests.realstore import QUICK, contents, numbered, open_quick, stop_syncing
+from tests.waiting import WAIT_S, wait_until
 
 CONFIG = StoreConfig(**QUICK)
 
@@ -134,6 +135,10 @@ def test_cancelling_one_append_leaves_the_others_alone(tmp_path: Path, monkeypat
         assert contents(manager, 0) == numbered(6), "an append that was cancelled goes on"
 
 
+def no_thread_of_a_store() -> bool:
+    return not any(thread.name.startswith("pybk-") for thread in threading.enumerate())
+
+
 def test_an_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
     async def main(seconds: float) -> None:
         task = asyncio.ensure_future(LedgerManager.open_async(tmp_path, config=CONFIG).__aenter__())
@@ -147,10 +152,7 @@ def test_an_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> Non
     open_quick(tmp_path).close()
     for seconds in (0.0, 0.0, 0.2, 0.0, 0.2):
         asyncio.run(main(seconds))
-        deadline = time.monotonic() + 10
-        while any(thread.name.startswith("pybk-") for thread in threading.enumerate()):
-            assert time.monotonic() < deadline, "the store that nobody wants stays open"
-            time.sleep(0.01)
+        wait_until(no_thread_of_a_store, "the store that nobody wants to be closed")
         open_quick(tmp_path).close()
 
 
@@ -168,7 +170,7 @@ def test_following_in_a_loop_that_goes_on_meanwhile(tmp_path: Path) -> None:
             await asyncio.sleep(0.001)
         assert len(writer._descriptor.advanced_callbacks) <= 1
         await writer.close_async()
-        return await asyncio.wait_for(task, 10)
+        return await asyncio.wait_for(task, WAIT_S)
 
     with open_quick(tmp_path) as manager:
         assert asyncio.run(main(manager)) == numbered(28, 2)
@@ -197,10 +199,10 @@ def test_who_waits_behind_a_gap_is_woken_in_a_loop(tmp_path: Path) -> None:
         await asyncio.sleep(0.01)
         assert not early.done()
         assert await writer.append_async(b"entry 0", entry_id=0) == 0
-        assert await asyncio.wait_for(early, 5) == 1
+        assert await asyncio.wait_for(early, WAIT_S) == 1
         await writer.close_async()
         with pytest.raises(LedgerClosedError):
-            await asyncio.wait_for(lost, 5)
+            await asyncio.wait_for(lost, WAIT_S)
 
     with open_quick(tmp_path) as manager:
         asyncio.run(main(manager.create_ledger(ledger_id=0)))

@@ -18,6 +18,7 @@ from bench.cluster.bookies import Cluster, process_cpu_seconds
 from bench.contest import at_least, at_most
 from bench.payloads import PAYLOADS
 from pybk import LedgerManager
+from tests.waiting import PROCESS_S
 
 
 def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PROCESS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

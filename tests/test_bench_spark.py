@@ -11,6 +11,7 @@ import pytest
 
 from tests.realstore import ROOT
 from tests.spark import clusters
+from tests.waiting import PROCESS_S
 
 
 @pytest.mark.timeout(240)
@@ -23,7 +24,7 @@ def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=PROCESS_S,
         check=False,
         cwd=ROOT,
         env=clusters.environment(tmp_path),

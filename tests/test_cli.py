@@ -17,6 +17,7 @@ from pybk.flags import StorageHint
 from pybk.storage import creation
 from tests.test_rebuild import files_of, fill, index_of, lose_an_ssd_record, open_store
 from tests.test_verify import flip
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -203,4 +204,4 @@ def test_nobody_reads_to_the_end(tmp_path: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(30) == 0
+    assert process.wait(WAIT_S) == 0

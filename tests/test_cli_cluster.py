@@ -15,6 +15,7 @@ import pytest
 
 from pybk import LedgerManager
 from pybk.admin.cli import main
+from tests.waiting import PROCESS_S
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 PYBK = [sys.executable, "-m", "pybk.admin"]
@@ -89,7 +90,7 @@ def test_bookies_serve_until_they_are_told_to_end(tmp_path: Path, url: str, star
         by_file.terminate()
         by_variable.send_signal(signal.SIGINT)
         for process in (by_file, by_variable):
-            assert process.communicate(timeout=30) == ("", "")
+            assert process.communicate(timeout=PROCESS_S) == ("", "")
             assert process.returncode == 0
     again = start(tmp_path / "a", *common, PYBK_CLUSTER_SECRET=SECRET.decode())
     assert says(again).startswith("bookie a serves")
@@ -109,7 +110,7 @@ def test_what_keeps_a_bookie_from_serving_is_said_in_one_line(tmp_path: Path, ur
             ((url, *common), {}, "directory"),
         ):
             process = start(*arguments, **variables)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=PROCESS_S)
             assert (process.returncode, out) == (2, ""), message
             assert err.startswith("pybk: ")
             assert err.count("\n") == 1

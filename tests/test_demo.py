@@ -13,6 +13,7 @@ from pybk import LedgerManager, UsageError
 from pybk.admin.demo.reading import LostEntryError, lines_of, read_back
 from pybk.admin.demo.source import LINE_BYTES_MAX, Source
 from pybk.admin.demo.writing import KINDS, Progress, write_lines
+from tests.waiting import PROCESS_S
 
 PASSWORD = b"s3cret"
 
@@ -25,7 +26,7 @@ def demo(tmp_path: Path, source: Path, expect: int = 0) -> subprocess.CompletedP
         [sys.executable, "-m", "pybk.admin.demo", str(source), "--directory", str(place)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PROCESS_S,
         check=False,
     )
     assert done.returncode == expect, done.stderr

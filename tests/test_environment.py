@@ -29,6 +29,7 @@ from pybk.errors import (
 from pybk.storage.environment import Environment, LmdbEnvironment, ReadTransaction
 from pybk.storage.filesystem import OsFileSystem
 from tests.simdisk import SimEnvironment, SimFileSystem
+from tests.waiting import PROCESS_S
 
 Open = Callable[..., Environment]
 
@@ -175,7 +176,7 @@ def path(tmp_path: Path) -> str:
 def test_format_is_pinned_whatever_the_process_asks_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMDB_DEFAULT_LIB_VERSION", "1")
     program = f"from pybk.storage.environment import LmdbEnvironment as L; L({path!r}).close()"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PROCESS_S)
     magic, version = struct.unpack_from("<II", (Path(path) / "data.mdb").read_bytes(), 16)
     assert (magic, version) == (0xBEEFC0DE, 1)
 

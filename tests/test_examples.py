@@ -19,6 +19,7 @@ import pytest
 
 from pybk import LedgerManager, StorageHint, UnauthorizedError
 from tests.spark import clusters
+from tests.waiting import PROCESS_S, WAIT_S
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PASSWORD = b"s3cret"
@@ -33,7 +34,13 @@ def run(name: str, *operands: object, cwd: Path, expect: int = 0) -> str:
     """Run an example to its end and return what it printed."""
     environment = {**os.environ, "KVSTORE_PASSWORD": PASSWORD.decode()}
     done = subprocess.run(
-        command(name, *operands), cwd=cwd, capture_output=True, text=True, timeout=60, check=False, env=environment
+        command(name, *operands),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_S,
+        check=False,
+        env=environment,
     )
     assert done.returncode == expect, done.stderr
     return done.stdout
@@ -77,7 +84,7 @@ def test_pipeline(master: str, tmp_path: Path) -> None:
         command("pipeline", tmp_path / "input", "--master", master, "--directory", tmp_path / "all"),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROCESS_S,
         check=False,
         env=environment,
     )
@@ -109,7 +116,7 @@ def test_tail_follows_a_writer_in_another_process(tmp_path: Path) -> None:
             writer.append(b"three")
             assert process.stdout.readline() == b"three\n"
             writer.close()
-            assert process.wait(30) == 0, process.stderr.read()
+            assert process.wait(WAIT_S) == 0, process.stderr.read()
             assert process.stdout.read() == b""
             watchdog.cancel()
 
@@ -117,7 +124,9 @@ def test_tail_follows_a_writer_in_another_process(tmp_path: Path) -> None:
 def test_tail_says_what_is_wrong(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path / "data") as manager, manager.create_ledger(password=PASSWORD) as writer:
         writer.append(b"x")
-    done = subprocess.run(command("tail", tmp_path / "data"), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command("tail", tmp_path / "data"), capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("tail: ")

@@ -17,6 +17,7 @@ from pybk.manager import LedgerManager
 from pybk.storage.filesystem import OsFile
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_outstanding_and_later_appends_fail_for_good(
             call()
         assert raised.value.outcome_unknown
         assert not raised.value.retryable
-    assert called.wait(5)
+    assert called.wait(WAIT_S)
     assert all(future.done() for future in futures)
     assert manager.health().state == "failed"
     assert "Input/output error" in manager.health().reason
@@ -145,7 +146,7 @@ def test_who_waits_in_any_way_is_told(manager: LedgerManager, break_disk: Callab
     break_disk()
     calls: list[Callable[[], Any]] = [
         *(lambda: writer.append(b"x") for _ in range(4)),
-        lambda: writer.append_async(b"x").result(10),
+        lambda: writer.append_async(b"x").result(WAIT_S),
         lambda: asyncio.run(awaiting()),
         lambda: asyncio.run(awaiting_early()),
         early.result,
@@ -153,7 +154,7 @@ def test_who_waits_in_any_way_is_told(manager: LedgerManager, break_disk: Callab
     ]
     threads = [wait(call) for call in calls]
     for thread in threads:
-        thread.join(10)
+        thread.join(WAIT_S)
         assert not thread.is_alive(), "somebody waits for a store that failed"
     assert errors == ["StorageFailedError"] * len(calls)
 
@@ -188,7 +189,7 @@ def test_whatever_ends_the_maintenance_thread_ends_the_store(manager: LedgerMana
     maintenance.wake()
     thread = maintenance._thread
     assert thread is not None
-    thread.join(10)
+    thread.join(WAIT_S)
     assert not thread.is_alive()
     assert manager.health().state == "failed"
     for call in (lambda: writer.append(b"entry 1"), manager.create_ledger, maintenance.wait_for_room):

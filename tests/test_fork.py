@@ -19,6 +19,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, stop_syncing
+from tests.waiting import WAIT_S
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
@@ -125,7 +126,7 @@ def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
             for lock in held:
                 lock.release()
         go.set()
-        waiting.join(10)
+        waiting.join(WAIT_S)
         assert (future.result(), many.result()) == (0, range(1, 4))
         assert contents(manager, 0) == numbered(4)
 

@@ -13,6 +13,7 @@ from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager
 from tests.realstore import contents, numbered, open_quick, stop_syncing
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_a_future_gives_its_id_again_and_again(manager: LedgerManager) -> None:
     future = writer.append_async(b"x")
     many = writer.append_many_async([b"y", b"z"])
     for _ in range(2):
-        assert (future.result(), future.result(5), future.exception()) == (0, 0, None)
+        assert (future.result(), future.result(WAIT_S), future.exception()) == (0, 0, None)
         assert many.result() == range(1, 3)
     assert future.done()
     assert many.done()
@@ -44,7 +45,7 @@ def test_time_limits_are_kept_and_the_append_goes_on(manager: LedgerManager, mon
         with pytest.raises(AppendTimeoutError):
             future.exception(timeout)
     go.set()
-    assert future.result(10) == 0
+    assert future.result(WAIT_S) == 0
 
 
 def test_futures_of_which_nobody_asks_become_durable(manager: LedgerManager) -> None:
@@ -70,12 +71,12 @@ def test_callbacks_are_called_once_with_the_future_in_one_thread(manager: Ledger
         future = writer.append_async(payload)
         future.add_done_callback(note)
         futures.append(future)
-    assert last.wait(10)
+    assert last.wait(WAIT_S)
     assert [future for future, _ in called] == futures
     assert {name for _, name in called} == {"pybk-committer"}
     late = threading.Event()
     futures[0].add_done_callback(lambda _: late.set())
-    assert late.wait(10), "a callback of a future that was done is never called"
+    assert late.wait(WAIT_S), "a callback of a future that was done is never called"
 
 
 def test_callbacks_of_deferred_appends_are_called(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_callbacks_of_deferred_appends_are_called(tmp_path: Path) -> None:
         called = threading.Event()
         future = writer.append_async(b"x")
         future.add_done_callback(lambda _: called.set())
-        assert called.wait(10)
+        assert called.wait(WAIT_S)
     after = threading.Event()
     future.add_done_callback(lambda _: after.set())
     assert after.is_set(), "a callback given after closing is never called"
@@ -96,7 +97,7 @@ def test_a_callback_that_raises_harms_nobody(manager: LedgerManager, caplog: pyt
     future = writer.append_async(b"x")
     future.add_done_callback(lambda _: 1 // 0)
     future.add_done_callback(lambda _: called.set())
-    assert called.wait(10)
+    assert called.wait(WAIT_S)
     assert "ZeroDivisionError" in caplog.text
     assert writer.append(b"y") == 1
 
@@ -112,7 +113,7 @@ def test_a_callback_may_append(manager: LedgerManager) -> None:
         done.set()
 
     writer.append_async(b"first").add_done_callback(again)
-    assert done.wait(10)
+    assert done.wait(WAIT_S)
     assert ids == [1, 2]
 
 

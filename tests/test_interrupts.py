@@ -18,12 +18,10 @@ from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
+from tests.waiting import WAIT_S
 
 _ROOMS = ("writer", "storage/log", "storage/commit_writer", "storage/commit", "storage/descriptor", "storage/store")
 _PATH = tuple(f"pybk/{room}.py" for room in (*_ROOMS, "storage/ahead"))
-_WAIT_SECONDS = 20.0
-
-
 _BIG = bytes(100_000)
 
 
@@ -94,9 +92,9 @@ def one_round(manager: LedgerManager, line: int) -> bool:
         thread.start()
     fired = interrupted(line, lambda: append_some(writer, b"main", done))
     for thread in threads:
-        thread.join(_WAIT_SECONDS)
+        thread.join(WAIT_S)
         assert not thread.is_alive(), f"a waiter is stranded after an interrupt at line event {line}"
-    done[b"future"] = future.result(_WAIT_SECONDS)
+    done[b"future"] = future.result(WAIT_S)
     done[b"after"] = writer.append(b"after")
     writer.close()
     reader = manager.open_ledger(writer.ledger_id)
@@ -153,7 +151,7 @@ def test_real_interrupts_strand_no_waiter_and_lose_nothing() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             pass
-        thread.join(_WAIT_SECONDS)
+        thread.join(WAIT_S)
         assert not thread.is_alive(), "a waiter is stranded"
         done[b"after"] = writer.append(b"after")
         writer.close()

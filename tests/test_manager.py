@@ -28,6 +28,7 @@ from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
 from tests.realstore import QUICK, contents, numbered, open_quick, payloads, python
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -282,7 +283,7 @@ def test_handles_of_a_closed_manager_say_so(tmp_path: Path) -> None:
     follower.start()
     manager.close()
     manager.close()
-    follower.join(10)
+    follower.join(WAIT_S)
     assert len(followed) == 1, "who followed was not woken"
     calls: list[Any] = [
         manager.create_ledger,

@@ -16,6 +16,7 @@ from pybk.storage import maintenance as maintenance_module
 from pybk.storage.descriptor import LedgerDescriptor
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick
+from tests.waiting import wait_until
 
 
 def tiers(manager: LedgerManager) -> dict[int, StorageHint]:
@@ -105,10 +106,7 @@ def test_the_background_applies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(maintenance_module, "_TICK_SECONDS", 0.05)
     with open_quick(tmp_path, tier_policy=TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)) as manager:
         ledger_id = filled(manager, 20)
-        deadline = time.monotonic() + 10
-        while tiers(manager)[ledger_id] is not StorageHint.HDD:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: tiers(manager)[ledger_id] is StorageHint.HDD)
         assert contents(manager, ledger_id) == numbered(20)
 
 

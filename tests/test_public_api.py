@@ -25,6 +25,7 @@ from pybk import (
     StorageHint,
     WriteFlag,
 )
+from tests.waiting import PROCESS_S
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC: dict[str, Any] = {
@@ -130,7 +131,9 @@ def test_importing_is_silent_and_lean() -> None:
         "assert not logging.getLogger().handlers\n"
         "assert not [h for h in logging.getLogger('pybk').handlers if not isinstance(h, logging.NullHandler)]\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
@@ -143,7 +146,9 @@ def test_every_room_can_be_imported_first() -> None:
         f"for name in [m for m in sys.modules if m.split('.')[0] == 'pybk']: del sys.modules[name]\nimport {name}"
         for name in names
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
     assert run.returncode == 0, run.stderr
 
 

@@ -19,6 +19,7 @@ from pybk.manager import LedgerManager
 from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY
 from pybk.reader import LedgerReader
 from tests.realstore import numbered, open_quick, payloads
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_following_yields_everything_until_the_ledger_is_closed(manager: LedgerM
             manager.move_ledger(writer.ledger_id, StorageHint.HDD)
     writer.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(WAIT_S)
     assert found == {first: numbered(60 - first, first) for first in (0, 3, 40)}
 
 
@@ -228,7 +229,7 @@ def test_waiting_costs_nothing_but_a_place(manager: LedgerManager) -> None:
     time.sleep(0.05)
     assert len(writer._descriptor.advanced_callbacks) <= 1
     writer.close()
-    follower.join(10)
+    follower.join(WAIT_S)
     assert not follower.is_alive()
 
 

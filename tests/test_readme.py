@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark import clusters
+from tests.waiting import PROCESS_S
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ def test_the_program_runs_as_pasted_and_prints_what_is_said(tmp_path: Path) -> N
     program = tmp_path / "pasted.py"
     program.write_text(blocks("python")[0], encoding="utf-8")
     run = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout == blocks("text")[0]
@@ -51,7 +52,7 @@ def test_the_commands_exist() -> None:
     assert entry is not None
     program = f"import sys; from {entry[1]} import {entry[2]}; sys.exit({entry[2]}())"
     run = subprocess.run(
-        [sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
     assert run.returncode == 0, run.stderr
     named = set(re.findall(r"(?:`|^)pybk ([a-z-]+)", README, re.MULTILINE))
@@ -79,7 +80,7 @@ def test_the_cluster_of_the_readme_can_be_had(tmp_path: Path) -> None:
     before = "import pathlib\nfrom pybk import LedgerManager\n"
     program = f"{before}{program}writer.append(b'x')\nclient.close()\nmanager.close()\n"
     run = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
     assert (run.returncode, run.stderr) == (0, "")
 
@@ -92,7 +93,7 @@ def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=PROCESS_S,
         check=False,
         env=clusters.environment(tmp_path),
     )

@@ -22,6 +22,7 @@ from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
 from tests.embedded import store_of, view_of
 from tests.realstore import contents, numbered, open_quick, payloads, python
+from tests.waiting import WAIT_S, wait_until
 
 CHILD = """
 import random, sys
@@ -162,10 +163,10 @@ def test_readers_beside_a_writer_that_does_everything(
             thread.start()
         go(child)
         last = end(child)
-        threads[-1].join(10)
+        threads[-1].join(WAIT_S)
         over.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(WAIT_S)
             assert not thread.is_alive()
         assert not problems
         assert followed == list(range(last + 1))
@@ -364,7 +365,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
         monkeypatch.setattr(store, "_follow", read_meanwhile)
         assert reader.read_last_add_confirmed() == 29
         for thread in threads:
-            thread.join(10)
+            thread.join(WAIT_S)
         assert sorted(map(str, found)) == sorted(map(str, [b"entry 25", numbered(30)]))
 
 
@@ -417,9 +418,8 @@ while True:
     rest = child.communicate()[0].split()
     acknowledged = max([acknowledged, *(int(word) for word in rest[:-1])])
     with open_quick(tmp_path, read_only=True) as manager:
-        deadline = time.monotonic() + 5
-        while (found := contents(manager, 0)) and len(found) <= acknowledged:
-            assert time.monotonic() < deadline
+        wait_until(lambda: not (there := contents(manager, 0)) or len(there) > acknowledged)
+        found = contents(manager, 0)
         assert found == numbered(len(found))
     with open_quick(tmp_path) as live:
         assert contents(live, 0, recover=True)[: acknowledged + 1] == numbered(acknowledged + 1)

@@ -20,6 +20,7 @@ from tests.embedded import store_of
 from tests.simdisk import SimFileSystem
 from tests.storeworld import CONFIG
 from tests.test_space import check, new_ledger, open_small, payload_of, tick
+from tests.waiting import WAIT_S
 
 
 def fill_the_log(manager: LedgerManager, writer: LedgerWriter) -> int:
@@ -136,7 +137,7 @@ def test_an_advanced_entry_that_waits_for_others_is_not_failed_by_a_lack_of_room
     tick(manager)
     for number in (1, 2):
         assert writer.append(payload_of(number), entry_id=number) == number
-    assert waits.result(10) == 3
+    assert waits.result(WAIT_S) == 3
     check(manager, 5, 4)
     manager.close()
 
@@ -160,7 +161,7 @@ def test_an_advanced_entry_that_waits_is_not_failed_by_a_delete_that_fails() -> 
     supply.next_log_file = take  # type: ignore[method-assign]  # as above
     assert seen == [False]
     assert writer.append(payload_of(0), entry_id=0) == 0
-    assert waits.result(10) == 1
+    assert waits.result(WAIT_S) == 1
     manager.delete_ledger(5)
     manager.close()
 
@@ -180,13 +181,13 @@ def test_an_advanced_entry_whose_turn_comes_when_there_is_no_room_is_told_and_ma
     log.stage_entry = refuse_one  # type: ignore[method-assign, assignment]  # it is looked up at each call
     assert writer.append(payload_of(0), entry_id=0) == 0
     with pytest.raises(StorageFullError):
-        turn.result(10)
+        turn.result(WAIT_S)
     with pytest.raises(StorageFullError):
         writer.append(payload_of(1), entry_id=1)
     assert not behind.done()
     log.stage_entry = stage  # type: ignore[method-assign]  # as above
     assert writer.append(payload_of(1), entry_id=1) == 1
-    assert behind.result(10) == 2
+    assert behind.result(WAIT_S) == 2
     check(manager, 5, 3)
     manager.close()
 
@@ -205,7 +206,7 @@ def test_an_append_that_passes_over_a_small_file_does_not_wait_for_one_that_is_b
         for _ in range(4):
             appending = threading.Thread(target=writer.append, args=(bytes(200_000),), daemon=True)
             appending.start()
-            appending.join(10)
+            appending.join(WAIT_S)
             assert not appending.is_alive(), "an append waits for maintenance"
     assert supply._current_id == ahead[3].row.file_id
     assert [fs.exists(path) for path in passed] == [True, True]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from pybk.writer import LedgerWriter
 from tests.embedded import store_of
 from tests.simdisk import SimFileSystem
 from tests.storeworld import CONFIG, open_store
+from tests.waiting import wait_until
 
 LOW = 2 * MIB
 OK = 3 * MIB
@@ -217,13 +216,6 @@ def test_a_move_that_finds_no_room_leaves_the_ledger_where_it_is() -> None:
     manager.close()
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10.0
-    while not true():
-        assert time.monotonic() < until, "nothing happened"
-        time.sleep(0.01)
-
-
 def test_a_live_store_turns_read_only_and_back_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 40]
     monkeypatch.setattr(OsFileSystem, "free_bytes", lambda self, path: free[0])
@@ -234,9 +226,16 @@ def test_a_live_store_turns_read_only_and_back_by_itself(tmp_path: Path, monkeyp
         wait_until(lambda: manager.health().state == "read_only")
         with pytest.raises(StorageFullError):
             writer.append(b"refused")
+        looked: list[str] = []
+
+        def note(_: OsFileSystem, path: str) -> int:
+            looked.append(path)
+            return free[0]
+
         free[0] = 319 * MIB
+        monkeypatch.setattr(OsFileSystem, "free_bytes", note)
         store_of(manager).maintenance.wake()
-        time.sleep(0.1)
+        wait_until(lambda: len(looked) > 3, "the maintenance thread to look at the free bytes again")
         assert manager.health().state == "read_only"
         free[0] = 321 * MIB
         wait_until(lambda: manager.health().state == "ok")

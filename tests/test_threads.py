@@ -17,6 +17,7 @@ from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, payloads
+from tests.waiting import WAIT_S
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def running(*works: Callable[[], None]) -> Iterator[threading.Event]:
     finally:
         over.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(WAIT_S)
         assert not any(thread.is_alive() for thread in threads)
     assert not errors
 
@@ -178,7 +179,7 @@ def test_a_ledger_is_deleted_while_it_is_read_followed_moved_and_appended(tmp_pa
             manager.delete_ledger(writer.ledger_id)
             manager.checkpoint()
             for thread in threads:
-                thread.join(20)
+                thread.join(WAIT_S)
             assert sorted(ended) == ["append", "append_many", "follow", "move", "read", "read one"]
         assert list(manager.list_ledgers()) == []
 
@@ -202,7 +203,7 @@ def test_two_recoveries_and_a_writer_agree_on_the_end(tmp_path: Path) -> None:
             except LedgerFencedError:
                 pass
             for thread in threads:
-                thread.join(10)
+                thread.join(WAIT_S)
             assert len(ends) == 3
             assert len(set(ends)) == 1
             assert ends[0] >= acknowledged[-1]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PROCESS_S
+
 JAVA = Path(__file__).parents[1] / "tools" / "java"
 
 
@@ -15,7 +17,7 @@ def java(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
     """Run ``tools/java`` in a project that has fetched nothing, where only some commands are."""
     script = shutil.copy(JAVA, path / "tools-java")
     environment = {"PATH": str(path)}
-    return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True, timeout=PROCESS_S)
 
 
 @pytest.fixture

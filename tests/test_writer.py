@@ -28,6 +28,7 @@ from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_too_much_outstanding_waits_or_fails_at_once(manager: LedgerManager, mon
     waited.join(0.1)
     assert waited.is_alive(), "an append beyond the bound did not wait"
     go.set()
-    waited.join(20)
+    waited.join(WAIT_S)
     assert (many.result(), futures[0].result()) == (range(16), 16)
     assert manager.health().outstanding_bytes == 0
     assert writer.append_async(block, wait=False).result() == 17
@@ -352,7 +353,7 @@ def test_recovery_fences_a_live_writer_and_has_all_it_was_acknowledged(manager: 
     with manager.open_ledger(writer.ledger_id) as reader:
         found = payloads(reader)
         assert reader.is_closed
-    thread.join(20)
+    thread.join(WAIT_S)
     assert isinstance(errors[0], LedgerFencedError)
     assert errors[0].code == -101
     assert found == numbered(len(found))

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Far beyond what any wait takes, even where several processes fight for one core, and below the limit of one test.
 WAIT_S = 60.0
 
+# The same for a process that has more to do than to answer.
+PROCESS_S = 500.0
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
-    """Poll until a condition holds; fail, naming what was waited for, if it does not hold before the deadline."""
+
+def wait_until(condition: Callable[[], T], what: str = "", seconds: float = WAIT_S) -> T:
+    """Poll until a condition holds and return it; fail if it does not hold before the deadline.
+
+    Args:
+        condition: What must become true.
+        what: The condition in words, for the error; by default its source.
+        seconds: The deadline.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:g} s in vain for {what or _source_of(condition)}")
         time.sleep(0.005)
+    return found
+
+
+def _source_of(condition: Callable[[], object]) -> str:
+    try:
+        return inspect.getsource(condition).strip()
+    except (OSError, TypeError):
+        return repr(condition)

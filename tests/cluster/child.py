@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pybk.admin.cli import main
 from pybk.errors import NotEnoughBookiesError, PybkError
 from pybk.manager import LedgerManager
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from pybk.futures import AppendFuture
@@ -89,7 +90,7 @@ def _write(writer: LedgerWriter, orders: Orders) -> None:
     number = 0
     while orders.entries is None or number < orders.entries:
         while len(pending) >= orders.window or (pending and pending[0].done()):
-            _say("acked", pending.popleft().result(60))
+            _say("acked", pending.popleft().result(WAIT_S))
         if number > pushed:
             pushed = number + _PUSHED_AHEAD  # the bound is said ahead, for one line for each entry is slow
             _say("pushed", pushed)
@@ -98,7 +99,7 @@ def _write(writer: LedgerWriter, orders: Orders) -> None:
         if orders.pause_s:
             time.sleep(orders.pause_s)
     for future in pending:
-        _say("acked", future.result(60))
+        _say("acked", future.result(WAIT_S))
     writer.close()
     _say("closed", writer.last_add_confirmed)
 

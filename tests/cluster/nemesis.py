@@ -23,8 +23,9 @@ from pybk.errors import PybkError
 from pybk.manager import LedgerManager
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET
-from tests.cluster.processes import BookieProcess, Child, Cluster, eventually, running
+from tests.cluster.processes import BookieProcess, Child, Cluster, running
 from tests.cluster.verdict import check_writer
+from tests.waiting import wait_until
 
 BOOKIES = 5
 WRITERS = 2
@@ -259,7 +260,7 @@ class Nemesis:
         for writer in self._cluster.writers:
             writer.kill()
         directory = self._cluster.connect()._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
-        eventually(lambda: len(directory.bookies) == BOOKIES, 30, "a bookie did not come back")
+        wait_until(lambda: len(directory.bookies) == BOOKIES, "all bookies to come back")
         assert not self._reader.wrong, self._reader.wrong[:10]
         self.counts.update({f"following ended by {name}": count for name, count in self._reader.errors.items()})
         for writer in self._cluster.writers:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,18 +20,7 @@ from tests.cluster.child import Orders, route
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.proxy import Proxy
 from tests.realstore import ROOT
-
-START_S = 30.0
-
-
-def eventually(what: Callable[[], Any], seconds: float = 15.0, why: str = "it did not come about") -> Any:
-    """Wait until something is true, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        if time.monotonic() > deadline:
-            raise AssertionError(why)
-        time.sleep(0.01)
-    return found
+from tests.waiting import WAIT_S, wait_until
 
 
 class Child:
@@ -80,17 +68,20 @@ class Child:
         """Return the rest of all lines that began with a word."""
         return [line[len(word) + 1 :] for line in list(self.lines) if line.startswith(word + " ")]
 
-    def wait_for(self, what: Callable[[], Any], seconds: float = START_S) -> Any:
+    def wait_for(self, what: Callable[[], Any], seconds: float = WAIT_S) -> Any:
         """Wait until something is true, as long as the process runs or has just ended."""
 
         def happened() -> Any:
             found = what()
             if not found and not self.alive:
-                self._reader.join(5)
+                self._reader.join(WAIT_S)
                 found = what() or True
             return found
 
-        eventually(happened, seconds, f"not in {seconds} s; it said {self.lines[-5:]}, {self.complaint()}")
+        try:
+            wait_until(happened, seconds=seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it said {self.lines[-5:]}, {self.complaint()}") from error
         found = what()
         assert found, f"it ended before; it said {self.lines[-5:]}, {self.complaint()}"
         return found
@@ -108,10 +99,10 @@ class Child:
         self._process.kill()
         self.join()
 
-    def join(self, seconds: float = 60.0) -> int:
+    def join(self, seconds: float = WAIT_S) -> int:
         """Wait for its end and return its exit status."""
         status = self._process.wait(seconds)
-        self._reader.join(10)
+        self._reader.join(WAIT_S)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

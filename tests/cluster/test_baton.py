@@ -17,7 +17,7 @@ from pybk.client.baton import Baton
 from pybk.client.engine import Engine
 from pybk.storage.commit import Commit
 from tests.cluster.inside import inside
-from tests.cluster.processes import eventually
+from tests.waiting import WAIT_S, wait_until
 
 
 class Quiet:
@@ -72,14 +72,14 @@ def test_a_kick_in_the_moment_of_another_does_not_end_the_background_thread() ->
         baton.kick()
         return kick.met > 3
 
-    eventually(met)
+    wait_until(met)
     looked = work.looked
 
     def looks_again() -> bool:
         baton.kick()
         return work.looked > looked
 
-    eventually(looks_again)
+    wait_until(looks_again)
     assert "test-baton" in {thread.name for thread in threading.enumerate()}
     baton.stop()
 
@@ -124,8 +124,8 @@ def test_who_leaves_in_the_moment_in_which_the_ticks_end_is_looked_after(monkeyp
     ticks.reached = lambda: baton.wait(work.commit)
     monkeypatch.setattr(baton_module, "_TICKS_UNTIL_REST", ticks)
     baton.kick()
-    eventually(lambda: work.commit.done)
-    eventually(lambda: not work.untold, 5, "nobody looked what the last one left")
+    wait_until(lambda: work.commit.done)
+    wait_until(lambda: not work.untold, "somebody to look what the last one left")
     baton.stop()
 
 
@@ -134,8 +134,8 @@ def test_the_background_rests_when_there_is_nothing_to_do(monkeypatch: pytest.Mo
     baton = work.baton = Baton(work, "test-baton")
     monkeypatch.setattr(baton_module, "_TICKS_UNTIL_REST", 5)
     baton.wait(work.commit)
-    eventually(lambda: not work.untold)
-    eventually(lambda: not baton._ticking and not baton._unseen)
+    wait_until(lambda: not work.untold)
+    wait_until(lambda: not baton._ticking and not baton._unseen)
     assert baton._kick.locked()
     baton.stop()
 
@@ -162,7 +162,7 @@ def test_a_turn_knows_whether_it_woke_somebody() -> None:
 
     def wake() -> None:
         threading.Thread(target=baton.wait, args=(others,)).start()
-        eventually(lambda: bool(others.waiters))
+        wait_until(lambda: bool(others.waiters))
         finish(others)
 
     baton = Baton(InTurn(wake, lambda: finish(own)), "test-baton")
@@ -196,11 +196,11 @@ def test_what_formed_waits_for_those_woken_and_for_nobody_else(tmp_path: Path, m
         monkeypatch.setattr(Baton, "finish", finish_as_if_somebody_woke)
         monkeypatch.setattr(Engine, "_submit", note)
         futures = [writer.append_async(b"x") for _ in range(200)]
-        assert [future.result(5) for future in futures] == list(range(200))
+        assert [future.result(WAIT_S) for future in futures] == list(range(200))
         done: list[int] = []
         for _ in range(200):
             writer.append_async(b"x").add_done_callback(lambda future: done.append(future.result()))
-        eventually(lambda: len(done) == 200, 5, "nobody waits, so nobody sent what formed")
+        wait_until(lambda: len(done) == 200, "what formed to be sent, although nobody waits for it")
         assert woke
         assert not any(woke)
         monkeypatch.undo()
@@ -218,6 +218,6 @@ def test_no_exception_of_a_callback_ends_the_background_thread(caplog: pytest.Lo
     with caplog.at_level(logging.ERROR):
         baton.when_done(work.commit, leave)
         baton.when_done(work.commit, called.set)
-        assert called.wait(5)
+        assert called.wait(WAIT_S)
     assert "goes on after an exception" in caplog.text
     baton.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from pybk.errors import CookieError
 from pybk.manager import LedgerManager
 from tests.cluster.inside import Inside, inside
 from tests.realstore import QUICK
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -82,11 +82,12 @@ def test_a_bookie_that_was_registered_over_answers_nothing_more(one: Inside, mon
     another = one.connect()._home
     assert isinstance(another, ClusterHome)
     over = another.directory.metadata.register(registration)
-    end = time.monotonic() + 20
-    while original.health().state != "failed":
+
+    def failed() -> bool:
         original._wake()
-        assert time.monotonic() < end, "it goes on serving"
-        time.sleep(0.01)
+        return original.health().state == "failed"
+
+    wait_until(failed, "the bookie that was registered over to stop serving")
     assert "another process serves as bookie" in original.health().reason
     over.close()
 

@@ -14,9 +14,10 @@ from pybk.errors import LedgerError, NotEnoughBookiesError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from tests.cluster.child import PASSWORD, payload
-from tests.cluster.processes import BookieProcess, Child, Cluster, eventually, running
+from tests.cluster.processes import BookieProcess, Child, Cluster, running
 from tests.cluster.verdict import check_ledger, check_writer, last_acked
 from tests.realstore import contents
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def cluster(four_bookies: Cluster) -> Iterator[Cluster]:
 
 def _wait_for_bookies(client: LedgerManager, count: int) -> None:
     directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home
-    eventually(lambda: len(directory.bookies) == count)
+    wait_until(lambda: len(directory.bookies) == count)
 
 
 def _metadata(cluster: Cluster, writer: Child) -> LedgerMetadata:
@@ -78,7 +79,7 @@ def test_a_killed_bookie_is_replaced_by_the_spare_and_writing_goes_on(cluster: C
     killed, spare = _ensemble(cluster, writer)[1], _spare(cluster, writer)[0]
     killed.kill()
     assert _more(writer) < 5
-    eventually(lambda: spare in _ensemble(cluster, writer))
+    wait_until(lambda: spare in _ensemble(cluster, writer))
     writer.kill()
     metadata = check_writer(cluster, writer)
     assert len(metadata.fragments) == 2
@@ -93,7 +94,7 @@ def test_without_a_spare_writing_goes_on_and_what_is_missing_is_recorded(cluster
     first, second, third = _ensemble(cluster, writer)
     first.kill()
     assert _more(writer) < 5
-    eventually(lambda: _under_replicated(cluster, writer) == {first.name})
+    wait_until(lambda: _under_replicated(cluster, writer) == {first.name})
     second.kill()
     refused = writer.wait_for(lambda: writer.said("error"))
     assert refused[0].startswith("NotEnoughBookiesError")
@@ -276,7 +277,7 @@ def test_two_who_recover_at_once_agree(cluster: Cluster) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_S)
     assert not failed
     assert len(ends) == 3
     assert len(set(ends)) == 1

@@ -15,9 +15,9 @@ from pybk.errors import PybkError
 from pybk.manager import LedgerManager
 from tests.cluster.inside import inside
 from tests.test_interrupts import leaves_a_with
+from tests.waiting import WAIT_S
 
 _ROOMS = ("pybk/client/", "pybk/replication/", "pybk/transport/link", "pybk/writer.py")
-_WAIT_SECONDS = 20.0
 
 
 class Interrupter:
@@ -75,7 +75,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
         thread.start()
     fired = interrupted(line, append_here)
     for thread in threads:
-        thread.join(_WAIT_SECONDS)
+        thread.join(WAIT_S)
         assert not thread.is_alive(), f"a waiter is stranded after an interrupt at line event {line}"
     with client.open_ledger(writer.ledger_id) as reader:
         found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]

@@ -32,6 +32,7 @@ from pybk.manager import LedgerManager
 from pybk.replication.messages import Read, Request
 from tests.cluster.inside import Inside, inside
 from tests.realstore import contents, numbered, payloads, python, stop_syncing
+from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 SHAPES = [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 2, 2), (4, 2, 2), (5, 3, 2), (5, 5, 3)]
 
@@ -46,14 +47,6 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 def three(tmp_path: Path) -> Iterator[Inside]:
     with inside(tmp_path) as cluster:
         yield cluster
-
-
-def eventually(what: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
 
 
 def sizes(shape: tuple[int, int, int]) -> dict[str, Any]:
@@ -72,7 +65,7 @@ def test_every_shape_keeps_every_entry(five: Inside, shape: tuple[int, int, int]
         assert [writer.append(payload) for payload in wanted[:20]] == list(range(20))
         assert writer.append_many(wanted[20:120]) == range(20, 120)
         futures = [writer.append_async(payload) for payload in wanted[120:]]
-        assert [future.result(10) for future in futures] == list(range(120, 300))
+        assert [future.result(WAIT_S) for future in futures] == list(range(120, 300))
     with reading.open_ledger(writer.ledger_id, password=b"p") as reader:
         assert payloads(reader) == wanted
         for _ in range(50):
@@ -224,7 +217,7 @@ def test_asyncio_from_connecting_to_closing(three: Inside) -> None:
                 assert await asyncio.gather(*[writer.append_async(p) for p in numbered(50)]) == list(range(50))
                 assert await writer.append_many_async(numbered(50, 50)) == range(50, 100)
                 await writer.close_async()
-                return await asyncio.wait_for(following, 10)
+                return await asyncio.wait_for(following, WAIT_S)
 
     assert asyncio.run(write_and_follow()) == numbered(100)
 
@@ -235,7 +228,7 @@ def test_callbacks_come_in_order_and_not_in_the_thread_that_appends(three: Insid
     futures = [writer.append_async(payload) for payload in numbered(200)]
     for future in futures:
         future.add_done_callback(lambda done: seen.append((done.result(), threading.get_ident())))
-    eventually(lambda: len(seen) == 200)
+    wait_until(lambda: len(seen) == 200)
     assert [entry_id for entry_id, _ in seen] == list(range(200))
     assert threading.get_ident() not in {thread for _, thread in seen}
 
@@ -256,7 +249,7 @@ def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_le
         sent.append(time.monotonic())
         time.sleep(0.02)
     writer.close()
-    following.join(10)
+    following.join(WAIT_S)
     assert [payload for payload, _ in got] == numbered(20)
     delays = sorted(seen - wrote for (_, seen), wrote in zip(got, sent, strict=True))
     assert delays[10] < 0.1, f"half of the entries were seen later than {delays[10]} s after they were appended"
@@ -276,9 +269,9 @@ def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is
     writer = client.create_ledger()
     assert writer.append(b"the last one for now") == 0
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
-    eventually(lambda: reader.read_last_add_confirmed() == 0, 2.0)
+    wait_until(lambda: reader.read_last_add_confirmed() == 0)
     client.close()
-    following.join(10)
+    following.join(WAIT_S)
     assert not following.is_alive()
 
 
@@ -302,8 +295,8 @@ def test_too_much_outstanding_waits_or_fails_at_once(three: Inside, monkeypatch:
     waiting.join(0.1)
     assert waiting.is_alive(), "an append beyond the bound did not wait"
     go.set()
-    waiting.join(20)
-    assert (many.result(10), futures[0].result(10)) == (range(1, 17), 17)
+    waiting.join(WAIT_S)
+    assert (many.result(WAIT_S), futures[0].result(WAIT_S)) == (range(1, 17), 17)
     assert client.health().outstanding_bytes == 0
 
 
@@ -334,7 +327,7 @@ def test_a_writer_in_another_client_is_fenced_and_what_it_knew_is_there(three: I
     found = contents(three.connect(), writer.ledger_id, b"p", recover=True)
     assert found == numbered(len(found))
     for future in pending:
-        error = future.exception(10)
+        error = future.exception(WAIT_S)
         assert isinstance(error, LedgerFencedError) if error else future.result() < len(found)
     for refused in (lambda: writer.append(b"x"), lambda: writer.append(b"y"), writer.close):
         with pytest.raises(LedgerFencedError) as raised:
@@ -437,7 +430,7 @@ print("all is well")
 
 
 def test_everything_is_refused_in_a_forked_child_and_the_parent_goes_on(tmp_path: Path) -> None:
-    said, _ = python(FORKING, tmp_path).communicate(timeout=30)
+    said, _ = python(FORKING, tmp_path).communicate(timeout=PROCESS_S)
     assert said == "all is well\n"
 
 
@@ -455,7 +448,7 @@ def test_unconfirmed_entries_can_be_read(three: Inside) -> None:
         except ReadRangeError:
             return False
 
-    eventually(there)
+    wait_until(there)
     assert reader.read_last_add_confirmed() == -1
 
 
@@ -463,5 +456,5 @@ def test_the_length_of_an_open_ledger_is_that_of_what_is_confirmed(three: Inside
     writer = three.connect().create_ledger()
     writer.append_many(numbered(3))
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
-    eventually(lambda: reader.read_last_add_confirmed() == 2)
+    wait_until(lambda: reader.read_last_add_confirmed() == 2)
     assert reader.length == 21

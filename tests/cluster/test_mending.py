@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pybk.transport.keys import ClusterKeys
 from pybk.transport.links import Links
 from tests.cluster.inside import Inside, inside
 from tests.realstore import QUICK, open_quick
+from tests.waiting import wait_until
 
 PASSWORD = b"correct horse"
 
@@ -43,13 +43,6 @@ def service_of(manager: LedgerManager) -> BookieService:
     service = home_of(manager).bookie
     assert isinstance(service, BookieService)
     return service
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
 
 
 def payload(number: int) -> bytes:
@@ -91,7 +84,7 @@ def test_a_lost_bookie_is_replaced_by_one_that_has_the_same_bytes(four: Inside, 
     lost = ensemble[0].bookie_id
     before = held(four, ledger_id)[lost]
     four.bookies[int(lost[-1])].close()
-    until(lambda: lost not in home_of(client).directory.bookies)
+    wait_until(lambda: lost not in home_of(client).directory.bookies)
     done = client.replicate(ledger_id)
     assert (done.ledgers, done.fragments, done.left) == (1, 1, ())
     after = client.ledger_metadata(ledger_id).fragments[0].ensemble
@@ -153,7 +146,7 @@ def test_a_damaged_copy_is_read_elsewhere_and_mended(four: Inside) -> None:
         status, run = service.replicas.read(ledger_id, wrong, wrong, 1, 1 << 20, checked=True)
         return status is Status.OK and run is not None and payload(wrong) in b"".join(run.body)
 
-    until(mended)
+    wait_until(mended)
     check(client, ledger_id, 40)
 
 
@@ -187,7 +180,7 @@ def test_a_ledger_in_limbo_gets_back_what_it_lacks(four: Inside) -> None:
     four.bookies[place].close()
     unclean(four.directory / name)
     again = four.open_bookie(place)
-    until(lambda: not service_of(again).in_limbo())
+    wait_until(lambda: not service_of(again).in_limbo())
     assert service_of(again).replicas.read(writer.ledger_id, 20, 20, 1, 100)[0] is Status.NO_SUCH_ENTRY
     check(client, writer.ledger_id, 20)
 
@@ -205,7 +198,7 @@ def test_a_deferred_ledger_is_recovered_when_all_its_bookies_ended_by_accident(f
         services.append(service_of(four.open_bookie(place)))
     assert [service.in_limbo() for service in services].count([writer.ledger_id]) == 3
     check(four.connect(), writer.ledger_id, 20)
-    until(lambda: not any(service.in_limbo() for service in services))
+    wait_until(lambda: not any(service.in_limbo() for service in services))
 
 
 def unclean(path: Path) -> None:
@@ -256,7 +249,7 @@ def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: I
     assert any(ledger_id in service.replicas.ledgers() for service in services)
     for service in services:
         service.collect()
-    until(lambda: not any(ledger_id in service.replicas.ledgers() for service in services))
+    wait_until(lambda: not any(ledger_id in service.replicas.ledgers() for service in services))
     check(client, kept, 30)
 
 
@@ -298,7 +291,7 @@ def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(fou
 
 def first_entry(service: BookieService, ledger_id: int) -> Run:
     """Return a bookie's copy, which may come after the acknowledgement by others."""
-    until(lambda: service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)
+    wait_until(lambda: service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)
     _, run = service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)
     assert run is not None
     return run
@@ -321,10 +314,10 @@ def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPat
     assert four.connect().health().state == "ok"
     service = service_of(manager)
     monkeypatch.setattr(service._machine, "commit", lambda: 1 / 0)
-    until(lambda: manager.health().state == "failed")
+    wait_until(lambda: manager.health().state == "failed")
     assert "serves no more: ZeroDivisionError" in manager.health().reason
     client = four.connect()
-    until(lambda: service.bookie.bookie_id not in home_of(client).directory.bookies)
+    wait_until(lambda: service.bookie.bookie_id not in home_of(client).directory.bookies)
     check(client, fill(client, 30), 30)
 
 

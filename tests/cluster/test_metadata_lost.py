@@ -11,8 +11,9 @@ import pytest
 from pybk.ledger import LedgerState
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET
-from tests.cluster.processes import Cluster, eventually, running
+from tests.cluster.processes import Cluster, running
 from tests.cluster.verdict import check_ledger, check_writer, last_acked
+from tests.waiting import WAIT_S, wait_until
 from tests.zookeeper_server import ZooKeeperServer, zookeeper_server
 
 __all__ = ["zookeeper_server"]
@@ -40,8 +41,8 @@ def test_writing_needs_no_metadata_store_and_a_lost_bookie_is_replaced_when_it_i
     futures = [writer.append_async(payload(writer.ledger_id, entry_id)) for entry_id in range(200, 300)]
     time.sleep(1.0)
     zookeeper_server.resume()
-    assert [future.result(30) for future in futures] == list(range(200, 300))
-    eventually(lambda: len(client.ledger_metadata(writer.ledger_id).fragments) == 2)
+    assert [future.result(WAIT_S) for future in futures] == list(range(200, 300))
+    wait_until(lambda: len(client.ledger_metadata(writer.ledger_id).fragments) == 2)
     assert writer.append(payload(writer.ledger_id, 300)) == 300
     writer.close()
     check_ledger(cluster, writer.ledger_id, 300, 300)
@@ -59,7 +60,7 @@ def test_bookies_whose_sessions_ended_are_there_again_and_a_writer_goes_on(
     zookeeper_server.start()
     client = cluster.connect()
     directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
-    eventually(lambda: len(directory.bookies) == 4, 30, "a bookie did not register again")
+    wait_until(lambda: len(directory.bookies) == 4, "all bookies to register again")
     writer.kill()
     assert check_writer(cluster, writer).state is LedgerState.CLOSED
     with client.create_ledger() as more:

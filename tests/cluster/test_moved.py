@@ -13,7 +13,8 @@ from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from pybk.replication.messages import ReadLac
 from pybk.transport.links import Links
-from tests.cluster.processes import BookieProcess, eventually, running
+from tests.cluster.processes import BookieProcess, running
+from tests.waiting import wait_until
 
 PASSWORD = b"correct horse"
 
@@ -28,7 +29,7 @@ def _move(client: LedgerManager, bookie: BookieProcess) -> None:
         return found is not None and found.addresses[0] == address
 
     directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home
-    eventually(heard)
+    wait_until(heard)
 
 
 def test_the_first_request_after_a_bookie_moved_is_answered(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.cluster.child import PASSWORD, payload, route
 from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.cluster.proxy import Proxy
 from tests.cluster.verdict import check_ledger, check_writer, last_acked
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture(scope="module", params=["secret", "no secret"])
@@ -100,7 +101,7 @@ def test_a_writer_that_is_cut_off_from_all_is_fenced_by_who_is_not(cluster: Clus
     assert reader.last_add_confirmed == 19, "nothing of what was held back can have arrived"
     for bookie in bookies:
         bookie.proxy.heal()
-    assert {type(future.exception(20)) for future in futures} == {LedgerFencedError}
+    assert {type(future.exception(WAIT_S)) for future in futures} == {LedgerFencedError}
     with pytest.raises(LedgerFencedError):
         writer.append(b"this must not be in the ledger")
     check_ledger(cluster, writer.ledger_id, 19, 19)
@@ -111,7 +112,7 @@ def test_connections_that_break_while_entries_are_on_their_way(cluster: Cluster)
     for number in range(9):
         futures = [writer.append_async(payload(writer.ledger_id, writer.last_add_pushed + 1)) for _ in range(50)]
         bookies[number % 2].proxy.cut()
-        errors = {type(error) for future in futures if (error := future.exception(20)) is not None}
+        errors = {type(error) for future in futures if (error := future.exception(WAIT_S)) is not None}
         # With two bookies given up and nobody to take their places, the writer may end; nothing may be lost.
         assert errors <= {NotEnoughBookiesError}
         if errors:

@@ -29,8 +29,9 @@ from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, Read, ReadReply, Reply, Request, Run, Status
 from pybk.writer import LedgerWriter
 from tests.cluster.inside import Inside, inside
-from tests.cluster.test_mending import PASSWORD, check, fill, home_of, payload, service_of, until
+from tests.cluster.test_mending import PASSWORD, check, fill, home_of, payload, service_of
 from tests.realstore import QUICK
+from tests.waiting import wait_until
 
 COUNT = 300
 
@@ -166,9 +167,9 @@ def test_a_bookie_that_lost_something_durable_gets_it_back(
     assert replica_of(service, orphan.ledger_id).fenced
     live.append(payload(COUNT))
     gate.set()
-    until(lambda: service.in_limbo() == [live.ledger_id])
+    wait_until(lambda: service.in_limbo() == [live.ledger_id])
     live.close()
-    until(lambda: not service.in_limbo())
+    wait_until(lambda: not service.in_limbo())
     whole(three, manager, ledgers)
     assert refused(service, zombie) is Status.FENCED
     check(three.connect(), live.ledger_id, COUNT + 1)
@@ -287,7 +288,7 @@ def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_
     mender = Mender(home_of(client).engine, home_of(client).directory, bookie)
     time.sleep(0.1)
     bookie.ledgers += [1, 2, 3]
-    until(lambda: len(tried[1]) == 6)
+    wait_until(lambda: len(tried[1]) == 6)
     mender.stop()
     assert len(tried[3]) == 1
     assert len(tried[2]) > len(tried[1])  # it waits for somebody else

@@ -31,6 +31,7 @@ from pybk.storage import environment
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction
 from tests.metadata.lmdb_child import SESSION_TIMEOUT_S
 from tests.metadata.worlds import wait_for
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +77,7 @@ def test_a_killed_process_loses_its_leases_at_once(tree: LmdbTree, tmp_path: Pat
         process.kill()
         process.wait()
         killed = time.monotonic()
-        assert gone.wait(5)
+        assert gone.wait(WAIT_S)
         assert time.monotonic() - killed < SESSION_TIMEOUT_S, "by its lock, before the timeout"
 
 
@@ -416,7 +417,7 @@ def test_a_change_while_a_watch_begins_is_told(tree: LmdbTree, tmp_path: Path, m
     monkeypatch.setattr(tree, "_look", look_and_be_overtaken)
     told = threading.Event()
     tree.watch("key", told.set)
-    assert told.wait(5)
+    assert told.wait(WAIT_S)
     other.close()
 
 

@@ -14,6 +14,7 @@ from pybk.errors import (
 )
 from pybk.metadata.tree import VALUE_BYTES_MAX
 from tests.metadata.worlds import World
+from tests.waiting import WAIT_S
 
 
 def test_a_key_is_made_read_replaced_removed(world: World) -> None:
@@ -228,7 +229,7 @@ def test_a_watch_may_use_the_tree_and_one_that_fails_harms_no_other(world: World
     tree.watch("key", lambda: 1 / 0)  # type: ignore[arg-type]
     tree.watch("key", work)
     other.create("key", b"v")
-    assert done.wait(10)
+    assert done.wait(WAIT_S)
     assert other.get("copy", latest=True) is not None
 
 

@@ -14,9 +14,8 @@ from pybk.metadata.lmdb import LmdbTree
 from pybk.metadata.opening import open_metadata
 from pybk.metadata.tree import MetadataTree
 from tests.simtree import SimStore, SimTree
+from tests.waiting import WAIT_S
 from tests.zookeeper_server import ZooKeeperServer, missing
-
-WAIT_S = 10.0
 
 
 def wait_for(condition: Callable[[], bool], wait_s: float = WAIT_S) -> bool:

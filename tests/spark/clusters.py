@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.realstore import ROOT
+from tests.waiting import WAIT_S
 
 ANSWER_S = 100.0
 
@@ -98,7 +99,7 @@ class Driver:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(20)
+            self._process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from pybk.spark import configure, local_bookie, read_local, start_bookies
 from pybk.spark.executor import Executor
+from tests.waiting import PROCESS_S
 
 
 def begin(master: str, conf: dict[str, str], bookies: dict[str, Any] | None) -> str:
@@ -83,7 +84,7 @@ def pages() -> dict[str, str]:
     urls["page"] = f"{context.uiWebUrl}/environment/"
     found = {}
     for name, url in urls.items():
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=PROCESS_S) as answer:
             found[name] = answer.read().decode()
     return found
 

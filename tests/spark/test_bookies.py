@@ -25,8 +25,8 @@ from pybk.spark import bookie_process, bookies
 from pybk.spark.bookies import BookieSettings, ensure_bookie
 from pybk.spark.executor import Executor, ExecutorBookie, Process, bookie_beside, is_locked
 from tests.cluster.inside import SECRET, make_cluster
-from tests.cluster.processes import eventually
 from tests.realstore import contents, numbered
+from tests.waiting import WAIT_S, wait_until
 
 Begin = Callable[[], "Sleeper"]
 
@@ -62,7 +62,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
 
         yield begin
     locks = [str(path) for path in (tmp_path / "bookies").glob("*.lock")]
-    eventually(lambda: not any(map(is_locked, locks)))
+    wait_until(lambda: not any(map(is_locked, locks)))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def write_one(client: LedgerManager) -> list[Bookie]:
 def kill(bookie: ExecutorBookie) -> None:
     """Kill a bookie's process and wait until it is gone."""
     os.kill(bookie.pid, signal.SIGKILL)
-    eventually(lambda: not is_locked(f"{bookie.directory}.lock"))
+    wait_until(lambda: not is_locked(f"{bookie.directory}.lock"))
 
 
 def test_an_executor_has_one_bookie_whoever_asks(begin: Begin, settings: BookieSettings) -> None:
@@ -110,7 +110,7 @@ def test_an_executor_has_one_bookie_whoever_asks(begin: Begin, settings: BookieS
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_S)
     assert len(found) == 4
     assert len(set(found)) == 1
     other = ensure_bookie(settings, begin().executor)
@@ -131,7 +131,7 @@ def test_a_bookie_ends_with_its_executor(begin: Begin, settings: BookieSettings)
         metadata = metadata_of(client)
         assert [there.bookie for there in metadata.list_bookies()] == [found.bookie]
         sleeper.kill()
-        eventually(lambda: not process.alive, 5)
+        wait_until(lambda: not process.alive)
         assert metadata.list_bookies() == [], "it said that it leaves"
     assert bookie_beside(sleeper.executor, settings.metadata) is None
     assert not [name for name in os.listdir(os.path.dirname(sleeper.executor.file("", "lock"))) if "executor" in name]
@@ -202,7 +202,7 @@ def test_a_bookie_that_lingers_gives_what_it_has_to_others(begin: Begin, setting
         second = ensure_bookie(settings, begin().executor)
         sleeper.kill()
         metadata = metadata_of(client)
-        eventually(lambda: [there.bookie for there in metadata.list_bookies() if there.read_only] == [first.bookie])
+        wait_until(lambda: [there.bookie for there in metadata.list_bookies() if there.read_only] == [first.bookie])
         assert write_one(client) == [second.bookie]
         done = client.replicate(first.bookie_id)
         assert (done.fragments, done.left) == (1, ())
@@ -218,7 +218,7 @@ def test_a_bookie_told_to_end_ends(begin: Begin, settings: BookieSettings) -> No
     found = ensure_bookie(settings, begin().executor)
     process = Process.of(found.pid)
     os.kill(found.pid, signal.SIGTERM)
-    eventually(lambda: not process.alive, 5)
+    wait_until(lambda: not process.alive)
     assert not is_locked(f"{found.directory}.lock")
 
 

@@ -21,9 +21,9 @@ from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executor import Process, is_locked
 from tests.cluster.inside import SECRET, make_cluster
-from tests.cluster.processes import eventually
 from tests.cluster.verdict import copies
 from tests.spark.clusters import CONF, Driver, driver, standalone
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -92,7 +92,7 @@ def kill(pid: int) -> None:
     """Kill a process and wait until it is gone."""
     process = Process.of(pid)
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not process.alive)
+    wait_until(lambda: not process.alive)
 
 
 # ---- executors on one host, each with a bookie from its first task on ------------------------------------------------
@@ -118,7 +118,7 @@ def local(place: Place) -> Iterator[Driver]:
         found.ask("begin", master="local-cluster[2,2,1024]", conf=conf, bookies=place.settings)
         yield found
         found.ask("end")
-        eventually(lambda: not place.running(), 10, "a bookie outlived its executor")
+        wait_until(lambda: not place.running(), "the bookies to end with their executors")
 
 
 def beside(local: Driver, place: Place) -> dict[str, dict[str, Any]]:
@@ -131,7 +131,7 @@ def beside(local: Driver, place: Place) -> dict[str, dict[str, Any]]:
             assert found.setdefault(executor, {**bookie, "executor_pid": pid}) == {**bookie, "executor_pid": pid}
         return found if len(found) == 2 else {}
 
-    result: dict[str, dict[str, Any]] = eventually(look, 60)
+    result: dict[str, dict[str, Any]] = wait_until(look)
     return result
 
 
@@ -155,7 +155,7 @@ def test_the_next_executors_take_over_what_others_had_that_ended(local: Driver, 
             writer.append_many([b"%d" % entry for entry in range(100)])
         for bookie, number in zip(before.values(), (signal.SIGKILL, signal.SIGPWR), strict=True):
             os.kill(bookie["executor_pid"], number)  # SIGPWR is what decommissions an executor
-        eventually(lambda: not any(process.alive for process in processes), 30, "a bookie outlives its executor")
+        wait_until(lambda: not any(process.alive for process in processes), "the bookies to end with their executors")
         assert metadata_of(client).list_bookies() == [], "they said that they leave"
     after = beside(local, place)
     assert not set(before) & set(after)
@@ -173,12 +173,12 @@ def identities(bookies: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
 def test_executors_may_be_held(local: Driver, place: Place) -> None:
     local.ask("bookies", executors=2, hold_slot=True)
     local.ask("bookies", executors=2, hold_slot=True)
-    eventually(lambda: local.ask("active_tasks", group="pybk-bookies") == 2)
+    wait_until(lambda: local.ask("active_tasks", group="pybk-bookies") == 2)
     time.sleep(0.5)
     assert local.ask("active_tasks", group="pybk-bookies") == 2, "each is held once"
     assert len(local.ask("run_tasks", count=4, metadata=place.url)) == 4, "other slots are free"
     local.ask("cancel", group="pybk-bookies")
-    eventually(lambda: local.ask("active_tasks", group="pybk-bookies") == 0)
+    wait_until(lambda: local.ask("active_tasks", group="pybk-bookies") == 0)
 
 
 def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, place: Place) -> None:
@@ -244,7 +244,7 @@ class Writing(threading.Thread):
     def end(self) -> None:
         """Close the ledger."""
         self._stopping.set()
-        self.join(60)
+        self.join(WAIT_S)
         assert self.error is None, self.error
 
 
@@ -259,24 +259,24 @@ def test_an_executor_that_is_lost_under_load_loses_nothing(tmp_path: Path) -> No
         session.ask("begin", master=master, conf=conf, bookies=None)
         started = session.ask("bookies", executors=3, **place.settings)
         assert len({bookie["pid"] for bookie in started}) == 3
-        eventually(lambda: len(client._home.directory.bookies) == 3)  # type: ignore[attr-defined]  # a cluster's home
+        wait_until(lambda: len(client._home.directory.bookies) == 3)  # type: ignore[attr-defined]  # a cluster's home
         writing = Writing(client)
-        eventually(lambda: writing.acked > 200)
+        wait_until(lambda: writing.acked > 200)
         (fragment,) = client.ledger_metadata(writing.ledger_id).fragments
         lost = next(bookie for bookie in started if bookie["bookie_id"] == fragment.ensemble[0].bookie_id)
         kill(executor_of(lost))
         os.kill(lost["pid"], signal.SIGKILL)
-        eventually(lambda: not is_locked(f"{lost['directory']}.lock"))
+        wait_until(lambda: not is_locked(f"{lost['directory']}.lock"))
         shutil.rmtree(lost["directory"])
         killed_at = writing.acked
-        eventually(lambda: writing.acked > killed_at + 200, 30, "writing does not go on")
+        wait_until(lambda: writing.acked > killed_at + 200, "the writer to go on")
         writing.end()
         done = client.replicate(lost["bookie_id"])
         assert done.left == ()
         assert done.fragments == 1
         check_replicas(client, writing, lost["bookie_id"])
         session.ask("end")
-        eventually(lambda: not place.running(), 10, "a bookie outlived its executor")
+        wait_until(lambda: not place.running(), "the bookies to end with their executors")
 
 
 def check_replicas(client: LedgerManager, writing: Writing, lost: str) -> None:

@@ -18,6 +18,7 @@ from pybk.spark.manifest import SINK_KEY
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import ROOT, contents, open_quick
 from tests.spark.test_jobs import damage, fill, payload, service_of
+from tests.waiting import PROCESS_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,7 +153,7 @@ def test_orphans_are_collected_without_spark(cluster: Inside, tmp_path: Path) ->
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PROCESS_S,
             check=True,
         )
         return done.stdout
@@ -190,7 +191,7 @@ def test_a_command_starts_spark_by_itself(spark: SparkSession, tmp_path: Path) -
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROCESS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -207,7 +208,7 @@ def test_without_spark_it_is_said_what_to_install(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
     assert done.returncode == 2
     assert "pip install 'pybk[spark]'" in done.stderr

@@ -27,8 +27,8 @@ from pybk.spark.jobs.tier import tier
 from pybk.spark.jobs.verify import Replica, verify
 from pybk.storage.store import Store
 from tests.cluster.inside import SECRET, Inside, inside
-from tests.cluster.processes import eventually
 from tests.realstore import open_quick
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def until_confirmed(cluster: Inside, ledger_id: int, last: int, password: bytes 
         with other.open_ledger(ledger_id, password=password, recover=False) as reader:
             return reader.last_add_confirmed >= last
 
-    eventually(told)
+    wait_until(told)
 
 
 def service_of(cluster: Inside, name: str) -> BookieService:

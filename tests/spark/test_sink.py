@@ -12,9 +12,10 @@ import pytest
 
 from pybk.spark.connection import Connection, close_connections
 from tests.cluster.inside import SECRET
-from tests.cluster.processes import Cluster, eventually, running
+from tests.cluster.processes import Cluster, running
 from tests.spark import kills
 from tests.spark.kills import LOCAL, begin_driver, collect, copy, counting, make_input, numbers, place_of, rows, sinks
+from tests.waiting import wait_until
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
@@ -97,7 +98,7 @@ def test_of_a_write_of_which_a_task_fails_nothing_counts(
         collect(place, "failed")
         return not list(place.manager.list_ledgers("failed"))
 
-    eventually(collected, 60)
+    wait_until(collected)
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def test_of_two_drivers_on_one_checkpoint_the_older_is_refused(
     kill = Kill("commit1", 4, signal.SIGSTOP, 0, str(mark))
     older = begin_driver(LOCAL, cluster.url, tmp_path, "zombie", str(kill))
     try:
-        eventually(lambda: mark.exists() and len(mark.read_text().split()) == 2, 120)
+        wait_until(lambda: mark.exists() and len(mark.read_text().split()) == 2, seconds=kills.START_S)
         copy(spark, cluster.url, tmp_path, "zombie")
         assert rows(place, "zombie") == payloads
         os.kill(int(mark.read_text().split()[-1]), signal.SIGCONT)

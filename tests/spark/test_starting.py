@@ -21,7 +21,7 @@ from pybk.spark import configure, daemon, placement, start_bookies
 from pybk.spark.bookies import BookieSettings
 from pybk.spark.executor import Executor, is_locked, read_state
 from tests.cluster.inside import SECRET, make_cluster
-from tests.cluster.processes import eventually
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def end(file: Path) -> None:
         found = read_state(str(file))
         assert found is not None
         os.kill(found["bookie"][0], signal.SIGTERM)
-        eventually(lambda: not is_locked(str(file.with_suffix(".lock"))))
+        wait_until(lambda: not is_locked(str(file.with_suffix(".lock"))))
 
 
 @pytest.fixture(params=["context", "connect"])

@@ -24,6 +24,7 @@ from pybk.spark.options import source_options
 from pybk.spark.stream import StreamReader
 from tests.cluster.inside import SECRET, inside
 from tests.realstore import python
+from tests.waiting import PROCESS_S
 
 PASSWORD = b"pw"
 
@@ -84,7 +85,7 @@ class Store:
 
     def end(self) -> None:
         """End the writer."""
-        self._process.communicate(timeout=20)
+        self._process.communicate(timeout=PROCESS_S)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from pybk.writer import LedgerWriter
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import open_quick
 from tests.spark.clusters import environment, need_spark
+from tests.waiting import PROCESS_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -208,7 +209,7 @@ def test_secrets_are_in_no_plan_log_page_or_event(cluster: Inside, tmp_path: Pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PROCESS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
