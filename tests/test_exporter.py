@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pybk.entry import ENTRY_HEADER_BYTES
-from pybk.errors import ClosedError
 from pybk.flags import StorageHint
 from pybk.metrics import APPEND_LATENCY, APPENDED_BYTES, APPENDED_ENTRIES
 from tests.realstore import open_quick, python
@@ -79,14 +78,19 @@ def test_prometheus_sees_them_all(tmp_path: Path) -> None:
         assert prometheus.generate_latest(registry) == b""
 
 
-def test_a_closed_manager_is_told_to_be_unregistered(tmp_path: Path) -> None:
+def test_a_scrape_after_closing_shows_the_last_counters(tmp_path: Path) -> None:
     from pybk.admin.metrics import register
 
     registry = prometheus.CollectorRegistry()
-    with open_quick(tmp_path) as manager:
-        register(manager, registry=registry)
-    with pytest.raises(ClosedError):
-        prometheus.generate_latest(registry)
+    with open_quick(tmp_path / "closed") as manager, open_quick(tmp_path / "open") as other:
+        register(manager, "closed", registry=registry)
+        register(other, "open", registry=registry)
+        manager.create_ledger().append(b"x")
+        manager.close()
+        scraped = prometheus.generate_latest(registry).decode()
+    assert 'pybk_appended_entries_total{ledger_type="",store="closed",tier="nvme"} 1.0' in scraped
+    assert 'pybk_state{pybk_state="ok",store="open"} 1.0' in scraped
+    assert 'pybk_state{pybk_state="ok",store="closed"}' not in scraped
 
 
 def test_without_the_extra_the_remedy_is_named() -> None:

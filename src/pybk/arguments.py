@@ -12,6 +12,7 @@ from pybk.digest import DigestType
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.home import LedgerHome
+from pybk.whole import whole
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 
@@ -146,18 +147,20 @@ def id_for(home: LedgerHome, ledger_id: int | None) -> int:
             raise IllegalOperationError(
                 f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
             )
-    elif type(ledger_id) is not int or not 0 <= ledger_id <= _LEDGER_ID_MAX:
+    number = whole(ledger_id)
+    if number is None or not 0 <= number <= _LEDGER_ID_MAX:
         raise UsageError(f"ledger_id is {ledger_id!r:.100}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
-    return ledger_id
+    return number
 
 
 def existing_id(ledger_id: object) -> int:
     """Return the id of a ledger that may exist."""
-    if not isinstance(ledger_id, int) or isinstance(ledger_id, bool):
+    number = whole(ledger_id)
+    if number is None:
         raise UsageError(f"a ledger id is a whole number, not {ledger_id!r:.100}")
-    if not 0 <= ledger_id <= _LEDGER_ID_MAX:
-        raise NoSuchLedgerError(f"there is no ledger {ledger_id}: ids lie within 0 to {_LEDGER_ID_MAX}")
-    return ledger_id
+    if not 0 <= number <= _LEDGER_ID_MAX:
+        raise NoSuchLedgerError(f"there is no ledger {number}: ids lie within 0 to {_LEDGER_ID_MAX}")
+    return number
 
 
 def checked_password(password: object) -> bytes:

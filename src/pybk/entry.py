@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -122,8 +122,17 @@ class EntryBatch:
         """Return how many entries there are."""
         return len(self.entry_ids)
 
-    def __getitem__(self, index: int) -> Entry:
-        """Return an entry by its place in the batch, counted from the end if negative."""
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> EntryBatch: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Entry | EntryBatch:
+        """Return an entry by its place in the batch, counted from the end if negative; or a slice, copying nothing."""
+        if isinstance(index, slice):
+            ids, offsets, sizes = self.entry_ids[index], self.offsets[index], self.sizes[index]
+            return EntryBatch(self.ledger_id, ids, self.buffer, offsets, sizes, self.digest_bytes)
         start = int(self.offsets[index])
         return decode_entry(self.buffer, start, start + int(self.sizes[index]), self.digest_bytes)
 
@@ -149,7 +158,7 @@ class EntryBatch:
         """Bytes of all payloads together."""
         return int(self.sizes.sum()) - len(self) * (ENTRY_HEADER_BYTES + self.digest_bytes)
 
-    def payload(self, index: int) -> memoryview:
+    def payload(self, index: SupportsIndex) -> memoryview:
         """Return the payload of an entry, by its place in the batch, without copying it."""
         start = int(self.offsets[index])
         return self.buffer[start + ENTRY_HEADER_BYTES + self.digest_bytes : start + int(self.sizes[index])]

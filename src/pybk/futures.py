@@ -52,6 +52,22 @@ class AppendFuture(Generic[T]):
         self._commit = commit
         self._value = value
 
+    def __repr__(self) -> str:
+        """Name the entries and how the append is; asking changes nothing."""
+        value = self._value
+        if not isinstance(value, range):
+            which = f"entry {value}"
+        else:
+            which = f"entries {value[0]} to {value[-1]}" if value else "no entries"
+        return f"<{type(self).__name__} {which}, {self._state()}>"
+
+    def _state(self) -> str:
+        """Return "pending", "done" or "failed" with the kind of error."""
+        commit = self._commit
+        if not commit.done:
+            return "pending"
+        return "done" if commit.error is None else f"failed: {type(commit.error).__name__}"
+
     def done(self) -> bool:
         """Tell whether the append is durable or has failed."""
         return self._commit.done
@@ -178,6 +194,10 @@ class AdvancedFuture(AppendFuture[T]):
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._log.when_done(commit, callback)
+
+    def _state(self) -> str:
+        """Return "pending", "done" or "failed" with the kind of error."""
+        return super()._state() if self._staged.is_set() else "pending"
 
     def done(self) -> bool:
         """Tell whether the append is durable, and all before it, or has failed."""

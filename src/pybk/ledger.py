@@ -7,12 +7,12 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.frozen import FrozenDict
 
 METADATA_FORMAT: Final = 1
 FRAGMENTS_FORMAT: Final = 2
@@ -260,7 +260,7 @@ def _checked_custom(custom: object) -> Mapping[str, bytes]:
         raise UsageError(
             f"custom metadata has {size} bytes; the limit is {CUSTOM_METADATA_BYTES_MAX}: put the rest into entries"
         )
-    return MappingProxyType(dict(custom))
+    return FrozenDict(custom)
 
 
 def _checked_fragments(fragments: Sequence[Any], ensemble_size: int) -> tuple[Fragment, ...]:

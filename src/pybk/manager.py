@@ -111,7 +111,10 @@ class LedgerManager:
         **cluster: Unpack[ClusterOptions],
     ) -> Opening[LedgerManager]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster))
+        return Opening(
+            "LedgerManager.open_async",
+            lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster),
+        )
 
     @classmethod
     def connect(
@@ -137,7 +140,10 @@ class LedgerManager:
         cls, metadata: str, *, cluster_secret: bytes | None = None, config: StoreConfig | None = None
     ) -> Opening[LedgerManager]:
         """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config))
+        return Opening(
+            "LedgerManager.connect_async",
+            lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config),
+        )
 
     def close(self) -> None:
         """Wait for what is outstanding and close the store; ledgers that are open stay open.
@@ -300,7 +306,7 @@ class LedgerManager:
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(lambda: self.create_ledger(**options))
+        return Opening("create_ledger_async", lambda: self.create_ledger(**options))
 
     def open_ledger(
         self,
@@ -355,7 +361,10 @@ class LedgerManager:
         recover: bool | None = None,
     ) -> Opening[LedgerReader]:
         """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(lambda: self.open_ledger(ledger_id, password=password, read_flags=read_flags, recover=recover))
+        return Opening(
+            "open_ledger_async",
+            lambda: self.open_ledger(ledger_id, password=password, read_flags=read_flags, recover=recover),
+        )
 
     def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> EntryDigest:
         metadata = descriptor.metadata
@@ -490,8 +499,10 @@ class LedgerManager:
         return await asyncio.to_thread(self.health)
 
     def metrics(self) -> MetricsSnapshot:
-        """Return counters and latency histograms since opening, split by ledger type and tier."""
-        return self._usable().metrics.snapshot()
+        """Return counters and latency histograms since opening, split by ledger type and tier; after closing, too."""
+        if self._home.forked:
+            self._home.check_usable()
+        return self._home.metrics.snapshot()
 
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop goes on."""

@@ -6,10 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pybk.errors import UsageError
+from pybk.frozen import FrozenDict
 
 APPENDED_ENTRIES: Final = "appended_entries"
 APPENDED_BYTES: Final = "appended_bytes"
@@ -270,7 +270,7 @@ class Metrics:
                     counters[MetricKey(name, ledger_type, tier)] = value
                 for name, histogram in series.histograms.items():
                     histograms[MetricKey(name, ledger_type, tier)] = histogram.snapshot()
-        return MetricsSnapshot(MappingProxyType(counters), MappingProxyType(histograms))
+        return MetricsSnapshot(FrozenDict(counters), FrozenDict(histograms))
 
     def _of(self, ledger_type: str, tier: str) -> _Series:
         """Return the counters and histograms to record in; the caller holds the lock."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -18,14 +19,34 @@ H = TypeVar("H", bound=_Closable)
 
 
 class Opening(Generic[H], Awaitable[H]):
-    """A handle being opened in a thread: ``await`` it, or use it with ``async with`` to have it closed at the end."""
+    """A handle to be opened in a thread: ``await`` it, or use it with ``async with`` to have it closed at the end.
 
-    def __init__(self, call: Callable[[], H]) -> None:
+    Nothing is done before that; one that is dropped without either warns, as a coroutine does.
+
+    Args:
+        name: The call that made it, for the warning.
+        call: Opens the handle.
+    """
+
+    def __init__(self, name: str, call: Callable[[], H]) -> None:
+        self._name = name
         self._call = call
         self._handle: H | None = None
+        self._begun = False
+
+    def __del__(self) -> None:
+        """Warn if nobody awaited it."""
+        if not self._begun:
+            warnings.warn(
+                f"{self._name}() was never awaited, so it did nothing: await it, or use async with",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def __await__(self) -> Generator[Any, None, H]:
         """Open it."""
+        self._begun = True
         return self._open().__await__()
 
     async def __aenter__(self) -> H:
@@ -34,6 +55,7 @@ class Opening(Generic[H], Awaitable[H]):
         return self._handle
 
     async def _open(self) -> H:
+        self._begun = True
         delivery = _Delivery(self._call)
         try:
             return await asyncio.to_thread(delivery.make)

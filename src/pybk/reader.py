@@ -96,6 +96,14 @@ class LedgerReader:
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
+    def __iter__(self) -> Iterator[Entry]:
+        """Read all entries up to ``last_add_confirmed``, as ``read`` does; ``follow`` waits for more."""
+        return self.read(0, self._last_add_confirmed)
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        """Read all entries up to ``last_add_confirmed``, as ``read_async`` does; ``follow_async`` waits for more."""
+        return self.read_async(0, self._last_add_confirmed)
+
     def read(self, first: int, last: int) -> Iterator[Entry]:
         """Read entries in order; both ends inclusive, each entry verified.
 
@@ -302,10 +310,22 @@ class LedgerReader:
         if self._closed or self._descriptor.deleted or self._home.ended:
             self._check_open()
         if first < 0 or last > most or last < first - 1 or first > most + 1:
-            raise ReadRangeError(
-                f"entries {first} to {last} of ledger {self.ledger_id} are not within 0 to {most}; "
-                "read_last_add_confirmed() looks how far an open ledger has come"
+            raise ReadRangeError(self._outside(first, last, most))
+
+    def _outside(self, first: int, last: int, most: int) -> str:
+        """Return what is wrong with a range that is not within 0 to ``most``."""
+        asked = f"entries {first} to {last} cannot be read:"
+        if most >= 0:
+            return (
+                f"{asked} they are not within 0 to {most} of ledger {self.ledger_id}; read_last_add_confirmed() looks "
+                "how far an open ledger has come"
             )
+        if self.is_closed:
+            return f"{asked} ledger {self.ledger_id} is closed and has no entries"
+        return (
+            f"{asked} ledger {self.ledger_id} has no confirmed entry yet, as far as this reader has looked; "
+            "read_last_add_confirmed() looks again, and follow() waits for entries"
+        )
 
     @staticmethod
     def _checked_first(first: int) -> int:

@@ -29,6 +29,7 @@ from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.whole import whole
 
 Payload = bytes | bytearray | memoryview
 """What may be appended; any other object with a contiguous buffer is taken too."""
@@ -305,11 +306,13 @@ class LedgerWriter:
             )
         if entry_id is None:
             raise IllegalOperationError(f"ledger {self.ledger_id} is advanced: give each entry its id, entry_id=...")
-        if type(entry_id) is not int or not 0 <= entry_id <= ENTRY_ID_MAX:
+        number = whole(entry_id)
+        if number is None or not 0 <= number <= ENTRY_ID_MAX:
             raise UsageError(
                 f"ledger {self.ledger_id} is advanced: append(payload, entry_id=...) with a whole number from 0 to "
                 f"{ENTRY_ID_MAX}, not {entry_id!r}"
             )
+        entry_id = number
         descriptor = self._descriptor
         with descriptor.lock:
             if self._closed or descriptor.error is not None:

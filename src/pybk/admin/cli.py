@@ -21,6 +21,7 @@ from typing import Any, Final
 from tabulate import tabulate
 from tqdm import tqdm
 
+from pybk import __version__ as version
 from pybk.admin.credentials import password_of, secret_of, takes_password, takes_secret
 from pybk.admin.dump import dump_store
 from pybk.admin.serving import serve
@@ -85,6 +86,7 @@ def _one_line(error: BaseException) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pybk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"pybk {version}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, text: str, path: str = "the directory of the store") -> argparse.ArgumentParser:

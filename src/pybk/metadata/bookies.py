@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -23,6 +22,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint
+from pybk.frozen import FrozenDict
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.metadata.tree import Node, Watch
 from pybk.metadata.values import Kind, Records, decode_json, encode_json, from_base64, to_base64, unseal
@@ -94,7 +94,7 @@ class BookieRegistration:
             raise UsageError(f"{self.bookie}: load is {self.load!r}; it takes a finite number from 0 up")
         tiers = {StorageHint(tier): free for tier, free in self.tiers.items()}
         object.__setattr__(self, "addresses", tuple(self.addresses))
-        object.__setattr__(self, "tiers", MappingProxyType(tiers))
+        object.__setattr__(self, "tiers", FrozenDict(tiers))
 
 
 class RegisteredBookie:
