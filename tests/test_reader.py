@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ import pytest
 
 from pybk.digest import DigestType
 from pybk.entry import ENTRY_HEADER_BYTES
-from pybk.errors import CorruptError, DigestMismatchError, ReadRangeError, UsageError
+from pybk.errors import ClosedError, CorruptError, DigestMismatchError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag, StorageHint
 from pybk.manager import LedgerManager
 from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY
 from pybk.reader import LedgerReader
 from tests.realstore import numbered, open_quick, payloads
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -216,6 +217,35 @@ def test_a_follower_sees_an_entry_while_the_ledger_stays_open(manager: LedgerMan
     for number in range(5):
         writer.append(b"entry %d" % number)
         assert next(followed).payload == b"entry %d" % number
+
+
+@pytest.mark.parametrize("closed", ["reader", "manager"])
+def test_closing_ends_followers_that_wait(manager: LedgerManager, closed: str) -> None:
+    writer = manager.create_ledger()
+    reader = manager.open_ledger(writer.ledger_id, recover=False)
+    ended: list[BaseException] = []
+
+    def follow() -> None:
+        try:
+            list(reader.follow())
+        except ClosedError as error:
+            ended.append(error)
+
+    async def follow_async() -> None:
+        try:
+            async for _ in reader.follow_async():
+                pass
+        except ClosedError as error:
+            ended.append(error)
+
+    followers = [threading.Thread(target=follow), threading.Thread(target=lambda: asyncio.run(follow_async()))]
+    for follower in followers:
+        follower.start()
+    wait_until(lambda: len(reader._waiting) == 2)
+    (reader if closed == "reader" else manager).close()
+    for follower in followers:
+        follower.join(WAIT_S)
+    assert len(ended) == 2, f"closing the {closed} did not end both followers"
 
 
 def test_waiting_costs_nothing_but_a_place(manager: LedgerManager) -> None:

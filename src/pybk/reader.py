@@ -49,6 +49,7 @@ class LedgerReader:
         self._plain = not self._direct and digest.size > 0
         self._closed = False
         self._lock = threading.Lock()
+        self._waiting: dict[Callable[[], None], None] = {}  # wakes each follower that waits; changed by single steps
         self._last_add_confirmed = descriptor.last_add_confirmed
         self._metered, self._meter = self._new_meter()
         self.ledger_id: Final = descriptor.ledger_id
@@ -195,13 +196,19 @@ class LedgerReader:
         Cost: Beside the writer in its process, nothing while waiting; in a read-only manager, a look every 20 ms.
         """
         first = self._checked_first(first)
-        moved = threading.Event()
+        still = threading.Lock()  # locked until something moves; a signal handler may release it, unlike an Event
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # somebody else did
+                still.release()
+
         while True:
-            moved.clear()
-            with self._told(moved.set):  # before looking, so that no move falls between
+            still.acquire(blocking=False)
+            with self._told(wake):  # before looking, so that no move falls between
                 last, final = self._position(first)
                 if first > last and not final:
-                    moved.wait(self._home.poll_seconds)
+                    poll = self._home.poll_seconds
+                    still.acquire(timeout=-1 if poll is None else poll)
             if first <= last:
                 yield from self._entries(first, last)
                 first = last + 1
@@ -233,12 +240,17 @@ class LedgerReader:
 
     @contextmanager
     def _told(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have a callback called when the ledger moves, and no more once nobody waits: a follower may be abandoned."""
-        self._descriptor.when_advanced(callback)
+        """Have a callback called when the ledger moves or this reader is closed, until the ``with`` ends.
+
+        A follower that is abandoned while it waits therefore leaves nothing behind.
+        """
+        self._waiting[callback] = None
         try:
+            self._descriptor.when_advanced(callback)
             yield
         finally:
             self._descriptor.forget_callback(callback)
+            self._waiting.pop(callback, None)
 
     def _position(self, first: int) -> tuple[int, bool]:
         """Return the last entry to read now, and whether there will be no more; looks if ``first`` is not known."""
@@ -344,8 +356,10 @@ class LedgerReader:
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the ledger; the ledger itself is not changed."""
+        """Let go of the ledger, which itself is not changed; followers that wait raise ClosedError at once."""
         self._closed = True
+        for wake in list(self._waiting):  # a signal handler may close the reader, so no lock is taken here
+            wake()
 
     async def close_async(self) -> None:
         """Let go of the ledger."""

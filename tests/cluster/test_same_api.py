@@ -32,6 +32,7 @@ PROMISES: Final = [
     test_reader.test_entries_are_named_tuples_of_all_they_carry,
     test_reader.test_a_follower_sees_an_entry_while_the_ledger_stays_open,
     test_reader.test_waiting_costs_nothing_but_a_place,
+    test_reader.test_closing_ends_followers_that_wait,
     test_reader.test_following_from_before_the_first_entry_is_refused,
     test_manager.test_metadata_of_an_open_ledger_says_so,
     test_manager.test_hints_and_flags_may_be_given_by_their_values,
