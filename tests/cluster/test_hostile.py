@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,11 +15,13 @@ from pybk.client.ledger import RemoteLedger
 from pybk.errors import PybkError
 from pybk.flags import LedgerType
 from pybk.metrics import REQUEST_FAULTS
+from pybk.replication.bookie import BookieEffect
 from pybk.replication.messages import Add, Read, ReadLac, Reply, Run, Status
 from pybk.transport.codec import WireReply, WireRequest
 from pybk.transport.keys import ClusterKeys, RightsKey
 from pybk.transport.links import Links
 from pybk.transport.log_limit import LINES_MAX
+from pybk.transport.server import Server
 from tests.cluster.inside import Inside, inside
 from tests.cluster.test_mending import PASSWORD, check, fill, home_of, service_of
 
@@ -134,3 +137,26 @@ def test_an_unexpected_error_refuses_one_request_and_is_counted_and_logged(
         assert member.writer.append(b"second") == 1
     lines = [record for record in caplog.records if "failed at" in record.getMessage()]
     assert 1 <= len(lines) <= LINES_MAX
+
+
+def test_a_lost_session_is_no_failed_bookie(three: Inside) -> None:
+    client = three.connect()
+    writer = client.create_ledger(password=PASSWORD)
+    writer.append(b"before")
+    for manager in three.bookies:
+        server = service_of(manager)._server
+        done = threading.Event()
+
+        def forget(server: Server = server, done: threading.Event = done) -> list[BookieEffect]:
+            server._peers.clear()
+            done.set()
+            return []
+
+        service_of(manager)._post(forget)
+        assert done.wait(10)
+    assert writer.append(b"after") == 1
+    assert len(writer.metadata.fragments) == 1
+    assert home_of(client)._metadata.list_under_replicated() == []
+    writer.close()
+    with client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+        assert [entry.payload for entry in reader.read(0, 1)] == [b"before", b"after"]

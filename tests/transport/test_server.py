@@ -18,7 +18,7 @@ from pybk.transport import server as server_module
 from pybk.transport.codec import NONCE_BYTES, Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import Outgoing
 from pybk.transport.keys import ClusterKeys, RightsKey, keyed_mac, proves_right
-from pybk.transport.server import Server
+from pybk.transport.server import Peer, Server
 from tests.transport.wireworld import (
     BOOKIE,
     INSTANCE,
@@ -300,25 +300,92 @@ def test_rights_are_bounded_and_proved_again_when_forgotten(monkeypatch: pytest.
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SESSIONS_MAX", 2)
+    monkeypatch.setattr(server_module, "_IDLE_NS", 0)
     with world() as here:
         first = here.link()
         assert here.ask(first, add()) == OK
         for _ in range(2):
             assert here.ask(here.link(), add()) == OK
         assert len(here.server._peers) == 2
-        # Whose session was forgotten learns it with its next request, and comes again.
-        assert here.ask(first, add()) is None
-        assert "forgot the session" in first.why_down
-        time.sleep(0.03)
+        # A client whose session was forgotten learns it with its next request, which is sent again in a new session.
         assert here.ask(first, add()) == OK
+        assert here.links.counters.forgotten == 1
+        assert here.links.counters.lost == 0
 
 
-def test_sessions_of_which_nothing_is_heard_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_session_of_a_writer_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SESSIONS_MAX", 2)
+    monkeypatch.setattr(server_module, "_IDLE_NS", 0)
+    monkeypatch.setattr(server_module, "_SILENCE_NS", 0)
+    monkeypatch.setattr(server_module, "_PROBE_NS", 0)
+    with world(authorize=knows) as here:
+        writers = [here.link(), here.link()]
+        here.links.grant(7, RIGHT.public, RIGHT)
+        assert [here.ask(link, add()) for link in writers] == [OK, OK]
+        peers = list(here.server._peers.values())
+        third = here.link()
+        assert here.ask(third, add()) is None
+        assert "as many sessions as it takes" in third.why_down
+        assert list(here.server._peers.values()) == peers
+        assert [here.ask(link, add()) for link in writers] == [OK, OK]
+        # Whose client is gone makes room at once.
+        writers[0].close()
+        here.until(lambda: here.ask(here.link(), add()) == OK)
+        assert here.ask(writers[1], add()) == OK
+        assert here.links.counters.forgotten == 0
+
+
+def test_sessions_of_which_nothing_is_heard_end_if_their_clients_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_SILENCE_NS", 1)
+    monkeypatch.setattr(server_module, "_PROBE_NS", 1)
     with world() as here:
         first, second = here.link(), here.link()
         here.until(lambda: first.is_up and second.is_up)
-        assert len(here.server._peers) == 1
+        assert len(here.server._peers) == 2
+        first.close()
+
+        def only_two() -> bool:
+            other = here.link()
+            here.until(lambda: other.is_up)
+            found = len(here.server._peers) == 2
+            other.close()
+            return found
+
+        here.until(only_two)
+        assert here.ask(second, add()) == OK
+
+
+def test_everything_outstanding_is_sent_again_when_a_session_was_forgotten(keys: ClusterKeys | None) -> None:
+    with world(keys, authorize=knows) as here:
+        link = here.link()
+        here.links.grant(7, RIGHT.public, RIGHT)
+        assert here.ask(link, add()) == OK
+        here.server._peers.clear()
+        here.arrived.clear()
+        here.outcomes.clear()
+        for number in range(10, 20):
+            assert link.send(number, add())
+        here.until(lambda: len(here.outcomes) == 10)
+        assert [outcome[1:] for outcome in here.outcomes] == [(number, OK) for number in range(10, 20)]
+        assert [number for _, number, _ in here.arrived] == list(range(10, 20))
+        assert all(7 in peer.rights for peer, _, _ in here.arrived)
+        assert (here.links.counters.forgotten, here.links.counters.lost) == (1, 0)
+
+
+def test_a_bookie_that_forgets_every_session_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world() as here:
+        link = here.link()
+        assert here.ask(link, add()) == OK
+        monkeypatch.setattr(here.server, "_peers", Forgetful())
+        assert here.ask(link, add()) is None
+        assert "forgot the session" in link.why_down
+
+
+class Forgetful(dict[bytes, Peer]):
+    """Sessions that are forgotten as soon as they begin."""
+
+    def __setitem__(self, key: bytes, value: Peer) -> None:
+        """Keep nothing."""
 
 
 def test_a_client_that_does_not_read_costs_a_bounded_amount_and_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

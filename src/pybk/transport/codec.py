@@ -17,6 +17,12 @@ from pybk.transport.keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
 
 NONCE_BYTES: Final = 16
 SESSION_BYTES: Final = 16
+HELLO_ID: Final = (1 << 64) - 1
+"""Request id of a greeting: a ``NO_SESSION`` that answers it says that there are too many sessions."""
+
+PROBE_ID: Final = (1 << 64) - 1
+"""Request id of a reply that nobody asked for: a bookie finds out with it whether a client's connection is there."""
+
 DESCRIPTION_BYTES_MAX: Final = 4 << 10
 """Bound on the authenticated description of a ledger."""
 

@@ -15,6 +15,7 @@ from pybk.ledger import Bookie
 from pybk.replication.messages import Read, Reply, Status
 from pybk.transport import curve, frames
 from pybk.transport.codec import (
+    HELLO_ID,
     NONCE_BYTES,
     SESSION_BYTES,
     Authorize,
@@ -112,6 +113,7 @@ class Link:
         self._taken_bytes = 0
         self._outstanding: dict[int, tuple[int, int, Outgoing, int]] = {}
         self._resent: dict[int, int] = {}
+        self._forgotten = 0
         self._first_deadline_ns = _NEVER_NS
         self._version = 0
         self._message_bytes_max = links._message_bytes_max
@@ -270,7 +272,7 @@ class Link:
         # In the oldest version that is spoken here, so that a bookie one behind can read what is offered.
         hello = Outgoing(Kind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
         mac = self._links._greeting_mac
-        head = hello.head(_OWN_IDS, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
+        head = hello.head(HELLO_ID, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
         self._links._touched.add(self)
         try:
             self._socket.send(head, _DONT_WAIT)
@@ -300,6 +302,7 @@ class Link:
         self._socket.close(linger=0)
         self._socket = None
         self._mac = None
+        self._forgotten = 0
         self._proved.clear()
 
     def _lose(self, why: str) -> None:
@@ -375,18 +378,20 @@ class Link:
         except FrameError:
             counters.garbage += 1
             return
-        if self._mac is None:
-            self._begin(header, head)
-            return
         if header.kind == Kind.NO_SESSION:
             if is_authentic(header, head, self._links._greeting_mac):
-                self._lose("the bookie forgot the session")
+                self._without_session(header.request_id)
             else:
                 counters.forged += 1
+            return
+        if self._mac is None:
+            if header.kind == Kind.WELCOME or not self._forgotten:  # else a reply of the session that was forgotten
+                self._begin(header, head)
             return
         if not is_authentic(header, head, self._mac) or header.instance != self._instance:
             counters.forged += 1
             return
+        self._forgotten = 0
         self._taken_bytes += len(head) + sum(map(len, bodies))
         request_id = header.request_id
         if request_id not in self._outstanding:
@@ -405,6 +410,26 @@ class Link:
         if type(reply) is Reply and reply.status is Status.UNAUTHORIZED:
             self._proved.discard(self._outstanding[request_id][3])
         self._end(request_id, reply)
+
+    def _without_session(self, request_id: int) -> None:
+        """Ask for another session over the same connection, because the bookie has forgotten this one.
+
+        The bookie is the same process as before, and requests may be repeated: it compares entries that it has.
+        So what is outstanding is sent again when the new session begins, and nobody takes the bookie for failed.
+        """
+        if request_id == HELLO_ID:
+            self._lose("the bookie has as many sessions as it takes")
+        elif self._mac is not None and self._forgotten >= _RESENT_MAX:
+            self._lose("the bookie forgot the session")
+        elif self._mac is not None:  # else it says so of another request of the same session
+            self._forgotten += 1
+            self._links.counters.forgotten += 1
+            self._mac = None
+            self._proved.clear()
+            self._opened_ns = time.monotonic_ns()
+            self._nonce = secrets.token_bytes(NONCE_BYTES)
+            self._links._look_at(self._opened_ns + _HANDSHAKE_NS)
+            self._greet()
 
     def _begin(self, header: Header, head: bytes) -> None:
         """Begin the session that the bookie offers, and send what waited for it."""

@@ -33,6 +33,7 @@ class LinkCounters:
         damaged: Replies or requests that came damaged, and were asked for again.
         late: Replies that came after their request's time.
         lost: Connections that ended or were refused.
+        forgotten: Sessions that a bookie had forgotten, and that began again over the same connection.
     """
 
     garbage: int = 0
@@ -40,6 +41,7 @@ class LinkCounters:
     damaged: int = 0
     late: int = 0
     lost: int = 0
+    forgotten: int = 0
 
 
 class Links:

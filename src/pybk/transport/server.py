@@ -20,6 +20,7 @@ from pybk.transport.codec import (
     DAMAGED,
     NO_SESSION,
     NONCE_BYTES,
+    PROBE_ID,
     SESSION_BYTES,
     Authorize,
     Kind,
@@ -57,6 +58,12 @@ _RECEIVED_MAX: Final = 1024
 _RECEIVED_BYTES_MAX: Final = 32 << 20
 _QUEUE_MESSAGES: Final = 16 << 10
 _SILENCE_NS: Final = 600 * 10**9
+"""After this long without a word from a client, it is found out whether its connection is still there."""
+
+_PROBE_NS: Final = 10**9
+_IDLE_NS: Final = 60 * 10**9
+"""A session without rights that is silent for this long makes room for a new one when there are too many."""
+
 _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -116,7 +123,8 @@ class ServerCounters:
         faults: Authentic messages that failed in a way that no message should be able to cause.
         strangers: Messages of no session.
         unread: Answers with entries that were refused because the client had left too much unread.
-        dropped: Sessions that ended because the client was gone or did not read, was silent for long, or others came.
+        dropped: Sessions that ended because the client was gone or did not read, or was idle and others came.
+        turned_away: Clients that got no session because there were too many.
     """
 
     received: int = 0
@@ -129,6 +137,7 @@ class ServerCounters:
     strangers: int = 0
     unread: int = 0
     dropped: int = 0
+    turned_away: int = 0
 
 
 class Server:
@@ -176,6 +185,7 @@ class Server:
         self._authorize = authorize
         self._message_bytes_max = message_bytes_max
         self._peers: dict[bytes, Peer] = {}
+        self._probe_ns = 0
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -352,7 +362,10 @@ class Server:
         if not is_authentic(header, head, self._greeting_mac):
             self.counters.forged += 1
             return
-        self._make_room()
+        if not self._make_room(routing_id):
+            self.counters.turned_away += 1
+            self._send(routing_id, NO_SESSION, header.request_id, self._greeting_mac, header.version)
+            return
         session_id = secrets.token_bytes(SESSION_BYTES)
         nonce = secrets.token_bytes(NONCE_BYTES)
         mac = session_mac(self._keys, session_id, (client_nonce, nonce), self._instance)
@@ -361,13 +374,27 @@ class Server:
         welcome = Outgoing(Kind.WELCOME, numbers=(version, self._message_bytes_max, 0, 0), blob=session_id + nonce)
         self._send(routing_id, welcome, header.request_id, mac, header.version)
 
-    def _make_room(self) -> None:
-        """Forget the sessions of which nothing was heard for long, and one more if there are too many."""
+    def _make_room(self, routing_id: bytes) -> bool:
+        """Return whether there is room for another session, after ending those whose clients are gone.
+
+        A session with a right to a ledger is a writer's, and stays however long it is idle: a writer whose session ends
+        has to prove its rights again. Of the others, an idle one makes room.
+        """
+        if routing_id in self._peers:
+            return True  # it takes the place of the connection's own
         now_ns = time.monotonic_ns()
-        for peer in [peer for peer in self._peers.values() if now_ns - peer._seen_ns > _SILENCE_NS]:
-            self._drop(peer)
+        full = len(self._peers) >= SESSIONS_MAX
+        if now_ns >= self._probe_ns:
+            self._probe_ns = now_ns + _PROBE_NS
+            for peer in list(self._peers.values()):
+                if full or now_ns - peer._seen_ns > _SILENCE_NS:
+                    self._answer(peer, PROBE_ID, encode(_OK))
         if len(self._peers) >= SESSIONS_MAX:
-            self._drop(min(self._peers.values(), key=lambda peer: peer._seen_ns))
+            idle = [peer for peer in self._peers.values() if not peer.rights and now_ns - peer._seen_ns >= _IDLE_NS]
+            if not idle:
+                return False
+            self._drop(min(idle, key=lambda peer: peer._seen_ns))
+        return True
 
     def reply(self, peer: Peer, request_id: int, message: WireReply) -> bool:
         """Answer a request; never waits.
