@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pybk.metadata import lmdb_records
+from pybk.metadata import lmdb_records, positions
 from pybk.metadata.bookies import BookieCookie, _cookie_json, _registration_json
 from pybk.metadata.cluster import ClusterIdentity, _proof
 from pybk.metadata.description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.metadata.pointers import _key
+from pybk.metadata.positions import DurablePosition
 from pybk.metadata.values import Kind, encode_json, seal, to_base64
 from tests.map_environment import MapEnvironment
 from tests.metadata.records import KEY, bookie, ledger, registration
@@ -49,6 +50,7 @@ def values() -> dict[str, tuple[str, bytes]]:
         Kind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
         Kind.NEWS: ("underreplicated-news", b""),
         Kind.POINTER: (_key("sinks", "query/1"), encode_json({"manifest": 7})),
+        Kind.POSITION: ("positions/bookie-1%3A3181", positions.encode(DurablePosition(bookie(1), 3, 258, 77, 5, 78))),
     }
     assert set(payloads) == set(Kind)
     made = {}

@@ -20,11 +20,12 @@ from pybk.errors import (
 )
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.metadata import lmdb_records
+from pybk.metadata import lmdb_records, positions
 from pybk.metadata.bookies import _registration_from
 from pybk.metadata.cluster import _from_values
 from pybk.metadata.description import DESCRIPTION_BYTES_MAX, LedgerDescription
 from pybk.metadata.ledgers import ledger_path
+from pybk.metadata.positions import DurablePosition
 from pybk.metadata.values import Kind, decode_json, encode_json, token_of, unseal
 from tests.map_environment import MapEnvironment
 from tests.metadata.golden import CLUSTER, GOLDEN, TOKEN, golden, values
@@ -41,9 +42,17 @@ def test_golden_bytes_are_read() -> None:
         "LEDGER": lambda payload: LedgerMetadata.decode(payload, where="golden"),
         "CLUSTER": lambda payload: decode_json(payload, _from_values, where="golden")[0],
         "BOOKIE": lambda payload: decode_json(payload, _registration_from, where="golden")[0],
+        "POSITION": lambda payload: decode_json(payload, positions.decode, where="golden"),
         "IDS": lambda payload: json.loads(payload)["next"],
     }
-    expected = {"LEDGER": ledger(7), "CLUSTER": CLUSTER, "BOOKIE": registration(bookie(1)), "IDS": 2000}
+    position = DurablePosition(bookie(1), 3, 258, 77, 5, 78)
+    expected = {
+        "LEDGER": ledger(7),
+        "POSITION": position,
+        "CLUSTER": CLUSTER,
+        "BOOKIE": registration(bookie(1)),
+        "IDS": 2000,
+    }
     for name, decode in read.items():
         key, value = kept[name]
         kind, payload = unseal(key, value, None if name == "CLUSTER" else KEY)

@@ -293,7 +293,7 @@ class SimFileSystem:
             self.directory(path)
             return max(0, self.capacity_bytes - self.used_bytes())
 
-    def directory_number(self, path: str) -> int:
+    def inode_number(self, path: str) -> int:
         with self.guard:
             self.directory(path)
             return self.number

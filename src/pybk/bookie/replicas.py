@@ -162,7 +162,7 @@ class Replicas:
             UsageError: The instance has another size.
             CookieError: The directory is another's, or a copy.
         """
-        inode = self.store.fs.directory_number(self.store.volumes.root)
+        inode = self.store.fs.inode_number(self.store.volumes.root)
         if len(instance) != INSTANCE_BYTES:
             raise UsageError(f"an instance has {INSTANCE_BYTES} random bytes, not {len(instance)}")
         before = self.identity

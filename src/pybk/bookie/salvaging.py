@@ -44,8 +44,14 @@ def open_replicas(
     return Replicas.open(root, config=config, tiers=tiers, metrics=metrics, salvage=True)
 
 
-def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie) -> None:
+def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie, losses: Sequence[str] = ()) -> None:
     """Put everything in limbo that a bookie may ever have held, and then take what was salvaged for its store.
+
+    Args:
+        replicas: What the bookie keeps.
+        metadata: The cluster's metadata.
+        bookie: The bookie.
+        losses: What else than a salvage shows that durable entries may be missing, for the log.
 
     Call it before the bookie answers anything, and after its start was recorded in the metadata store: what is read
     there after that write is not older than the start.
@@ -54,7 +60,6 @@ def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
         PybkError: It could not be recorded; the next start salvages again.
     """
     salvage = replicas.store.salvage
-    assert salvage is not None, "nothing is in doubt"
     for page in _pages(metadata):
         replicas.doubt(
             {
@@ -64,8 +69,10 @@ def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
             }
         )
     replicas.doubt(dict.fromkeys(replicas.ledgers()))
-    replicas.store.keep_salvage()
-    for lost in salvage.lost:
+    if salvage is not None:
+        replicas.store.keep_salvage()
+        losses = [*losses, *salvage.lost]
+    for lost in losses:
         logger.warning("bookie %s lost something durable: %s", bookie, lost)
     logger.warning(
         "bookie %s: %d ledgers are in limbo until their other bookies have brought back what it lacks",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pybk.bookie.description import Description
 from pybk.bookie.introduction import introduce
+from pybk.bookie.position import PositionRecorder, find_losses
 from pybk.bookie.salvaging import doubt_everything, open_replicas
 from pybk.errors import (
     CookieError,
@@ -64,6 +65,9 @@ logger.addFilter(LogLimit())
 _WAIT_MS: Final = 1_000
 _TELL_SECONDS: Final = 10.0
 _DESCRIPTIONS: Final = 4096
+POSITION_SECONDS: Final = 1.0
+"""How often a bookie records how far its log is on disk, if that moved."""
+
 COLLECT_SECONDS: Final = 60.0
 """How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
 
@@ -122,9 +126,13 @@ class BookieService:
         """
         replicas = open_replicas(root, config=config, tiers=tiers, metrics=metrics)
         try:
+            known = replicas.identity
+            losses = []
+            if known is not None:
+                losses = find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
             bookie = introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
-            if replicas.store.salvage is not None:
-                doubt_everything(replicas, metadata, bookie)
+            if replicas.store.salvage is not None or losses:
+                doubt_everything(replicas, metadata, bookie, losses)
             return cls(replicas, bookie, listen, metadata, keys, rack)
         except BaseException:
             replicas.close()
@@ -167,6 +175,10 @@ class BookieService:
         except BaseException:
             self._stop_serving()
             raise
+        identity = replicas.identity
+        assert identity is not None, "the start recorded whose directory it is"
+        self._position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
+        self._position.record()
         self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
         self._keeper.start()
 
@@ -394,15 +406,21 @@ class BookieService:
 
     def _keep(self, registered: RegisteredBookie) -> None:
         """Body of the thread that tells how the bookie is, and drops what was deleted."""
-        collect_at = time.monotonic() + COLLECT_SECONDS
-        while not self._stopping.wait(_TELL_SECONDS):
+        now = time.monotonic()
+        tell_at, collect_at = now + _TELL_SECONDS, now + COLLECT_SECONDS
+        while not self._stopping.wait(POSITION_SECONDS):
+            self._position.record()
+            now = time.monotonic()
+            if now < tell_at:
+                continue
+            tell_at = now + _TELL_SECONDS
             try:
                 registration = self._registration()
                 self._machine.read_only = registration.read_only
                 registered.update(registration)
-                if time.monotonic() >= collect_at:
+                if now >= collect_at:
                     self.collect()
-                    collect_at = time.monotonic() + COLLECT_SECONDS
+                    collect_at = now + COLLECT_SECONDS
             except CookieError as error:
                 logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
                 self._error = error
@@ -490,6 +508,7 @@ class BookieService:
         self._stop_serving()
         self._keeper.join()
         self.replicas.close()
+        self._position.record()
 
 
 def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:

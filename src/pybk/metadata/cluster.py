@@ -16,6 +16,7 @@ from pybk.metadata.bookies import Bookies
 from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
+from pybk.metadata.positions import Positions
 from pybk.metadata.settle import settle
 from pybk.metadata.tree import MetadataTree
 from pybk.metadata.values import (
@@ -53,7 +54,7 @@ class ClusterIdentity:
     cost: int
 
 
-class ClusterMetadata(Ledgers, Bookies, Locks, Pointers):
+class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
     """A cluster's metadata. Threads: any.
 
     Args:

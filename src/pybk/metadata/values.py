@@ -45,6 +45,7 @@ class Kind(IntEnum):
     UNDER_REPLICATED = 8
     NEWS = 9
     POINTER = 10
+    POSITION = 11
 
 
 def new_token() -> bytes:

@@ -177,8 +177,8 @@ class FileSystem(Protocol):
         """Return what an unprivileged process may still allocate on the file system of ``path``."""
         ...
 
-    def directory_number(self, path: str) -> int:
-        """Return the number that tells a directory from copies of it."""
+    def inode_number(self, path: str) -> int:
+        """Return the number that tells a file or directory from copies of it."""
         ...
 
     def lock(self, path: str) -> Lock:
@@ -491,8 +491,8 @@ class OsFileSystem:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
-    def directory_number(self, path: str) -> int:
-        """See :meth:`FileSystem.directory_number`."""
+    def inode_number(self, path: str) -> int:
+        """See :meth:`FileSystem.inode_number`."""
         return os.stat(path).st_ino
 
     def lock(self, path: str) -> FileLock:
