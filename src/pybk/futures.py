@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
+from pybk.loopcalls import LoopCalls, call_in, running_loop
 from pybk.storage.commit import Commit
 
 if TYPE_CHECKING:
@@ -41,6 +45,11 @@ class AppendFuture(Generic[T]):
     """The outcome of an append: an entry id, or a range of them.
 
     Holds a reference to the commit it is part of, so that finishing a commit finishes all its futures at once.
+
+    In an event loop, ``await`` it or give it to ``asyncio.gather``, ``wait``, ``wait_for``, ``shield`` or
+    ``as_completed``. ``asyncio.create_task`` and ``TaskGroup`` take coroutines alone: give them
+    ``writer.append_coro(payload)``. ``concurrent()`` returns a future for ``concurrent.futures.wait`` and
+    ``asyncio.wrap_future``. Cancelling what waits for an append never cancels the append itself.
 
     Threads: any.
     """
@@ -116,9 +125,65 @@ class AppendFuture(Generic[T]):
             return error
         return None
 
-    def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:
-        """Have ``callback(self)`` called once when done; in the store's committer thread, so it must be short."""
-        self._log.when_done(self._commit, lambda: callback(self))
+    def cancelled(self) -> bool:
+        """Return False: what waits for an append can be cancelled, the append itself cannot."""
+        return False
+
+    def add_done_callback(
+        self, callback: Callable[[AppendFuture[T]], Any], *, context: contextvars.Context | None = None
+    ) -> None:
+        """Have ``callback(self)`` called once when done.
+
+        Args:
+            callback: Called in the event loop that runs in this thread, as ``asyncio.Future`` does; if none does, in a
+                background thread of the store, so it must be short. It is dropped if that loop is closed before.
+            context: What it runs in; None for a copy of the current one in a loop, and for the thread's own elsewhere.
+        """
+        loop = running_loop()
+        if loop is not None:
+            self._call_in_loop(loop, callback, contextvars.copy_context() if context is None else context)
+        elif context is not None:
+            self._when_done(lambda: context.run(callback, self))
+        else:
+            self._when_done(lambda: callback(self))
+
+    def remove_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> int:
+        """Have a callback that was added in this event loop not called; returns how many times it was added."""
+        loop = running_loop()
+        return 0 if loop is None else self._forget_in_loop(loop, callback)
+
+    def concurrent(self) -> concurrent.futures.Future[T]:
+        """Return a future of the standard library with the same outcome; it cannot be cancelled."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # from here on ``cancel`` returns False
+
+        def finish() -> None:
+            error = self.exception()
+            if error is None:
+                future.set_result(self._value)
+            else:
+                future.set_exception(error.with_traceback(None))
+
+        self._when_done(finish)
+        return future
+
+    def _when_done(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called in a background thread when done."""
+        self._log.when_done(self._commit, callback)
+
+    def _call_in_loop(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[Any], Any], context: contextvars.Context
+    ) -> None:
+        """Have ``callback(self)`` called in the loop that runs in this thread when done."""
+        commit = self._commit
+        if commit.done:
+            loop.call_soon(callback, self, context=context)
+        else:
+            _LoopWaker.of(self._log, commit, loop).add_callback(self, callback, context)
+
+    def _forget_in_loop(self, loop: asyncio.AbstractEventLoop, callback: Callable[[Any], Any]) -> int:
+        waker = self._commit.wakers.get(loop)
+        return 0 if waker is None else int(waker.forget(self, callback))
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in an event loop; all that one commit finishes is woken by one call into the loop."""
@@ -131,39 +196,67 @@ class AppendFuture(Generic[T]):
         return self.result()
 
 
-class _LoopWaker:
-    """Wakes the futures of one event loop that wait for one commit."""
+_Callbacks = list[tuple[Callable[[Any], Any], contextvars.Context]]
 
-    __slots__ = ("_loop", "_waiters")
+
+def _without(callbacks: _Callbacks, callback: Callable[[Any], Any]) -> _Callbacks:
+    return [pair for pair in callbacks if pair[0] != callback]
+
+
+class _LoopWaker:
+    """Wakes what waits in one event loop for one commit, by one call into the loop.
+
+    Threads: the loop's, but for ``__call__``.
+    """
+
+    __slots__ = ("_callbacks", "_loop", "_waiters")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiters: list[asyncio.Future[None]] = []
+        self._callbacks: dict[AppendFuture[Any], _Callbacks] = {}
 
     @classmethod
     def of(cls, log: AppendLog, commit: Commit, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
         """Return the waker of this commit and loop, registered with the commit."""
-        waker = commit.wakers.get(loop)
+        waker: _LoopWaker | None = commit.wakers.get(loop)
         if waker is None:
             waker = commit.wakers[loop] = cls(loop)
             log.when_done(commit, waker)
         return waker
 
     def add(self, waiter: asyncio.Future[None]) -> None:
-        """Add a future of the loop; called in the loop's thread."""
+        """Have a future of the loop finished when the commit is done."""
         self._waiters.append(waiter)
 
+    def add_callback(
+        self, future: AppendFuture[Any], callback: Callable[[Any], Any], context: contextvars.Context
+    ) -> None:
+        """Have ``callback(future)`` called when the commit is done."""
+        self._callbacks.setdefault(future, []).append((callback, context))
+
+    def forget(self, future: AppendFuture[Any], callback: Callable[[Any], Any]) -> int:
+        """Call a callback of a future no more; return how many times it was added."""
+        before = self._callbacks.pop(future, [])
+        after = _without(before, callback)
+        if after:
+            self._callbacks[future] = after
+        return len(before) - len(after)
+
     def __call__(self) -> None:
-        """Called by the committer thread when the commit is done."""
-        try:
-            self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # the loop was closed, so nobody waits in it
+        """Called by a background thread when the commit is done; in a loop that was closed nobody waits."""
+        if not call_in(self._loop, self._wake):
             self._waiters = []
+            self._callbacks = {}
 
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        callbacks, self._callbacks = self._callbacks, {}
+        for future, pairs in callbacks.items():
+            for callback, context in pairs:
+                self._loop.call_soon(callback, future, context=context)
 
 
 class AdvancedFuture(AppendFuture[T]):
@@ -172,7 +265,7 @@ class AdvancedFuture(AppendFuture[T]):
     Threads: any.
     """
 
-    __slots__ = ("_callbacks", "_descriptor", "_lock", "_staged")
+    __slots__ = ("_callbacks", "_descriptor", "_in_loops", "_lock", "_looking", "_staged")
 
     def __init__(self, log: AppendLog, descriptor: LedgerDescriptor, value: T) -> None:
         self._log = log
@@ -181,6 +274,9 @@ class AdvancedFuture(AppendFuture[T]):
         self._lock = threading.Lock()
         self._staged = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
+        # Of the time before it is staged; the callbacks of a loop are changed by that loop's thread alone.
+        self._in_loops: dict[asyncio.AbstractEventLoop, _Callbacks] = {}
+        self._looking: set[asyncio.AbstractEventLoop] = set()
 
     def staged(self, commit: Commit | None, failed: PybkError | None = None) -> None:
         """Take note of the commit it is part of now, or of why it will be part of none."""
@@ -229,38 +325,66 @@ class AdvancedFuture(AppendFuture[T]):
                 )
         return super().result(None if timeout is None else max(0.0, deadline - time.monotonic()))
 
-    def add_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> None:
-        """Have ``callback(self)`` called once when done; in the store's committer thread, so it must be short."""
+    def _when_done(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called in a background thread when done."""
         with self._lock:
             if not self._staged.is_set():
                 first = not self._callbacks
-                self._callbacks.append(lambda: callback(self))
+                self._callbacks.append(callback)
                 if first:
                     self._descriptor.when_advanced(self._look)
                 return
-        super().add_done_callback(callback)
+        super()._when_done(callback)
+
+    def _call_in_loop(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[Any], Any], context: contextvars.Context
+    ) -> None:
+        if self._staged.is_set():
+            super()._call_in_loop(loop, callback, context)
+            return
+        if loop in self._in_loops:
+            self._in_loops[loop].append((callback, context))
+        else:
+            self._in_loops[loop] = [(callback, context)]
+            finished = partial(self._finished_in, loop)
+            calls = LoopCalls.of(loop)
+            self._when_done(lambda: calls.post(finished))
+        if loop not in self._looking:
+            self._looking.add(loop)
+            loop.call_later(_LOOK_SECONDS, self._look_in, loop)
+
+    def _finished_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Call the callbacks of a loop, in its thread."""
+        for callback, context in self._in_loops.pop(loop, ()):
+            loop.call_soon(callback, self, context=context)
+
+    def _look_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look now and then, while anything in a loop waits, whether the entries before it can still come."""
+        self._settle()
+        if self._in_loops.get(loop) and not self._staged.is_set():
+            loop.call_later(_LOOK_SECONDS, self._look_in, loop)
+        else:
+            self._looking.discard(loop)
+
+    def _forget_in_loop(self, loop: asyncio.AbstractEventLoop, callback: Callable[[Any], Any]) -> int:
+        before = self._in_loops.get(loop, [])
+        if before:
+            self._in_loops[loop] = _without(before, callback)
+        forgotten = len(before) - len(self._in_loops.get(loop, []))
+        return forgotten + (super()._forget_in_loop(loop, callback) if self._staged.is_set() else 0)
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in an event loop."""
-        return self._wait().__await__()
-
-    async def _wait(self) -> T:
         if not self.done():
-            loop = asyncio.get_running_loop()
-            finished = asyncio.Event()
-            self.add_done_callback(lambda _: set_in_loop(loop, finished))
-            while not self.done():
-                try:
-                    await asyncio.wait_for(finished.wait(), _LOOK_SECONDS)
-                except TimeoutError:
-                    continue
+            waiter = asyncio.get_running_loop().create_future()
+
+            def finish(_: object) -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            self.add_done_callback(finish)
+            try:
+                yield from waiter
+            finally:
+                self.remove_done_callback(finish)
         return self.result()
-
-
-def set_in_loop(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set an event of a loop from any thread; in a loop that was closed nobody waits."""
-    try:
-        loop.call_soon_threadsafe(event.set)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise

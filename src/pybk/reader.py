@@ -14,9 +14,9 @@ from pybk.digest import EntryDigest
 from pybk.entry import Entry, EntryBatch
 from pybk.errors import ClosedError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
-from pybk.futures import set_in_loop
 from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.loopcalls import call_in
 from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.reading import entry_span
@@ -222,7 +222,7 @@ class LedgerReader:
         moved = asyncio.Event()
 
         def wake() -> None:
-            set_in_loop(loop, moved)
+            call_in(loop, moved.set)
 
         while True:
             moved.clear()

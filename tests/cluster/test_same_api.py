@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from pybk.manager import LedgerManager
-from tests import test_advanced, test_manager, test_reader, test_writer
+from tests import test_advanced, test_manager, test_reader, test_standard_futures, test_writer
 from tests.cluster.inside import inside
 
 PROMISES: Final = [
@@ -47,6 +47,14 @@ PROMISES: Final = [
     test_advanced.test_advanced_and_other_ledgers_keep_to_their_own_calls,
     test_advanced.test_what_waits_behind_a_gap_is_bounded,
     test_advanced.test_what_is_no_ledger_id_is_refused,
+    test_standard_futures.test_asyncio_wait_returns_when_appends_are_done,
+    test_standard_futures.test_asyncio_wait_returns_with_the_first,
+    test_standard_futures.test_asyncio_wait_with_a_timeout_leaves_the_append_alone,
+    test_standard_futures.test_every_other_tool_of_asyncio_takes_them,
+    test_standard_futures.test_concurrent_futures_take_them,
+    test_standard_futures.test_callbacks_given_in_a_loop_are_called_in_it,
+    test_standard_futures.test_one_wake_up_a_commit_and_loop,
+    test_standard_futures.test_a_loop_that_was_closed_keeps_nobody_from_appending,
 ]
 
 globals().update({promise.__name__: promise for promise in PROMISES})

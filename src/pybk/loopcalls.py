@@ -1,0 +1,70 @@
+"""Calls that other threads make into an event loop; calls that come together wake the loop once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+_LOCK: Final = threading.Lock()
+_OF_LOOPS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]] = weakref.WeakKeyDictionary()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class LoopCalls:
+    """The calls that wait to be made in one event loop, in order.
+
+    Waking a loop costs a system call, so only the first of several calls does. Threads: any.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Use ``LoopCalls.of`` instead."""
+        self._loop = weakref.ref(loop)
+        self._calls: deque[Callable[[], object]] = deque()
+        self._woken = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopCalls:
+        """Return the one object of a loop."""
+        with _LOCK:
+            calls = _OF_LOOPS.get(loop)
+            if calls is None:
+                calls = _OF_LOOPS[loop] = cls(loop)
+        return calls
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have ``call`` made in the loop; dropped if the loop was closed, because nothing runs there any more."""
+        self._calls.append(call)
+        if not self._woken:  # else the loop takes this call, too: it clears the mark before it takes calls
+            self._woken = True
+            loop = self._loop()
+            if loop is None or not call_in(loop, self._run):
+                self._calls.clear()
+
+    def _run(self) -> None:
+        self._woken = False
+        loop = self._loop()
+        assert loop is not None, "the loop runs this"
+        while self._calls:
+            loop.call_soon(self._calls.popleft())  # so that an exception of one is logged and ends no other
+
+
+def call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> bool:
+    """Have a loop make a call soon, from any thread; return False if the loop was closed."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        return False
+    return True
