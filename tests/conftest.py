@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pybk.storage import ahead, catalog, creation
+from pybk import digest
+from pybk.storage import ahead, catalog
 
 _LIMITS = [
     (module, name, getattr(module, name))
-    for module, name in ((ahead, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (creation, "SCRYPT_COST"))
+    for module, name in ((ahead, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (digest, "SCRYPT_COST"))
 ]
 
 

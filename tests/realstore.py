@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from pybk import digest
 from pybk.config import StoreConfig
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
-from pybk.storage import creation
 from pybk.storage.filesystem import OsFile
 from tests.waiting import WAIT_S
 
@@ -33,7 +33,7 @@ QUICK: dict[str, Any] = {
 
 def open_quick(path: Path, *, read_only: bool = False, **settings: Any) -> LedgerManager:
     """Open a store with small files; one that is made here costs no scrypt."""
-    creation.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
+    digest.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
     return LedgerManager.open(path, read_only=read_only, config=StoreConfig(**{**QUICK, **settings}))
 
 

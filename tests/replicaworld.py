@@ -7,13 +7,14 @@ from collections.abc import Iterable
 
 import pytest
 
+from pybk import digest
 from pybk.bookie.description import Description
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.states import ReplicaState
 from pybk.digest import DigestType, entry_digest
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.replication.messages import Run, Status
-from pybk.storage import ahead, creation
+from pybk.storage import ahead
 from pybk.storage.verify import verify_store
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
@@ -25,7 +26,7 @@ LEDGER = 7
 
 def open_replicas(fs: SimFileSystem) -> Replicas:
     """Open the bookie of a simulated disk."""
-    creation.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
+    digest.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     ahead.FIRST_FILE_BYTES = 1 << 18  # type: ignore[misc]  # as above
     return Replicas.open(ROOT, config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pybk import digest
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.salvaging import doubt_everything
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import NEGATIVE, Status
-from pybk.storage import ahead, creation
+from pybk.storage import ahead
 from tests.replicaworld import ROOT, add, content, describe, entry, make_run
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
@@ -29,7 +30,7 @@ Harm = Callable[[SimFileSystem], None]
 
 def open_bookie(fs: SimFileSystem, *, salvage: bool = False) -> Replicas:
     """Open the bookie of a simulated disk, with log files so small that there are several."""
-    creation.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
+    digest.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     ahead.FIRST_FILE_BYTES = 1 << 18  # type: ignore[misc]  # as above
     return Replicas.open(ROOT, config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path), salvage=salvage)
 

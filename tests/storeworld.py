@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from pybk import digest
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.embedded import EmbeddedHome
 from pybk.errors import LedgerFencedError, NoSuchLedgerError, PybkError, StorageFailedError, StorageFullError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
-from pybk.storage import ahead, catalog, creation
+from pybk.storage import ahead, catalog
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 from tests.embedded import store_of
@@ -32,7 +33,7 @@ CONFIG = StoreConfig(
 
 def open_store(fs: SimFileSystem, config: StoreConfig = CONFIG, *, first_file_bytes: int = 1 << 20) -> LedgerManager:
     """Open the store of a simulated disk; scrypt costs nothing here, and the first log file has the given size."""
-    creation.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
+    digest.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     ahead.FIRST_FILE_BYTES = first_file_bytes  # type: ignore[misc]  # as above
     store = Store.open(ROOT, config=config, fs=fs, environment=lambda path: SimEnvironment(fs, path))
     return LedgerManager(EmbeddedHome(store))

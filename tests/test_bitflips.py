@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from pybk import digest
 from pybk.digest import DigestType
 from pybk.embedded import EmbeddedHome
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
-from pybk.storage import creation
 from pybk.storage.catalog import read_catalog
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.record import RECORD_HEADER_BYTES
@@ -363,7 +363,7 @@ def look_in_a_process(path: Path, given: Given) -> int:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("environment", ["index", "entries"])
 def test_random_bits_of_the_lmdb_file(tmp_path: Path, environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     given = fill_real_store(tmp_path / "made")
     rng = random.Random(environment)
     crashes = 0

@@ -7,11 +7,22 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from pybk.errors import CorruptError, StorageFailedError
-from pybk.storage.catalog import CatalogState, CatalogWriter, read_catalog, rewrite_is_due
+from pybk.errors import CorruptError, StorageFailedError, UnsupportedFormatError
+from pybk.feature_level import FeatureLevel
+from pybk.storage.catalog import (
+    CatalogState,
+    CatalogWriter,
+    check_catalog,
+    read_catalog,
+    read_header,
+    rewrite_is_due,
+)
+from pybk.storage.cookie import Cookie
 from pybk.storage.filesystem import OsFile, OsFileSystem
 from pybk.storage.index import LedgerRow, Totals
+from pybk.storage.index_rows import NamedRow
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.record import RECORD_HEADER_BYTES, RecordKind, encode_control
 from tests.golden.make_index import CATALOG, CATALOG_ID, FILES, MARK, STORE_ID, ledger_row, made_catalog
@@ -418,3 +429,70 @@ def test_rewrite_is_due_when_more_than_half_is_history(path: Path) -> None:
     assert rewrite_is_due(live + 2 * record_bytes, totals)
     assert not rewrite_is_due(1 << 20, Totals(0, 0, 0))
     writer.close()
+
+
+# ---- format 2 --------------------------------------------------------------------------------------------------------
+
+COOKIE = Cookie(STORE_ID, bytes(16), "main", 0, bytes(range(16)), 1 << 15, FeatureLevel.SEALS)
+NAMED = NamedRow("lock", 41, b"held")
+
+
+def made_sealed(path: Path) -> list[int]:
+    """Make a catalog of format 2 whose files and named records come, change and go; return where it ends each time."""
+    writer = CatalogWriter.create(FS, str(path), STORE_ID, CATALOG_ID, cookie=COOKIE)
+    other = NamedRow("other", 42, b"")
+    ends = [
+        writer.append([ledger_row(1, 3)], [], MARK, [], changed=FILES[:2], named=[NAMED]),
+        writer.append([], [], MARK, [], changed=[FILES[0]._replace(bytes=7), FILES[2]], gone=[3], named=[other]),
+        writer.append([], [1], MARK, [], named=[NAMED._replace(version=50, value=None)]),
+    ]
+    writer.close()
+    return ends
+
+
+def test_files_and_named_records_are_records_of_format_2(path: Path) -> None:
+    ends = made_sealed(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: ends[0]])
+    assert read(path)[:3] == (rows(ledger_row(1, 3)), {row.file_id: row for row in FILES[:2]}, {"lock": NAMED})
+    path.write_bytes(whole[: ends[1]])
+    changed = [FILES[0]._replace(bytes=7), FILES[2]]
+    both = {"lock": NAMED, "other": NamedRow("other", 42, b"")}
+    assert read(path)[:3] == (rows(ledger_row(1, 3)), {row.file_id: row for row in changed}, both)
+    path.write_bytes(whole)
+    assert read(path)[:3] == ({}, {row.file_id: row for row in changed}, {"other": both["other"]})
+
+
+def test_a_mark_of_format_2_does_not_grow_with_the_files(path: Path) -> None:
+    writer = CatalogWriter.create(FS, str(path), STORE_ID, CATALOG_ID, cookie=COOKIE)
+    many = [FILES[0]._replace(file_id=number) for number in range(10_000)]
+    before = writer.append([], [], MARK, many, changed=many)
+    assert writer.append([], [], MARK, many, changed=many[:1]) - before == 2 * BLOCK_BYTES
+    writer.close()
+    assert len(read(path).files) == 10_000
+
+
+def test_the_header_of_format_2_repeats_the_cookie(path: Path) -> None:
+    made_sealed(path)
+    header = read_header(FS, str(path))
+    assert (header.store_id, header.file_id, header.format) == (STORE_ID, CATALOG_ID, 2)
+    assert (header.level, header.salt, header.scrypt_cost) == (COOKIE.level, COOKIE.salt, COOKIE.scrypt_cost)
+
+
+def test_every_changed_byte_of_format_2_is_noticed(path: Path) -> None:
+    end = made_sealed(path)[-1]
+    whole = path.read_bytes()
+    for at in (*range(200), *range(BLOCK_BYTES, end, 61)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises((CorruptError, UnsupportedFormatError)):
+            check_catalog(FS, str(path), STORE_ID, CATALOG_ID, at_least=end)
+
+
+def test_a_feature_that_this_version_does_not_know_is_refused(path: Path) -> None:
+    made_sealed(path)
+    whole = bytearray(path.read_bytes())
+    whole[12] = 1
+    whole[72:80] = xxh3_64_intdigest(bytes(whole[:72])).to_bytes(8, "little")
+    path.write_bytes(whole)
+    with pytest.raises(UnsupportedFormatError, match="incompatible features 0x1"):
+        read(path)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pybk import digest
 from pybk.admin.cli import main
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
-from pybk.storage import creation
 from tests.test_rebuild import files_of, fill, index_of, lose_an_ssd_record, open_store
 from tests.test_verify import flip
 from tests.waiting import WAIT_S
@@ -22,7 +22,7 @@ from tests.waiting import WAIT_S
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     monkeypatch.delenv("PYBK_PASSWORD", raising=False)
     with open_store(tmp_path / "store") as manager:
         with manager.create_ledger(
@@ -139,7 +139,7 @@ def test_rebuild_index_tells_what_the_log_holds(tmp_path: Path, capsys: pytest.C
 
 
 def test_rebuild_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     fill(tmp_path)
     (index_of(tmp_path) / "data.mdb").write_bytes(b"garbage")
     status, out, err = run(capsys, "ls", tmp_path)

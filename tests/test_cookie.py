@@ -10,6 +10,7 @@ import pytest
 from xxhash import xxh3_64_hexdigest
 
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
+from pybk.feature_level import FeatureLevel
 from pybk.storage.cookie import Cookie, check_cookie, decode_cookie, encode_cookie, read_cookie, write_cookie
 from tests.simdisk import SimCrash, SimFileSystem
 
@@ -99,8 +100,8 @@ def test_missing_fields_are_refused(name: str) -> None:
 
 
 def test_newer_format_says_so() -> None:
-    with pytest.raises(UnsupportedFormatError, match="cookie format 2; this pybk reads 1"):
-        decode_cookie(sealed(fields_of(TIER) | {"format": 2, "more": 1}), where="here")
+    with pytest.raises(UnsupportedFormatError, match="cookie format 3; this pybk reads 2 and older"):
+        decode_cookie(sealed(fields_of(TIER) | {"format": 3, "more": 1}), where="here")
 
 
 def test_huge_cookie_is_not_read(fs: SimFileSystem) -> None:
@@ -143,3 +144,17 @@ def test_wrong_directory_is_named_with_its_remedy(found: Cookie, both: tuple[str
         check_cookie(found, TIER, "/tier")
     for text in ("/tier is", *both, remedy):
         assert text in str(caught.value)
+
+
+def test_above_the_first_level_every_cookie_carries_salt_cost_and_level() -> None:
+    sealed_tier = replace(MAIN, tier="hdd", level=FeatureLevel.SEALS)
+    assert decode_cookie(encode_cookie(sealed_tier), where="here") == sealed_tier
+    with pytest.raises(CorruptError):
+        decode_cookie(encode_cookie(replace(sealed_tier, salt=None)), where="here")
+
+
+@pytest.mark.parametrize("newer", [{"level": 2}, {"features": 1}])
+def test_a_newer_level_or_feature_is_refused(newer: dict[str, int]) -> None:
+    fields = fields_of(replace(MAIN, level=FeatureLevel.SEALS))
+    with pytest.raises(UnsupportedFormatError, match="this pybk knows levels up to 1"):
+        decode_cookie(sealed(fields | newer), where="here")

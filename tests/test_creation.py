@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from pybk import digest
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.embedded import EmbeddedHome
 from pybk.errors import CookieError, CorruptError, StorageError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
-from pybk.storage import creation
 from pybk.storage.store import Store
 from tests.embedded import store_of
 from tests.realstore import QUICK, contents, numbered
@@ -24,7 +24,7 @@ Tiers = dict[StorageHint, str | list[str]]
 
 @pytest.fixture(autouse=True)
 def _cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
 
 
 def open_at(path: Path, tiers: Tiers | None = None) -> LedgerManager:

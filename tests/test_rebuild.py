@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pybk import digest
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, PybkError, StoreLockedError, UnauthorizedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
-from pybk.storage import creation
 from pybk.storage.environment import LmdbEnvironment
 from pybk.storage.filesystem import OsFileSystem
 from pybk.storage.index_rows import entries_key
@@ -41,7 +41,7 @@ Contents = dict[int, list[bytes]]
 
 @pytest.fixture(autouse=True)
 def _cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
 
 
 def open_store(path: Path, *, read_only: bool = False) -> LedgerManager:

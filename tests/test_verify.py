@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from pybk import digest
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
-from pybk.storage import creation
 from pybk.storage.environment import LmdbEnvironment
 from pybk.storage.index_rows import entries_key
 from pybk.storage.record import RECORD_HEADER_BYTES, RecordKind, encode_header
@@ -30,7 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store that tests copy before they damage it."""
     path = tmp_path_factory.mktemp("sound") / "store"
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+        monkeypatch.setattr(digest, "SCRYPT_COST", 2)
         fill(path)
     return path
 
@@ -155,7 +155,7 @@ def test_a_record_is_named_with_its_place_once(store: Path, tmp_path: Path) -> N
 
 def test_a_forged_entry_needs_the_password_to_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can write the disk can mend checksums, but not the digest."""
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     with open_store(tmp_path) as manager:
         for digest_type in (DigestType.HMAC_SHA256, DigestType.XXH3):
             with manager.create_ledger(
@@ -180,7 +180,7 @@ def test_a_forged_entry_needs_the_password_to_be_found(tmp_path: Path, monkeypat
 
 
 def test_a_store_that_is_being_written_has_no_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     stop = threading.Event()
     with open_store(tmp_path) as manager:
 
@@ -220,7 +220,7 @@ def test_strangers_in_the_directories_are_left_alone(store: Path, tmp_path: Path
 
 
 def test_compressed_entries_without_the_extra_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "SCRYPT_COST", 2)
+    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     config = replace(CONFIG, cold_compression="zstd")
     with LedgerManager.open(tmp_path, config=config) as manager:
         with manager.create_ledger(storage_hints={StorageHint.HDD}, digest_type=DigestType.XXH3) as writer:

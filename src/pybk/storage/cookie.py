@@ -14,10 +14,13 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest
 
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.storage.filesystem import FileSystem, replace_file
 
 COOKIE_NAME: Final = "cookie"
-COOKIE_FORMAT: Final = 1
+COOKIE_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2}
+"""The format of a cookie at each feature level."""
+
 COOKIE_BYTES_MAX: Final = 4096
 
 _ID_BYTES: Final = 16
@@ -32,8 +35,9 @@ class Cookie:
         instance: 16 bytes, drawn when the directory joined the store.
         tier: What the directory is for.
         directory: Its index among the directories of its tier.
-        salt: Salt of the store's password hashing; only in the store's own directory. Not secret.
-        scrypt_cost: scrypt's N; only in the store's own directory.
+        salt: Salt of the store's password hashing. Not secret. At level BASE only in the store's own directory.
+        scrypt_cost: scrypt's N. At level BASE only in the store's own directory.
+        level: The store's feature level.
     """
 
     store_id: bytes
@@ -42,13 +46,33 @@ class Cookie:
     directory: int
     salt: bytes | None = None
     scrypt_cost: int | None = None
+    level: FeatureLevel = FeatureLevel.BASE
+
+
+def check_known(level: int, features: int, *, where: str) -> FeatureLevel:
+    """Return a stored feature level as one that this pybk works with.
+
+    Args:
+        level: The number of the level.
+        features: The bits of incompatible features, none of which is in use yet.
+        where: The file, for the error.
+
+    Raises:
+        UnsupportedFormatError: The level or a feature is newer than this pybk.
+    """
+    if level > NEWEST_LEVEL or features:
+        raise UnsupportedFormatError(
+            f"{where}: feature level {level} and incompatible features {features:#x}; this pybk knows levels up to "
+            f"{int(NEWEST_LEVEL)} and no such features; open the store with the pybk that wrote it, or newer"
+        )
+    return FeatureLevel(level)
 
 
 def encode_cookie(cookie: Cookie) -> bytes:
     """Return a cookie's bytes on disk."""
     fields: dict[str, str | int] = {
         "directory": cookie.directory,
-        "format": COOKIE_FORMAT,
+        "format": COOKIE_FORMATS[cookie.level],
         "instance": cookie.instance.hex(),
         "store": cookie.store_id.hex(),
         "tier": cookie.tier,
@@ -57,6 +81,9 @@ def encode_cookie(cookie: Cookie) -> bytes:
         fields["salt"] = cookie.salt.hex()
     if cookie.scrypt_cost is not None:
         fields["scrypt"] = cookie.scrypt_cost
+    if cookie.level > FeatureLevel.BASE:
+        fields["features"] = 0
+        fields["level"] = int(cookie.level)
     return _encode(fields)
 
 
@@ -82,11 +109,14 @@ def decode_cookie(data: bytes, *, where: str) -> Cookie:
     # One encoding only, so that no changed byte goes unnoticed, not even one that JSON does not care about.
     if not isinstance(fields, dict) or _encode({k: v for k, v in fields.items() if k != "checksum"}) != data:
         raise damage
-    if fields.get("format") != COOKIE_FORMAT:
+    if fields.get("format") not in COOKIE_FORMATS.values():
         raise UnsupportedFormatError(
             f"{where}: cookie format {fields.get('format')!r}; this pybk reads "
-            f"{COOKIE_FORMAT}; open the store with the pybk that wrote it, or newer"
+            f"{max(COOKIE_FORMATS.values())} and older; open the store with the pybk that wrote it, or newer"
         )
+    level, features = fields.get("level", 0), fields.get("features", 0)
+    if type(level) is not int or type(features) is not int or level < 0:
+        raise damage
     try:
         cookie = Cookie(
             store_id=bytes.fromhex(fields["store"]),
@@ -95,6 +125,7 @@ def decode_cookie(data: bytes, *, where: str) -> Cookie:
             directory=fields["directory"],
             salt=bytes.fromhex(fields["salt"]) if "salt" in fields else None,
             scrypt_cost=fields.get("scrypt"),
+            level=check_known(level, features, where=where),
         )
         sound = encode_cookie(cookie) == data
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -111,6 +142,7 @@ def _well_typed(cookie: Cookie) -> bool:
         and type(cookie.directory) is int
         and cookie.directory >= 0
         and type(cookie.scrypt_cost) in (int, type(None))
+        and (cookie.level is FeatureLevel.BASE or not (cookie.salt is None or cookie.scrypt_cost is None))
     )
 
 

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from pybk import digest
+from pybk.digest import SALT_BYTES_MIN
 from pybk.errors import CookieError, CorruptError, UsageError
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.catalog import CatalogWriter
 from pybk.storage.cookie import (
@@ -44,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 MAIN: Final = "main"
 INDEX: Final = "index"
-SCRYPT_COST: Final = 1 << 14
 
 OpenEnvironment = Callable[[str], Environment]
 
@@ -99,7 +101,7 @@ def store_directories(
     directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
     for directory in directories:
         found = read_cookie(fs, directory.path) if fs.exists(directory.path) else None
-        expected = replace(cookie, tier=directory.tier.value, directory=directory.number, salt=None, scrypt_cost=None)
+        expected = replace(cookie, tier=directory.tier.value, directory=directory.number)
         if found is None:
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
@@ -130,6 +132,12 @@ def _merged_directories(fs: FileSystem, root: str, tiers: Mapping[StorageHint, s
                 "directory, in this order"
             )
     return directories
+
+
+def tier_cookie(cookie: Cookie, directory: Directory, instance: bytes) -> Cookie:
+    """Return the cookie of a tier directory: above level BASE it repeats the salt, cost and level of the main one."""
+    own = replace(cookie, tier=directory.tier.value, directory=directory.number, instance=instance)
+    return replace(own, salt=None, scrypt_cost=None) if cookie.level is FeatureLevel.BASE else own
 
 
 def check_reachable(volumes: Volumes, mark: Mark, files: Mapping[int, FileRow]) -> None:
@@ -241,7 +249,15 @@ def create_store(
         fs.sync_directory(os.path.dirname(directory.path))
     fs.sync_directory(os.path.dirname(root))
     if planned is None:
-        cookie = Cookie(secrets.token_bytes(16), secrets.token_bytes(16), MAIN, 0, secrets.token_bytes(16), SCRYPT_COST)
+        cookie = Cookie(
+            store_id=secrets.token_bytes(16),
+            instance=secrets.token_bytes(16),
+            tier=MAIN,
+            directory=0,
+            salt=secrets.token_bytes(SALT_BYTES_MIN),
+            scrypt_cost=digest.SCRYPT_COST,
+            level=NEWEST_LEVEL,
+        )
         replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))
     else:
         cookie = planned
@@ -313,18 +329,7 @@ def _fill_directories(
     """Write everything of a new store but its own cookie, durably."""
     volumes = Volumes(fs, root, directories)
     for directory in directories:
-        write_cookie(
-            fs,
-            directory.path,
-            replace(
-                cookie,
-                tier=directory.tier.value,
-                directory=directory.number,
-                instance=secrets.token_bytes(16),
-                salt=None,
-                scrypt_cost=None,
-            ),
-        )
+        write_cookie(fs, directory.path, tier_cookie(cookie, directory, secrets.token_bytes(16)))
     save_directories(fs, root, directories)
     rows = [
         volumes.new_file(ENTRIES, StorageHint.SSD)._replace(directory=number)
@@ -358,9 +363,9 @@ def _first_mark(
         catalog_file_id=catalog_id,
         catalog_bytes=0,
     )
-    catalog = CatalogWriter.create(fs, path, cookie.store_id, catalog_id)
+    catalog = CatalogWriter.create(fs, path, cookie.store_id, catalog_id, cookie=cookie)
     try:
-        mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows))
+        mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows, changed=rows))
     finally:
         catalog.close()
     opened = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))

@@ -20,15 +20,18 @@ from pybk.storage.index_rows import (
     FileUse,
     LedgerRow,
     Mark,
+    NamedRow,
     Totals,
     damaged,
     decode_link,
+    decode_named_value,
     decode_page,
     decode_share,
     decode_state,
     entries_key,
     key_ids,
     ledger_key,
+    named_key,
     page_key,
     share_key,
     state_last_entry_id,
@@ -173,6 +176,31 @@ class Index:
         with self._environment.read() as transaction:
             found = list(problems(transaction))
         yield from found
+
+    def named(self, name: str) -> NamedRow | None:
+        """Return a named record as of the last checkpoint, None if there is none of this name."""
+        key = named_key(name)
+        with self._environment.read() as transaction:
+            value = transaction.get(key)
+        return None if value is None else decode_named_value(key, value)
+
+    def all_named(self, prefix: str = "") -> list[NamedRow]:
+        """Return the named records whose names begin with ``prefix``, sorted by name.
+
+        Without a prefix they are checked to be all.
+        """
+        start = named_key(prefix)
+        rows = []
+        with self._environment.read() as transaction:
+            stored = stored_mark(transaction)
+            for key, value in transaction.items(start, b"O"):
+                if not key.startswith(start):
+                    break
+                rows.append(decode_named_value(key, value))
+        count = 0 if stored is None else stored[1].named
+        if not prefix and len(rows) != count:
+            raise damaged(f"the index counts {count} named records, but has {len(rows)}")
+        return rows
 
     @contextmanager
     def update(self) -> Iterator[IndexUpdate]:

@@ -14,6 +14,7 @@ from pybk.storage.index_rows import (
     FileUse,
     Totals,
     decode_link,
+    decode_named_value,
     decode_page,
     decode_share,
     decode_state,
@@ -24,7 +25,7 @@ from pybk.storage.index_rows import (
 from pybk.storage.index_runs import NOTHING, bytes_by_file, last_entry, untiled
 from pybk.storage.index_search import stored_mark
 
-_UNUSED: Final = ((b"\0", b"F"), (b"G", b"L"), (b"M\0", b"P"), (b"Q", b"X"), (b"Y", LAST_KEY))
+_UNUSED: Final = ((b"\0", b"F"), (b"G", b"L"), (b"M\0", b"N"), (b"O", b"P"), (b"Q", b"X"), (b"Y", LAST_KEY))
 """Ranges in which no key belongs."""
 
 _DAMAGE: Final = (CorruptError, UnsupportedFormatError)
@@ -53,7 +54,8 @@ def problems(transaction: ReadTransaction) -> Iterator[str]:
     uses: dict[int, FileUse] = {}
     yield from _check_files(transaction, uses)
     yield from _check_shares(transaction, shares, uses)
-    found = Totals(len(lasts), metadata_bytes, len(uses))
+    named = yield from _check_named(transaction)
+    found = Totals(len(lasts), metadata_bytes, len(uses), named)
     if totals is not None and found != totals:
         yield f"the mark counts {totals}, but there are {found}"
 
@@ -151,6 +153,18 @@ def _check_shares(transaction: ReadTransaction, shares: Shares, uses: dict[int, 
                 f"file {file_id:016x} counts {use.live_bytes} bytes of {use.ledgers} ledgers, but pages name "
                 f"{there[1]} of {there[0]}"
             )
+
+
+def _check_named(transaction: ReadTransaction) -> Generator[str, None, int]:
+    """Check the rows of named records; return how many there are."""
+    count = 0
+    for key, value in transaction.items(b"N", b"O"):
+        count += 1
+        try:
+            decode_named_value(key, value)
+        except _DAMAGE as error:
+            yield str(error)
+    return count
 
 
 def _ids(key: bytes, count: int) -> tuple[int, ...]:

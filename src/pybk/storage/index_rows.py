@@ -40,6 +40,7 @@ _VALUE: Final = struct.Struct("<HHIQ")
 _LINKS: Final = struct.Struct("<qq")
 _STATE: Final = struct.Struct("<qqq")
 _SHARE: Final = struct.Struct("<q")
+_NAMED: Final = struct.Struct("<H?5x")
 
 
 def damaged(problem: str) -> CorruptError:
@@ -88,12 +89,21 @@ class Mark(NamedTuple):
     catalog_bytes: int
 
 
+class NamedRow(NamedTuple):
+    """A named record: ``version`` is the LSN of the commit that wrote it, ``value`` is None for one that is gone."""
+
+    name: str
+    version: int
+    value: bytes | None
+
+
 class Totals(NamedTuple):
     """How many rows the index has; ``metadata_bytes`` is the sum over its ledgers."""
 
     ledgers: int
     metadata_bytes: int
     files: int
+    named: int = 0
 
 
 class FileUse(NamedTuple):
@@ -133,6 +143,11 @@ def file_key(file_id: int) -> bytes:
 def share_key(file_id: int, ledger_id: int) -> bytes:
     """Return the key of a ledger's share of a file."""
     return _TWO_IDS.pack(b"X", file_id + _SIGN, ledger_id + _SIGN)
+
+
+def named_key(name: str) -> bytes:
+    """Return the key of a named record's row."""
+    return b"N" + name.encode()
 
 
 def entries_key(ledger_id: int, first_entry_id: int) -> bytes:
@@ -274,15 +289,51 @@ def decode_use(key: bytes, value: bytes) -> FileUse:
     )
 
 
+def encode_named(row: NamedRow) -> bytes:
+    """Return the body of a named record: the size of its name, whether it has a value, the name, the value."""
+    name = row.name.encode()
+    return _NAMED.pack(len(name), row.value is not None) + name + (row.value or b"")
+
+
+def decode_named(version: int, body: bytes, *, where: str) -> NamedRow:
+    """Decode the body of a named record; CorruptError if it is none."""
+    try:
+        size, present = _NAMED.unpack_from(body)
+        name = body[_NAMED.size : _NAMED.size + size]
+        value = body[_NAMED.size + size :]
+        if len(name) != size or (value and not present):
+            raise ValueError(f"{len(body)} bytes")
+        return NamedRow(name.decode(), version, value if present else None)
+    except (struct.error, ValueError) as error:
+        raise CorruptError(f"{where}: no named record: {error}; restore the file from a backup") from error
+
+
+def encode_named_value(key: bytes, row: NamedRow) -> bytes:
+    """Return the value of a named record's row in the index."""
+    return encode_value(key, _SHARE.pack(row.version) + (row.value or b""))
+
+
+def decode_named_value(key: bytes, value: bytes) -> NamedRow:
+    """Decode the value of a named record's row in the index; raises as ``decode_value`` does."""
+    body = decode_value(key, value)
+    if len(body) < _SHARE.size:
+        raise damaged(f"index key {key.hex()} has a named record of {len(body)} bytes")
+    return NamedRow(key[1:].decode("utf-8", "replace"), _SHARE.unpack_from(body)[0], body[_SHARE.size :])
+
+
 def encode_mark(mark: Mark, totals: Totals) -> bytes:
     """Return the value of ``MARK_KEY``."""
-    return encode_value(MARK_KEY, dump_json({**mark._asdict(), **totals._asdict()}))
+    counts = totals._asdict()
+    if not totals.named:  # a store of level BASE has none, and its first version does not know the field
+        del counts["named"]
+    return encode_value(MARK_KEY, dump_json({**mark._asdict(), **counts}))
 
 
 def decode_mark(value: bytes) -> tuple[Mark, Totals]:
     """Decode the value of ``MARK_KEY``; raises as ``decode_value`` does."""
     where = f"the index's mark ({REMEDY})"
     fields = load_json(decode_value(MARK_KEY, value), where=where)
+    fields.setdefault("named", 0)
     return mark_of(fields, where=where), Totals._make(_number(fields, name, where) for name in Totals._fields)
 
 

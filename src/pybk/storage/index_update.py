@@ -18,6 +18,7 @@ from pybk.storage.index_rows import (
     LedgerRow,
     Link,
     Mark,
+    NamedRow,
     Totals,
     damaged,
     decode_page,
@@ -25,12 +26,14 @@ from pybk.storage.index_rows import (
     decode_use,
     encode_link,
     encode_mark,
+    encode_named_value,
     encode_share,
     encode_state,
     encode_use,
     encode_value,
     file_key,
     ledger_key,
+    named_key,
     page_key,
     share_key,
     state_last_entry_id,
@@ -74,7 +77,8 @@ class IndexUpdate:
             )
         else:
             self._mark = stored[0]
-        self._ledgers, self._metadata_bytes, self._files = (0, 0, 0) if stored is None else stored[1]
+        totals = Totals(0, 0, 0) if stored is None else stored[1]
+        self._ledgers, self._metadata_bytes, self._files, self._named = totals
         self._waiting: _Waiting | None = None
         self._uses: dict[int, tuple[int, int]] = {}
 
@@ -323,6 +327,18 @@ class IndexUpdate:
             row, ledgers, live_bytes = decode_use(key, value)
             self._transaction.put(key, encode_use(key, FileUse(row, ledgers + change[0], live_bytes + change[1])))
 
+    # ---- named records -------------------------------------------------------------------------------------------
+
+    def put_named(self, row: NamedRow) -> None:
+        """Insert or replace a named record; remove it if it has no value."""
+        key = named_key(row.name)
+        before = self._transaction.get(key) is not None
+        if row.value is None:
+            self._transaction.delete(key)
+        else:
+            self._transaction.put(key, encode_named_value(key, row))
+        self._named += (row.value is not None) - before
+
     # ---- the whole -----------------------------------------------------------------------------------------------
 
     def put_mark(self, mark: Mark) -> None:
@@ -345,7 +361,7 @@ class IndexUpdate:
             )
         if self._mark is None:
             raise UsageError("the first update of an index must put its mark")
-        totals = Totals(self._ledgers, self._metadata_bytes, self._files)
+        totals = Totals(self._ledgers, self._metadata_bytes, self._files, self._named)
         if (self._mark, totals) != self._stored:
             self._transaction.put(b"M", encode_mark(self._mark, totals))
 

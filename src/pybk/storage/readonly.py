@@ -104,6 +104,7 @@ class ReadOnlyStore(StoreView):
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=Metrics())
         self.cookie = cookie
         self.store_id = cookie.store_id
+        self.feature_level = cookie.level
         self._index_environment = index_environment
         self._watermark = watermark
         self._catching = threading.Lock()

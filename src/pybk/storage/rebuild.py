@@ -316,7 +316,11 @@ class _Rebuilder:
         path = catalog_path(self._root, mark.catalog_file_id)
         catalog = CatalogWriter.resume(self._fs, path, self._store_id, mark.catalog_file_id, mark.catalog_bytes)
         try:
-            return mark._replace(catalog_bytes=catalog.append((), (), mark, self._files.values()))
+            before = self._state.files
+            changed = [row for file_id, row in self._files.items() if before.get(file_id) != row]
+            gone = [file_id for file_id in before if file_id not in self._files]
+            length = catalog.append((), (), mark, self._files.values(), changed=changed, gone=gone)
+            return mark._replace(catalog_bytes=length)
         finally:
             catalog.close()
 
@@ -331,6 +335,8 @@ class _Rebuilder:
             with index.update() as update:
                 for file_row in self._files.values():
                     update.put_file(file_row)
+                for named in self._state.named.values():
+                    update.put_named(named)
                 update.put_mark(mark)
             for rows in _chunks(self._state.ledgers.values(), _LEDGERS_AT_A_TIME):
                 with index.update() as update:

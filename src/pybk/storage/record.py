@@ -53,6 +53,9 @@ class RecordKind(IntEnum):
     DELETE = 3
     FORCE = 4
     MARK = 5
+    FILE = 6
+    GROUP = 7
+    NAMED = 8
 
 
 class Codec(IntEnum):

@@ -8,22 +8,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.errors import PybkError, StorageFailedError
-from pybk.storage.catalog import CatalogWriter, rewrite_is_due
+from pybk.storage.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
 from pybk.storage.creation import catalog_path
 from pybk.storage.failures import is_full, undoing
-from pybk.storage.index_rows import FileRow, LedgerRow, Mark
+from pybk.storage.index_rows import FileRow, LedgerRow, Mark, NamedRow
 from pybk.storage.volumes import COLD
 
 if TYPE_CHECKING:
+    from pybk.storage.cookie import Cookie
     from pybk.storage.index import Index
     from pybk.storage.index_update import IndexUpdate
     from pybk.storage.volumes import Volumes
 
 Change = Callable[["IndexUpdate"], Counter[int]]
 """Makes a change in the index, and returns what it does to the live bytes of each file."""
+
+
+class _Changed(NamedTuple):
+    """What a commit changes besides the places of entries; see ``Registry.commit``."""
+
+    rows: Iterable[LedgerRow]
+    dropped: Iterable[int]
+    added: list[FileRow]
+    gone: list[int]
+    named: list[NamedRow]
 
 
 class Registry:
@@ -36,38 +47,46 @@ class Registry:
         index: The index.
         mark: The index's mark.
         catalog: The catalog that the mark names.
-        store_id: The 16 bytes of the store.
+        cookie: The store's main cookie.
 
     Attributes:
+        cookie: The store's main cookie; a catalog that is begun repeats its salt, cost and level.
         mark: The mark as of the last commit.
         live: Bytes of the records that each file still holds, by file id.
     """
 
-    def __init__(self, volumes: Volumes, index: Index, mark: Mark, catalog: CatalogWriter, store_id: bytes) -> None:
+    def __init__(self, volumes: Volumes, index: Index, mark: Mark, catalog: CatalogWriter, cookie: Cookie) -> None:
         self._volumes = volumes
         self._index = index
         self._catalog = catalog
-        self._store_id = store_id
+        self.cookie = cookie
         self.mark = mark
         self.live = Counter(index.file_bytes_live())
 
     @classmethod
-    def open(cls, volumes: Volumes, index: Index, mark: Mark, store_id: bytes) -> Registry:
-        """Go on where the mark says that the catalog ends; what an interrupted change left beyond is durably gone.
+    def open(cls, volumes: Volumes, index: Index, mark: Mark, cookie: Cookie) -> Registry:
+        """Open the catalog where the mark says that it ends, and change nothing.
 
-        Call it before anything is removed that such a change might name.
+        Call ``clear`` once the store is proven.
 
         Raises:
             CorruptError: The catalog does not fit the mark, or the index is damaged.
-            OSError: The catalog cannot be read or written.
+            OSError: The catalog cannot be read.
         """
         path = catalog_path(volumes.root, mark.catalog_file_id)
-        catalog = CatalogWriter.resume(volumes.fs, path, store_id, mark.catalog_file_id, mark.catalog_bytes)
+        catalog = CatalogWriter.examine(volumes.fs, path, cookie.store_id, mark.catalog_file_id, mark.catalog_bytes)
         try:
-            return cls(volumes, index, mark, catalog, store_id)
+            return cls(volumes, index, mark, catalog, cookie)
         except BaseException:
             catalog.close()
             raise
+
+    def clear(self) -> None:
+        """Remove durably what an interrupted change left in the catalog after the mark.
+
+        Call it before anything is removed that such a change might name.
+        """
+        self._catalog.clear()
 
     def close(self) -> None:
         """Close the catalog."""
@@ -82,6 +101,8 @@ class Registry:
         dropped: Iterable[int] = (),
         added: Iterable[FileRow] = (),
         gone: Iterable[int] = (),
+        named: Iterable[NamedRow] = (),
+        renew: bool = False,
     ) -> None:
         """Make a change durable, in the catalog and then in the index.
 
@@ -92,21 +113,19 @@ class Registry:
             dropped: Ledgers that are no more.
             added: Files that are part of the store from now on; cold segments among them were made for this change.
             gone: Files that are part of it no more.
+            named: Named records that are new, changed or, without a value, gone.
+            renew: Begin a new catalog, whatever the length of this one.
 
         Raises:
             StorageFullError, CorruptError: Nothing was changed, and the cold segments that were added are gone.
             StorageFailedError, OSError: It may have happened; the store must be closed.
         """
-        added = list(added)
-        files = self._index.files()
-        files.update((row.file_id, row) for row in added)
-        for file_id in gone:
-            del files[file_id]
+        changed = _Changed(rows, dropped, list(added), list(gone), list(named))
         before = self._catalog
         try:
-            catalog, mark = self._write_catalog(rows, dropped, mark, files.values())
+            catalog, mark = self._write_catalog(changed, mark, renew=renew)
             try:
-                counts = self._change_index(mark, change, added, gone)
+                counts = self._change_index(mark, change, changed)
             except StorageFailedError:
                 raise
             except PybkError:
@@ -116,7 +135,7 @@ class Registry:
             raise
         except (PybkError, OSError) as error:
             if isinstance(error, PybkError) or is_full(error):
-                self._discard(added)
+                self._discard(changed.added)
             raise
         self.mark = mark
         self._catalog = catalog
@@ -125,41 +144,52 @@ class Registry:
             before.close()
             self._volumes.fs.unlink(before.path)
 
-    def _change_index(self, mark: Mark, change: Change, added: list[FileRow], gone: Iterable[int]) -> Counter[int]:
+    def _change_index(self, mark: Mark, change: Change, changed: _Changed) -> Counter[int]:
         with self._index.update() as update:
             counts = change(update)
-            for row in added:
+            for row in changed.added:
                 update.put_file(row)
-            for file_id in gone:
+            for file_id in changed.gone:
                 update.drop_file(file_id)
+            for named in changed.named:
+                update.put_named(named)
             update.put_mark(mark)
         return counts
 
-    def _write_catalog(
-        self, rows: Iterable[LedgerRow], dropped: Iterable[int], mark: Mark, files: Iterable[FileRow]
-    ) -> tuple[CatalogWriter, Mark]:
+    def _write_catalog(self, changed: _Changed, mark: Mark, *, renew: bool) -> tuple[CatalogWriter, Mark]:
         """Append to the catalog, or begin a new one when most of it is history; return it, and the mark naming it."""
-        if rewrite_is_due(self._catalog.length, self._index.totals()):
-            return self._begin_catalog(rows, dropped, mark, files)
+        due = self._catalog.format != CATALOG_FORMATS[self.cookie.level]
+        if renew or due or rewrite_is_due(self._catalog.length, self._index.totals()):
+            return self._begin_catalog(changed, mark)
         try:
-            length = self._catalog.append(rows, dropped, mark, files)
+            length = self._catalog.append(
+                changed.rows,
+                changed.dropped,
+                mark,
+                self._files(changed),
+                changed=changed.added,
+                gone=changed.gone,
+                named=changed.named,
+            )
         except OSError as error:
             if is_full(error):
                 self._catalog.take_back()
             raise
         return self._catalog, mark._replace(catalog_bytes=length)
 
-    def _begin_catalog(
-        self, rows: Iterable[LedgerRow], dropped: Iterable[int], mark: Mark, files: Iterable[FileRow]
-    ) -> tuple[CatalogWriter, Mark]:
+    def _begin_catalog(self, changed: _Changed, mark: Mark) -> tuple[CatalogWriter, Mark]:
         volumes = self._volumes
         file_id = volumes.new_id()
         path = catalog_path(volumes.root, file_id)
         mark = mark._replace(catalog_file_id=file_id, next_file_id=volumes.next_file_id)
+        files = list(self._files(changed))
+        named = {row.name: row for row in (*self._index.all_named(), *changed.named)}
+        kept = [row for row in named.values() if row.value is not None]
         try:
-            catalog = CatalogWriter.create(volumes.fs, path, self._store_id, file_id)
+            catalog = CatalogWriter.create(volumes.fs, path, self.cookie.store_id, file_id, cookie=self.cookie)
             try:
-                length = catalog.append(self._ledgers(rows, dropped), (), mark, files)
+                ledgers = self._ledgers(changed.rows, changed.dropped)
+                length = catalog.append(ledgers, (), mark, files, changed=files, named=kept)
             except BaseException:
                 catalog.close()
                 raise
@@ -169,6 +199,14 @@ class Registry:
                     volumes.fs.unlink(path)
             raise
         return catalog, mark._replace(catalog_bytes=length)
+
+    def _files(self, changed: _Changed) -> Iterator[FileRow]:
+        """Yield all files as they will be; the index is read only if the rows are asked for."""
+        files = self._index.files()
+        files.update((row.file_id, row) for row in changed.added)
+        for file_id in changed.gone:
+            del files[file_id]
+        yield from files.values()
 
     def _ledgers(self, rows: Iterable[LedgerRow], dropped: Iterable[int]) -> Iterator[LedgerRow]:
         """Yield all ledgers as they will be."""

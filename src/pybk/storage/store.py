@@ -118,8 +118,9 @@ class Store(ChangingView):
                 volumes.add(row)
             (note_lost_environments if salvage else check_present)(volumes)
             entries = _open_entries(volumes, environment, opened)
-            registry = Registry.open(volumes, index, mark, cookie.store_id)
+            registry = Registry.open(volumes, index, mark, cookie)
             opened.append(registry.close)
+            registry.clear()
             metrics = metrics or Metrics()
             store = cls(
                 lock, cookie, config, volumes, index, index_environment, entries, watermark, registry, metrics, lost
@@ -152,6 +153,7 @@ class Store(ChangingView):
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
         self.cookie = cookie
         self.store_id = cookie.store_id
+        self.feature_level = cookie.level
         self._lock_file = lock
         self._index_environment = index_environment
         self._watermark = watermark

@@ -300,6 +300,8 @@ class _Check:
                     path,
                     ledger_id=row.metadata.ledger_id,
                 )
+        if list(state.named.values()) != self._index.all_named():
+            yield Problem(f"{path} has other named records than the index; run `pybk rebuild-index {self._root}`", path)
         if count != len(known):
             yield Problem(f"{path} names {len(known)} ledgers, the index {count}; {_RESTORE}", path)
 
