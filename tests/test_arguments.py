@@ -163,7 +163,8 @@ def test_an_abandoned_follower_leaves_nothing_behind(reader: LedgerReader, write
         for _ in range(10):
             await anext(reader.follow_async())
         waiting = asyncio.create_task(drain(reader.follow_async(2)))
-        await asyncio.sleep(0.05)
+        while not writer._descriptor.advanced_callbacks:
+            await asyncio.sleep(0.001)
         assert len(writer._descriptor.advanced_callbacks) == 1
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

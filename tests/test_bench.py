@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,11 +63,14 @@ def test_what_is_done_once_has_one_round(tmp_path: Path) -> None:
     assert figure.targets == [("<= 2", 0.5)]
 
 
-def test_rate_counts_what_was_done_in_the_time_it_took() -> None:
-    assert rate(partial(sleep_and_count, 0.02, 10), 0.1) == pytest.approx(500, rel=0.3)
+def test_rate_counts_what_was_done_in_the_time_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
 
+    def step() -> int:
+        nonlocal now
+        now += 0.04
+        return 10
 
-def sleep_and_count(seconds: float, count: int) -> int:
-    """Take some time to do some things."""
-    time.sleep(seconds)
-    return count
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert rate(step, 0.1) == pytest.approx(250)
+    assert now == pytest.approx(1000.12), "it ends with the first step that is over in time"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from bench.cluster.bookies import Cluster, process_cpu_seconds
 from bench.contest import at_least, at_most
 from bench.payloads import PAYLOADS
 from pybk import LedgerManager
-from tests.waiting import PROCESS_S
+from tests.waiting import PROCESS_S, wait_until
 
 
 def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
@@ -74,14 +75,34 @@ def test_a_cluster_is_measured_as_a_whole(tmp_path: Path) -> None:
             assert entries == len(latencies) == writer.last_add_confirmed + 1 >= appending.OUTSTANDING
             assert 0 < min(latencies) <= max(latencies) <= seconds
             before, own = cluster.cpu_seconds(), time.process_time()
-            assert appending.outstanding_cpu(cluster, writer, 0.1) > 0
-            assert cluster.cpu_seconds() - before > time.process_time() - own  # the bookie's is in it
+
+            def more_than_own() -> bool:  # the clock of other processes has ticks of 10 ms
+                assert appending.outstanding_cpu(cluster, writer, 0.1) > 0
+                return cluster.cpu_seconds() - before > time.process_time() - own
+
+            wait_until(more_than_own, "the bookie's time to be in the cluster's")
             assert appending.in_batches(cluster, writer, 0.05) > 0
         with pytest.raises(Exception, match="secret"):
             LedgerManager.connect(cluster.url)
 
 
-def test_a_slow_bookie_is_stopped_for_half_of_the_time_and_goes_on_afterwards(tmp_path: Path) -> None:
+def test_a_slow_bookie_is_stopped_for_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    def sleep(seconds: float) -> None:
+        done.append(seconds)
+        if len(done) == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "kill", lambda pid, which: done.append((pid, which)))
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        slowness.slow_down(77)
+    turn = [(77, signal.SIGSTOP), slowness.STOPPED_SECONDS, (77, signal.SIGCONT), slowness.STOPPED_SECONDS]
+    assert done == turn * 2
+
+
+def test_a_slow_bookie_stops_again_and_again_and_goes_on_afterwards(tmp_path: Path) -> None:
     def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1][0] == "T"
 
@@ -90,12 +111,9 @@ def test_a_slow_bookie_is_stopped_for_half_of_the_time_and_goes_on_afterwards(tm
             (bookie,) = cluster.client.ledger_metadata(writer.ledger_id).fragments[0].ensemble
         pid = cluster.pid(bookie.bookie_id)
         with slowness.slowed(pid):
-            looks = []
-            end = time.perf_counter() + 10 * slowness.STOPPED_SECONDS
-            while time.perf_counter() < end:
-                looks.append(is_stopped(pid))
-                time.sleep(0.001)
-        assert len(looks) / 4 < sum(looks) < len(looks) * 3 / 4
+            for _ in range(3):
+                wait_until(lambda: is_stopped(pid))
+                wait_until(lambda: not is_stopped(pid))
         assert not is_stopped(pid)
 
 
@@ -111,10 +129,11 @@ def test_growth_is_seen_also_of_what_was_let_go(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("curve", [False, True])
 def test_the_bare_loop_counts_each_batch_once(curve: bool, tmp_path: Path) -> None:
     with bare_loop(tmp_path, curve=curve) as loop:
-        begin = time.perf_counter()
+        sent, begin = loop._number, time.perf_counter()
         reached, latencies = loop.run(4, 2, 0.1)
         took = time.perf_counter() - begin
-    assert reached * took == pytest.approx(4 * len(latencies), rel=0.2)
+        assert len(latencies) == loop._number - sent
+    assert 0.1 <= 4 * len(latencies) / reached <= took
     files = sorted(tmp_path.iterdir())
     assert len(files) == 3
     assert sum(PAYLOADS[3] in file.read_bytes() for file in files) >= 2

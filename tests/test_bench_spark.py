@@ -14,7 +14,6 @@ from tests.spark import clusters
 from tests.waiting import PROCESS_S
 
 
-@pytest.mark.timeout(240)
 def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     done = subprocess.run(

@@ -75,7 +75,6 @@ def test_cluster(tmp_path: Path) -> None:
     assert read == "201 entries read"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[3,1,1024]"])
 def test_pipeline(master: str, tmp_path: Path) -> None:
     (tmp_path / "input").write_text("".join(f"{'x' * (number % 7)} {number}\n" for number in range(3000)))
@@ -108,7 +107,7 @@ def test_tail_follows_a_writer_in_another_process(tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as process:
-            watchdog = threading.Timer(30, process.kill)
+            watchdog = threading.Timer(PROCESS_S, process.kill)
             watchdog.start()
             assert process.stdout is not None
             assert process.stderr is not None
@@ -317,7 +316,7 @@ def load_and_kill(path: Path, attempt: int, kill_after: int, sent: dict[bytes, i
 
     feeder = threading.Thread(target=feed)
     feeder.start()
-    watchdog = threading.Timer(60, process.kill)
+    watchdog = threading.Timer(PROCESS_S, process.kill)
     watchdog.start()
     answers: list[tuple[bytes, int]] = []
     for line in process.stdout:

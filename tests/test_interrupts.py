@@ -6,7 +6,6 @@ import linecache
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from types import FrameType
@@ -105,7 +104,7 @@ def one_round(manager: LedgerManager, line: int) -> bool:
     return fired
 
 
-@pytest.mark.timeout(100, method="thread")
+@pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None:
     manager = open_store(SimFileSystem(1))
     line = 0
@@ -115,7 +114,7 @@ def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None
     manager.close()
 
 
-@pytest.mark.timeout(100, method="thread")
+@pytest.mark.timeout(method="thread")
 def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter() -> None:
     for line in range(0, 400, 3):
         manager = open_store(SimFileSystem(line))
@@ -133,12 +132,10 @@ def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in somebody's gc callback
-@pytest.mark.timeout(60, method="thread")
+@pytest.mark.timeout(method="thread")
 def test_real_interrupts_strand_no_waiter_and_lose_nothing() -> None:
     manager = open_store(SimFileSystem(2))
-    stop = time.monotonic() + 3.0
-    rounds = 0
-    while time.monotonic() < stop:
+    for rounds in range(500):
         writer = manager.create_ledger()
         done: dict[bytes, int] = {}
         thread = threading.Thread(target=append_some, args=(writer, b"thread", done), daemon=True)
@@ -158,8 +155,6 @@ def test_real_interrupts_strand_no_waiter_and_lose_nothing() -> None:
         reader = manager.open_ledger(writer.ledger_id)
         found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
         assert all(found[entry_id] == payload for payload, entry_id in done.items())
-        rounds += 1
-    assert rounds > 100
     manager.close()
 
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.spark import clusters
 from tests.waiting import PROCESS_S
 
@@ -85,7 +83,6 @@ def test_the_cluster_of_the_readme_can_be_had(tmp_path: Path) -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
-@pytest.mark.timeout(180)
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
     (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[2]}", encoding="utf-8")
     run = subprocess.run(

@@ -164,13 +164,15 @@ def test_readers_beside_a_writer_that_does_everything(
         go(child)
         last = end(child)
         threads[-1].join(WAIT_S)
-        over.set()
+        try:
+            wait_until(lambda: min(rounds) or problems, "each reader to look around once")
+        finally:
+            over.set()
         for thread in threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()
         assert not problems
         assert followed == list(range(last + 1))
-        assert min(rounds) > 0
 
 
 def test_a_reader_that_looks_rarely_catches_up(

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 TICK_MS = 250
-START_S = 30.0
+START_S = 120.0
 
 
 def missing() -> str | None:

@@ -18,8 +18,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from pybk.admin.cli import main
+from pybk.client import wire
 from pybk.errors import NotEnoughBookiesError, PybkError
 from pybk.manager import LedgerManager
+from pybk.transport import curve, link
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
@@ -27,6 +29,13 @@ if TYPE_CHECKING:
     from pybk.writer import LedgerWriter
 
 PASSWORD = b"the password of all ledgers here"
+PATIENCE: list[tuple[object, str, int]] = [
+    (curve, "SILENCE_MS", int(WAIT_S * 1e3)),
+    (wire, "TIMEOUT_NS", int(WAIT_S * 1e9)),
+    (link, "PING_NS", int(WAIT_S * 1e9)),
+]
+"""What makes a client wait for bookies that a busy machine keeps from answering."""
+
 _PUSHED_AHEAD = 50
 _REFUSED_MAX = 5
 _CREATED_IN_S = 20
@@ -44,6 +53,7 @@ class Orders:
         entries: How many to write before closing the ledger; None writes until it is refused.
         pause_s: Seconds between two entries.
         largest: Bytes of the longest payloads.
+        patient: Whether bookies that are silent for seconds are not given up, as on a machine that is busy.
     """
 
     url: str
@@ -53,6 +63,7 @@ class Orders:
     entries: int | None = None
     pause_s: float = 0.0
     largest: int = 400
+    patient: bool = False
 
     def text(self) -> str:
         """Return the orders as an argument."""
@@ -118,6 +129,9 @@ def _create(client: LedgerManager, shape: tuple[int, int, int]) -> LedgerWriter:
 
 
 def _run_writer(orders: Orders) -> None:
+    if orders.patient:
+        for owner, name, value in PATIENCE:
+            setattr(owner, name, value)
     secret = os.environ.get("PYBK_CLUSTER_SECRET")
     client = LedgerManager.connect(orders.url, cluster_secret=None if secret is None else secret.encode())
     route(client, orders.routes)

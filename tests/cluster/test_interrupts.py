@@ -87,7 +87,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
     return fired
 
 
-@pytest.mark.timeout(100, method="thread")
+@pytest.mark.timeout(method="thread")
 @pytest.mark.parametrize(("others", "step", "lines"), [(0, 11, 900), (2, 5, 60)])
 def test_an_interrupt_at_any_line_of_the_client_strands_nobody(
     tmp_path: Path, others: int, step: int, lines: int

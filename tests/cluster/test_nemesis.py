@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.nemesis import torment
 
 
-@pytest.mark.timeout(180)
 def test_ten_seconds_of_random_faults(tmp_path: Path) -> None:
     counts = torment(tmp_path, 10.0, seed=7)
     assert counts["ledgers"] >= 2

