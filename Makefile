@@ -22,7 +22,7 @@ PROJECT := setup.cfg pyproject.toml
 help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
-	@echo "make test                run the tests"
+	@echo "make test [ARGS=...]     run the tests, in two processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make check               ruff, mypy, import contracts, spelling"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
@@ -38,7 +38,7 @@ demo-spark: $(VENV)/.spark
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
 test: $(VENV)/.test
-	tools/java run $(BIN)/python -m pytest $(ARGS)
+	tools/java run $(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check .

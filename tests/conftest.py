@@ -1,8 +1,9 @@
-"""What holds for all tests: limits that one test lowers are those of production again in the next."""
+"""What holds for all tests: production's limits at the start of each, the order, and which tests share a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,3 +23,49 @@ def _limits_of_production() -> Iterator[None]:
     yield
     for module, name, value in _LIMITS:
         setattr(module, name, value)
+
+
+# Files that take longest, in this order: begun last, one of them would keep one worker busy while the other is done.
+_LONG_FIRST = (
+    "tests/spark/test_clusters.py",
+    "tests/spark/test_streams.py",
+    "tests/cluster/test_faults.py",
+    "tests/cluster/test_nemesis.py",
+    "tests/test_mutants.py",
+    "tests/simulator/test_campaign.py",
+)
+
+# Files that use the session of the fixture ``spark``: one worker runs them all, so that one such session begins.
+_OF_ONE_SPARK = {
+    f"tests/spark/test_{name}.py" for name in ("batch", "commands", "jobs", "sink", "starting", "streams", "transfers")
+}
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.split("::", 1)[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first, and those of one Spark session behind one another."""
+    ranks = {name: rank for rank, name in enumerate(_LONG_FIRST)}
+    spark = ranks["tests/spark/test_streams.py"]
+
+    def rank_of(item: pytest.Item) -> int:
+        file = _file_of(item.nodeid)
+        return spark if file in _OF_ONE_SPARK else ranks.get(file, len(ranks))
+
+    items.sort(key=rank_of)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a worker one file after another, in the order of the collection; see ``_OF_ONE_SPARK`` for the exception."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = _file_of(nodeid)
+            return "spark" if file in _OF_ONE_SPARK else file
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
