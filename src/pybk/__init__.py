@@ -45,9 +45,8 @@ from pybk.home import Health, Replicated
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
+from pybk.version import __version__ as __version__
 from pybk.writer import LedgerWriter
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AppendFuture",

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pybk.config import StoreConfig
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.opening import open_metadata
@@ -18,7 +19,7 @@ from tests.realstore import QUICK
 SECRET = b"the secret that a cluster has ---"
 
 
-def make_cluster(directory: Path, secret: bytes | None = SECRET) -> str:
+def make_cluster(directory: Path, secret: bytes | None = SECRET, level: FeatureLevel = NEWEST_LEVEL) -> str:
     """Make a cluster in which passwords cost no scrypt; return its metadata URL."""
     directory.mkdir(parents=True, exist_ok=True)
     url = f"lmdb://{directory}/metadata"
@@ -27,7 +28,8 @@ def make_cluster(directory: Path, secret: bytes | None = SECRET) -> str:
         assert secret is not None
         return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
 
-    ClusterMetadata(open_metadata(url), key_for=None if secret is None else key_for, cost=2).close()
+    key = None if secret is None else key_for
+    ClusterMetadata(open_metadata(url), key_for=key, cost=2, level=level).close()
     return url
 
 
@@ -40,11 +42,19 @@ class Inside:
         bookies: The managers of the bookies, by place.
     """
 
-    def __init__(self, directory: Path, *, count: int = 3, secret: bytes | None = SECRET, scheme: str = "tcp") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        count: int = 3,
+        secret: bytes | None = SECRET,
+        scheme: str = "tcp",
+        level: FeatureLevel = NEWEST_LEVEL,
+    ) -> None:
         self.directory = directory
         self.secret = secret
         self.scheme = scheme
-        self.url = make_cluster(directory, secret)
+        self.url = make_cluster(directory, secret, level)
         self._stack = ExitStack()
         # The path of a socket has room for 107 bytes.
         self._sockets = self._stack.enter_context(TemporaryDirectory(prefix="pybk-"))

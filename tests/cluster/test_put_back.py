@@ -84,7 +84,9 @@ def test_a_ledger_is_not_closed_short_by_a_bookie_that_was_put_back(tmp_path: Pa
             client.open_ledger(ledger_id, password=PASSWORD)
         assert "was put back to an older state" in older.child.complaint()
         first.start()
-        with wait_until(lambda: opened(client, ledger_id)) as reader:
+        reader = wait_until(lambda: opened(client, ledger_id))
+        assert reader is not None
+        with reader:
             assert [entry.payload for entry in reader.read(0, 29)] == [payload(number) for number in range(30)]
 
 

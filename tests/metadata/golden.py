@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pybk.feature_level import FeatureLevel
 from pybk.metadata import lmdb_records, positions
 from pybk.metadata.bookies import BookieCookie, _cookie_json, _registration_json
-from pybk.metadata.cluster import ClusterIdentity, _proof
+from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
 from pybk.metadata.description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
@@ -21,26 +22,24 @@ from tests.map_environment import MapEnvironment
 from tests.metadata.records import KEY, bookie, ledger, registration
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "metadata.json"
+"""The values of format 1, made by the first released version."""
+
+GOLDEN_SEALS = GOLDEN.with_name("metadata-seals.json")
+"""Those of feature level SEALS."""
+
 TOKEN = bytes(range(16))
 CLUSTER = ClusterIdentity(bytes(range(16)), bytes(range(32)), 1 << 14)
 
 
-def identity_json() -> bytes:
+def identity_json(level: FeatureLevel) -> bytes:
     """Return what a cluster with a secret says of itself."""
-    return encode_json(
-        {
-            "cluster_id": to_base64(CLUSTER.cluster_id),
-            "salt": to_base64(CLUSTER.salt),
-            "cost": CLUSTER.cost,
-            "proof": to_base64(_proof(CLUSTER, KEY)),
-        }
-    )
+    return encode(CLUSTER, level, to_base64(proof_of(CLUSTER, KEY, level)))
 
 
-def values() -> dict[str, tuple[str, bytes]]:
+def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, bytes]]:
     """Return a key and a value of every kind."""
     payloads: dict[Kind, tuple[str, bytes]] = {
-        Kind.CLUSTER: ("cluster", identity_json()),
+        Kind.CLUSTER: ("cluster", identity_json(level)),
         Kind.IDS: ("ids", encode_json({"next": 2000})),
         Kind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
         Kind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8, "proof": to_base64(bytes(64))})),
@@ -55,9 +54,9 @@ def values() -> dict[str, tuple[str, bytes]]:
     assert set(payloads) == set(Kind)
     made = {}
     for kind, (key, payload) in payloads.items():
-        made[kind.name] = (key, seal(kind, key, TOKEN, payload, None if kind is Kind.CLUSTER else KEY))
+        made[kind.name] = (key, seal(kind, key, TOKEN, payload, None if kind is Kind.CLUSTER else KEY, level))
     key, payload = payloads[Kind.LEDGER]
-    made["LEDGER without a secret"] = (key, seal(Kind.LEDGER, key, TOKEN, payload, None))
+    made["LEDGER without a secret"] = (key, seal(Kind.LEDGER, key, TOKEN, payload, None, level))
     made["description"] = ("", LedgerDescription.of(ledger(7)).encode(KEY))
     made["description without a secret"] = ("", LedgerDescription.of(ledger(7)).encode(None))
     return made
@@ -75,13 +74,13 @@ def lmdb_rows() -> dict[str, str]:
     return {name.hex(): value.hex() for name, value in environment.rows.items()}
 
 
-def golden() -> dict[str, dict[str, object]]:
+def golden(level: FeatureLevel) -> dict[str, dict[str, object]]:
     """Return everything, as it is written down."""
     return {
-        "values": {name: [key, value.hex()] for name, (key, value) in values().items()},
+        "values": {name: [key, value.hex()] for name, (key, value) in values(level).items()},
         "lmdb": dict(lmdb_rows()),
     }
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(golden(), indent=1) + "\n")
+    GOLDEN_SEALS.write_text(json.dumps(golden(FeatureLevel.SEALS), indent=1) + "\n")

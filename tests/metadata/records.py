@@ -60,6 +60,8 @@ def registration(who: Bookie, **values: Any) -> BookieRegistration:
         "tiers": {StorageHint.NVME: 1 << 40, StorageHint.HDD: 0},
         "load": 0.5,
         "rack": "/room/rack",
+        "level_max": 1,
+        "version": "0.2.0",
         **values,
     }
     return BookieRegistration(bookie=who, **values)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataVersionError, UsageError
+from pybk.feature_level import NEWEST_LEVEL
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.lmdb import LmdbTree
 from pybk.metadata.pointers import POINTER_BYTES_MAX
@@ -87,10 +88,10 @@ def test_a_pointer_of_somebody_without_the_secret_is_refused(world: World) -> No
     tree = world.open()
     cluster = cluster_on(tree)
     key = "pointers/sinks/app"
-    version = tree.create(key, seal(Kind.POINTER, key, bytes(16), b"{}", b"x" * 32))
+    version = tree.create(key, seal(Kind.POINTER, key, bytes(16), b"{}", b"x" * 32, NEWEST_LEVEL))
     with pytest.raises(MetadataForgedError):
         cluster.read_pointer("sinks", "app")
-    tree.put(key, seal(Kind.LOCK, key, bytes(16), b"{}", KEY), version)
+    tree.put(key, seal(Kind.LOCK, key, bytes(16), b"{}", KEY, NEWEST_LEVEL), version)
     with pytest.raises(CorruptError, match="LOCK where POINTER"):
         cluster.read_pointer("sinks", "app")
 

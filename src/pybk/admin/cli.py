@@ -21,11 +21,11 @@ from typing import Any, Final
 from tabulate import tabulate
 from tqdm import tqdm
 
-from pybk import __version__ as version
 from pybk.admin.credentials import password_of, secret_of, takes_password, takes_secret
 from pybk.admin.dump import dump_store
 from pybk.admin.serving import serve
 from pybk.admin.spark import add_spark
+from pybk.admin.upgrade import run_upgrade
 from pybk.bookie.service import BookieService
 from pybk.cluster import open_cluster
 from pybk.config import StoreConfig
@@ -44,6 +44,7 @@ from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.rebuild import Progress, Rebuilt, rebuild_index
 from pybk.storage.verify import Problem, Verified, verify_store
+from pybk.version import __version__
 
 SOUND: Final = 0
 DAMAGED: Final = 1
@@ -86,7 +87,7 @@ def _one_line(error: BaseException) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pybk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--version", action="version", version=f"pybk {version}")
+    parser.add_argument("--version", action="version", version=f"pybk {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, text: str, path: str = "the directory of the store") -> argparse.ArgumentParser:
@@ -115,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="go on although entries are missing; reading them fails from then on",
     )
+    upgrade = add("upgrade", run_upgrade, "show the feature level, or raise it to the newest", either)
+    upgrade.add_argument("--finalize", action="store_true", help="raise the level; it cannot be lowered again")
+    takes_secret(upgrade)
     _add_bookie_options(add("bookie", _bookie, "serve as a bookie until SIGTERM or SIGINT", "the bookie's directory"))
     add_spark(commands)
     return parser

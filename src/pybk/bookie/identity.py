@@ -14,6 +14,10 @@ from pybk.ledger import LedgerMetadata
 
 IDENTITY_KEY: Final = ".bookie"
 IDENTITY_FORMAT: Final = 1
+CLUSTER_KEY: Final = ".cluster"
+"""Key of a copy of the cluster's own metadata value: id, scrypt salt and cost, proof of the secret, feature level.
+
+It is what remains of them if the metadata store is lost: without the salt no password opens a ledger."""
 
 
 class Identity(NamedTuple):

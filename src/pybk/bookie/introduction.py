@@ -46,7 +46,7 @@ def introduce(
     bookie = Bookie(name, instance)
     cookie = metadata.claim_cookie(bookie, replace=replace_lost)
     _check_alone(bookie, metadata, keys)
-    boots = replicas.begin(cluster_id, name, instance, cookie.boots, moved=moved)
+    boots = replicas.begin(cluster_id, name, instance, cookie.boots, moved=moved, about=metadata.about)
     if not metadata.record_boot(bookie, boots):
         raise CookieError(
             f"{replicas.store.volumes.root} was started {boots} times, but the cluster knows of later starts of "

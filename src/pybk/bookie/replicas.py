@@ -15,7 +15,7 @@ from typing import Final
 
 from pybk.bookie.description import Description, names_bookie_record
 from pybk.bookie.extents import Held
-from pybk.bookie.identity import IDENTITY_KEY, Identity
+from pybk.bookie.identity import CLUSTER_KEY, IDENTITY_KEY, Identity
 from pybk.bookie.replica import Replica, View
 from pybk.bookie.states import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
@@ -143,7 +143,16 @@ class Replicas:
             expected = expected._replace(boots=min(boots, identity.boots))
         identity.check(expected, self.store.volumes.root)
 
-    def begin(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int = 0, *, moved: bool = False) -> int:
+    def begin(
+        self,
+        cluster_id: bytes,
+        bookie_id: str,
+        instance: bytes,
+        boots: int = 0,
+        *,
+        moved: bool = False,
+        about: bytes = b"",
+    ) -> int:
         """Note that the bookie starts, and bind a new directory to it; durable on return.
 
         Call it after ``check``, and record the number in the metadata store before serving.
@@ -154,6 +163,7 @@ class Replicas:
             instance: Its instance.
             boots: The last start that the metadata store records.
             moved: The directory may be another than at the last start, because it was moved and not copied.
+            about: The payload of the cluster's own metadata value, to be kept as a copy.
 
         Returns:
             The number of this start, above all before it.
@@ -173,7 +183,8 @@ class Replicas:
             boots = max(boots, before.boots)
         identity = Identity(cluster_id, bookie_id, instance, boots + 1, inode)
         known = self._identities
-        made = self.store.create(self._metadata(LedgerType.BOOKIE, {IDENTITY_KEY: identity.encode()}), when_full=True)
+        custom = {IDENTITY_KEY: identity.encode(), CLUSTER_KEY: about}
+        made = self.store.create(self._metadata(LedgerType.BOOKIE, custom), when_full=True)
         self._identities = [(identity, made.ledger_id)]
         for _, ledger_id in known:
             self.store.delete(self.store.descriptor(ledger_id))

@@ -27,6 +27,7 @@ from pybk.errors import (
     StorageFullError,
     UsageError,
 )
+from pybk.feature_level import NEWEST_LEVEL
 from pybk.home import Health, health_of
 from pybk.ledger import Bookie
 from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
@@ -51,6 +52,7 @@ from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRe
 from pybk.transport.keys import ClusterKeys, proves_deletion, proves_right
 from pybk.transport.log_limit import LogLimit
 from pybk.transport.server import Peer, Server
+from pybk.version import __version__
 
 if TYPE_CHECKING:
     from pybk.bookie.replicas import Replicas
@@ -200,6 +202,8 @@ class BookieService:
             load=served / _TELL_SECONDS,
             rack=self._rack,
             read_only=self._retired or health.full is not None or health.error is not None,
+            level_max=NEWEST_LEVEL,
+            version=__version__,
         )
 
     def retire(self) -> None:

@@ -47,6 +47,7 @@ class Directory:
 
     Attributes:
         bookies: Those that are there, by name.
+        too_old: Those that are there and run a pybk that does not know the cluster's feature level, by name.
         reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt what they
             send, which takes longer than all else.
         on_change: Called after bookies came or went, in a thread of the metadata store.
@@ -61,6 +62,7 @@ class Directory:
         self._lock = threading.Lock()
         self.bookies: Mapping[str, BookieRegistration] = {}
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
+        self.too_old: Mapping[str, BookieRegistration] = {}
         self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
         self._watch = metadata.watch_bookies(self._changed)
@@ -81,6 +83,15 @@ class Directory:
         except MetadataError as error:
             logger.warning("who is there cannot be seen now, so who was there counts: %s", error)
             return
+        level = self.metadata.feature_level
+        self.too_old = {name: found for name, found in there.items() if found.level_max < level}
+        for name, found in self.too_old.items():
+            del there[name]
+            logger.warning(
+                "bookie %s is left out: it runs pybk %s, which knows feature levels up to %d, and the cluster has %d; "
+                "upgrade and restart it",
+                *(name, found.version or "before 0.2", found.level_max, level),
+            )
         self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
         self.bookies = there
         self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
@@ -131,7 +142,8 @@ class Directory:
     def _there(self) -> str:
         """Say who is there, and who of them takes no new ledgers."""
         named = (f"{name} read-only" if found.read_only else name for name, found in sorted(self.bookies.items()))
-        return ", ".join(named) or "none"
+        old = (f"{name} too old for the cluster's feature level" for name in sorted(self.too_old))
+        return ", ".join([*named, *old]) or "none"
 
     def _choose(
         self,

@@ -70,6 +70,8 @@ class BookieRegistration:
         load: How busy it is, from 0 up; for comparing only.
         rack: Where it stands, such as ``/room/rack``; empty if nobody said.
         read_only: It takes no new ledgers.
+        level_max: The highest feature level that it knows; 0 for a pybk that registers none.
+        version: The version of pybk that it runs, empty if it registers none.
     """
 
     bookie: Bookie
@@ -79,6 +81,8 @@ class BookieRegistration:
     load: float = 0.0
     rack: str = ""
     read_only: bool = False
+    level_max: int = 0
+    version: str = ""
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -448,6 +452,8 @@ def _registration_json(registration: BookieRegistration, owner: str) -> bytes:
             "load": float(registration.load),
             "rack": registration.rack,
             "read_only": registration.read_only,
+            "level": registration.level_max,
+            "version": registration.version,
             "owner": owner,
         }
     )
@@ -456,6 +462,9 @@ def _registration_json(registration: BookieRegistration, owner: str) -> bytes:
 def _registration_from(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
     if not isinstance(values["rack"], str) or type(values["read_only"]) is not bool:
         raise ValueError("rack is no string, or read_only no truth value")
+    level_max, version = values.get("level", 0), values.get("version", "")
+    if type(level_max) is not int or level_max < 0 or not isinstance(version, str):
+        raise ValueError("level is no whole number from 0 up, or version no string")
     registration = BookieRegistration(
         bookie=Bookie(values["bookie_id"], from_base64(values["instance"])),
         addresses=tuple(values["addresses"]),
@@ -464,5 +473,7 @@ def _registration_from(values: dict[str, Any]) -> tuple[BookieRegistration, str]
         load=float(values["load"]),
         rack=values["rack"],
         read_only=values["read_only"],
+        level_max=level_max,
+        version=version,
     )
     return registration, str(values["owner"])

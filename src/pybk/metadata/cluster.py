@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pybk.digest import SALT_BYTES_MIN, SCRYPT_COST, SCRYPT_COST_MAX
-from pybk.errors import CorruptError, MetadataError, MetadataExistsError, MetadataForgedError
-from pybk.feature_level import FeatureLevel
+from pybk.errors import (
+    CorruptError,
+    MetadataError,
+    MetadataExistsError,
+    MetadataForgedError,
+    MetadataVersionError,
+    PybkError,
+    UnsupportedFormatError,
+)
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.metadata.bookies import Bookies
 from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
 from pybk.metadata.positions import Positions
 from pybk.metadata.settle import settle
-from pybk.metadata.tree import MetadataTree
+from pybk.metadata.tree import MetadataTree, Node
 from pybk.metadata.values import (
+    KEY_EPOCH,
     MAC_BYTES,
     TOKEN_BYTES,
+    VALUE_FORMAT_BASE,
     Kind,
     decode_json,
     encode_json,
@@ -33,10 +44,13 @@ from pybk.metadata.values import (
     unseal,
 )
 
+logger = logging.getLogger(__name__)
+
 CLUSTER_KEY: Final = "cluster"
 CLUSTER_ID_BYTES: Final = 16
 
-_LABEL: Final = b"pybk cluster 1\0"
+_LABEL_BASE: Final = b"pybk cluster 1\0"
+_LABEL: Final = b"pybk cluster 2\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,32 @@ class ClusterIdentity:
     cost: int
 
 
+class _Stored(NamedTuple):
+    """A cluster's own value: who it is, its feature level, and the version and payload of the value."""
+
+    identity: ClusterIdentity
+    level: FeatureLevel
+    version: int
+    payload: bytes
+
+
+class Upgrade(NamedTuple):
+    """What ``ClusterMetadata.upgrade`` found or did.
+
+    Attributes:
+        level: The cluster's feature level on return.
+        newest: The level that this version of pybk would raise it to.
+        hindrances: What prevents that, one reason each; empty if nothing does.
+        absent: Bookies that belong to the cluster and are not there now: they must run a pybk that knows the newest
+            level when they come back, and are refused otherwise.
+    """
+
+    level: FeatureLevel
+    newest: FeatureLevel
+    hindrances: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
 class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
     """A cluster's metadata. Threads: any.
 
@@ -62,17 +102,22 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         key_for: Derives the metadata key, 32 bytes, from the cluster secret; None without one.
         cost: scrypt's cost, for a cluster that does not exist yet.
         create: Make the cluster if there is none.
+        level: The feature level of a cluster that does not exist yet.
 
     Attributes:
-        identity: Who the cluster is.
+        identity: The cluster's id, scrypt salt and cost.
+        feature_level: The level whose formats the cluster's members write. It is watched, and rises when somebody
+            raises it.
+        about: The payload of the cluster's own value, for bookies to keep a copy of.
 
     Raises:
         MetadataForgedError: The secret is not that of the cluster, or one side has a secret and the other none.
         MetadataUnreachableError: The store did not answer.
-        CorruptError, UnsupportedFormatError: The store does not say who the cluster is.
+        UnsupportedFormatError: The cluster has a feature level that this version of pybk does not know.
+        CorruptError: The store does not say who the cluster is.
         MetadataError: There is no cluster, and none is to be made.
 
-    Whoever comes first makes the cluster; of several at once, one.
+    The first process to come makes the cluster; of several at once, one does.
     """
 
     def __init__(
@@ -82,15 +127,77 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         key_for: Callable[[ClusterIdentity], bytes] | None = None,
         cost: int = SCRYPT_COST,
         create: bool = True,
+        level: FeatureLevel = NEWEST_LEVEL,
     ) -> None:
-        self.identity = _identity(tree, key_for, cost if create else None)
+        self._key_for = key_for
+        stored = _open_cluster(tree, key_for, (cost, level) if create else None)
+        self.identity = stored.identity
         self.cluster_id = self.identity.cluster_id
-        self.feature_level = FeatureLevel.BASE
-        """The level whose formats the cluster's members write."""
+        self.about = stored.payload
+        self.feature_level = stored.level
         super().__init__(tree, None if key_for is None else key_for(self.identity))
+        self._watch = None
+        if stored.level < NEWEST_LEVEL:
+            self._watch = tree.watch(CLUSTER_KEY, self._look_again)
+
+    def _look_again(self) -> None:
+        """See whether the feature level was raised; called by the store after a change of the cluster's own value."""
+        try:
+            stored = _read_cluster(self._tree, self._key_for)
+        except PybkError as error:
+            logger.warning(
+                "the feature level of the cluster cannot be read now, so %r stays: %s", self.feature_level, error
+            )
+            return
+        if stored is not None and stored.level > self.feature_level:
+            logger.info("the cluster's feature level was raised to %d (%s)", stored.level, stored.level.name)
+            self.about, self.feature_level = stored.payload, stored.level
+
+    def upgrade(self, *, finalize: bool) -> Upgrade:
+        """Raise the cluster's feature level to the newest, or find out whether that can be done.
+
+        Args:
+            finalize: False changes nothing. True raises the level, unless something prevents it. It cannot be lowered.
+
+        Returns:
+            The level, and what prevents raising it.
+
+        Durability: A raised level is durable on return; members that run take it up within moments.
+        """
+        while True:
+            stored = _read_cluster(self._tree, self._key_for)
+            if stored is None:
+                raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r} was removed; nothing removes it: restore it")
+            there = {found.bookie.bookie_id: found for found in self.list_bookies()}
+            hindrances = tuple(
+                f"bookie {name} runs pybk {found.version or 'before 0.2'}, which knows feature levels up to "
+                f"{found.level_max}: upgrade and restart it"
+                for name, found in there.items()
+                if found.level_max < NEWEST_LEVEL
+            )
+            absent = tuple(c.bookie.bookie_id for c in self.list_cookies() if c.bookie.bookie_id not in there)
+            if not finalize or hindrances or stored.level == NEWEST_LEVEL:
+                return Upgrade(stored.level, NEWEST_LEVEL, hindrances, absent)
+            with suppress(MetadataVersionError):  # another process was quicker, perhaps with something else: look again
+                self._raise_level(stored)
+                return Upgrade(NEWEST_LEVEL, NEWEST_LEVEL, (), absent)
+
+    def _raise_level(self, stored: _Stored) -> None:
+        """Raise the level from what is stored; raises MetadataVersionError if that was changed meanwhile."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        value = _sealed(stored.identity, token, self._key_for, NEWEST_LEVEL)
+        settle(
+            self._tree,
+            CLUSTER_KEY,
+            lambda: self._tree.put(CLUSTER_KEY, value, stored.version),
+            lambda node: node is not None and token_of(node.value) == token,
+        )
+        self._look_again()
 
     def close(self) -> None:
         """Close the store: registrations and locks of this one end."""
+        if self._watch is not None:
+            self._watch.cancel()
         self._tree.close()
 
     def __enter__(self) -> Self:
@@ -102,73 +209,128 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         self.close()
 
 
-def _identity(
-    tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | None, cost: int | None
-) -> ClusterIdentity:
-    """Read who the cluster is, or make it, unless ``cost`` is None."""
-    node = tree.get(CLUSTER_KEY, latest=True)
-    if node is None and cost is None:
+def _open_cluster(
+    tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | None, new: tuple[int, FeatureLevel] | None
+) -> _Stored:
+    """Read who the cluster is, or make it with a scrypt cost and a level, unless ``new`` is None."""
+    stored = _read_cluster(tree, key_for)
+    if stored is not None:
+        return stored
+    if new is None:
         raise MetadataError("there is no cluster in this metadata store: check its URL, or start the first bookie")
-    if node is None:
-        assert cost is not None
-        token = secrets.token_bytes(TOKEN_BYTES)
-        value = _sealed(
-            ClusterIdentity(secrets.token_bytes(CLUSTER_ID_BYTES), secrets.token_bytes(32), cost), token, key_for
+    cost, level = new
+    token = secrets.token_bytes(TOKEN_BYTES)
+    identity = ClusterIdentity(secrets.token_bytes(CLUSTER_ID_BYTES), secrets.token_bytes(32), cost)
+    value = _sealed(identity, token, key_for, level)
+    with suppress(MetadataExistsError):  # another process was quicker
+        settle(
+            tree,
+            CLUSTER_KEY,
+            lambda: tree.create(CLUSTER_KEY, value),
+            lambda node: node is not None and token_of(node.value) == token,
         )
-        with suppress(MetadataExistsError):  # somebody was quicker
-            settle(
-                tree,
-                CLUSTER_KEY,
-                lambda: tree.create(CLUSTER_KEY, value),
-                lambda node: node is not None and token_of(node.value) == token,
-            )
-        node = tree.get(CLUSTER_KEY, latest=True)
-        if node is None:
-            raise MetadataForgedError(
-                f"metadata key {CLUSTER_KEY!r} was removed just now; nothing removes it: try again"
-            )
+    stored = _read_cluster(tree, key_for)
+    if stored is None:
+        raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r} was removed just now; nothing removes it: try again")
+    return stored
+
+
+def _read_cluster(tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored | None:
+    """Read and check a cluster's own value; None if there is no cluster."""
+    node = tree.get(CLUSTER_KEY, latest=True)
+    return None if node is None else _check_cluster(node, key_for)
+
+
+def _check_cluster(node: Node, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored:
     # The key depends on what is read, so the proof is in what is read, and checked once the key is derived.
+    where = f"metadata key {CLUSTER_KEY!r}"
     kind, payload = unseal(CLUSTER_KEY, node.value, None)
     if kind is not Kind.CLUSTER:
-        raise CorruptError(f"metadata key {CLUSTER_KEY!r}: kind {kind.name} where CLUSTER belongs; restore it")
-    identity, proof = decode_json(payload, _from_values, where=f"metadata key {CLUSTER_KEY!r}")
+        raise CorruptError(f"{where}: kind {kind.name} where CLUSTER belongs; restore it")
+    base = node.value[0] == VALUE_FORMAT_BASE
+    identity, level, proof = decode_json(payload, _from_values_base if base else from_values, where=where)
+    if level > NEWEST_LEVEL:
+        raise UnsupportedFormatError(
+            f"cluster {identity.cluster_id.hex()} has feature level {level}; this pybk knows levels up to "
+            f"{NEWEST_LEVEL}: install the version of pybk that the cluster's other members run"
+        )
     if (key_for is None) != (proof == b""):
         raise MetadataForgedError(
             f"cluster {identity.cluster_id.hex()} has no secret, but one is given here: give none"
             if proof == b""
             else f"cluster {identity.cluster_id.hex()} has a secret, but none is given here: give it"
         )
-    if key_for is not None and not hmac.compare_digest(proof, _proof(identity, key_for(identity))):
+    level = FeatureLevel(level)
+    if key_for is not None and not hmac.compare_digest(proof, proof_of(identity, key_for(identity), level)):
         raise MetadataForgedError(
             f"the cluster secret given here is not that of cluster {identity.cluster_id.hex()}; check which "
             "cluster this metadata store is of"
         )
-    return identity
+    return _Stored(identity, level, node.version, payload)
 
 
-def _sealed(identity: ClusterIdentity, token: bytes, key_for: Callable[[ClusterIdentity], bytes] | None) -> bytes:
-    values = {
+def _sealed(
+    identity: ClusterIdentity,
+    token: bytes,
+    key_for: Callable[[ClusterIdentity], bytes] | None,
+    level: FeatureLevel,
+) -> bytes:
+    proof = "" if key_for is None else to_base64(proof_of(identity, key_for(identity), level))
+    return seal(Kind.CLUSTER, CLUSTER_KEY, token, encode(identity, level, proof), None, level)
+
+
+def encode(identity: ClusterIdentity, level: FeatureLevel, proof: str) -> bytes:
+    """Return the payload of a cluster's own value.
+
+    Args:
+        identity: Who the cluster is.
+        level: Its feature level.
+        proof: Base64 of what ``proof_of`` made, empty without a secret.
+    """
+    values: dict[str, Any] = {
         "cluster_id": to_base64(identity.cluster_id),
         "salt": to_base64(identity.salt),
         "cost": identity.cost,
-        "proof": "" if key_for is None else to_base64(_proof(identity, key_for(identity))),
     }
-    return seal(Kind.CLUSTER, CLUSTER_KEY, token, encode_json(values), None)
+    if level < FeatureLevel.SEALS:
+        return encode_json(values | {"proof": proof})
+    return encode_json(values | {"level": level, "key_epoch": KEY_EPOCH, "proofs": {str(KEY_EPOCH): proof}})
 
 
-def _proof(identity: ClusterIdentity, mac_key: bytes) -> bytes:
-    return mac_of(mac_key, _LABEL, identity.cluster_id, identity.salt, identity.cost.to_bytes(8, "big"))
+def proof_of(identity: ClusterIdentity, mac_key: bytes, level: FeatureLevel) -> bytes:
+    """Return what shows that a metadata key is that of a cluster."""
+    parts = [identity.cluster_id, identity.salt, identity.cost.to_bytes(8, "big")]
+    if level < FeatureLevel.SEALS:
+        return mac_of(mac_key, _LABEL_BASE, *parts)
+    return mac_of(mac_key, _LABEL, *parts, level.to_bytes(4, "big"), KEY_EPOCH.to_bytes(4, "big"))
 
 
-def _from_values(values: dict[str, Any]) -> tuple[ClusterIdentity, bytes]:
+def _from_values_base(values: dict[str, Any]) -> tuple[ClusterIdentity, int, bytes]:
+    """Decode the payload of a value of format 1."""
+    return _identity_from(values), FeatureLevel.BASE, _proof_from(values["proof"])
+
+
+def from_values(values: dict[str, Any]) -> tuple[ClusterIdentity, int, bytes]:
+    """Return identity, level and proof of the decoded payload of a value of format 2."""
+    level = values["level"]
+    if type(level) is not int or level < FeatureLevel.SEALS:
+        raise ValueError(f"level {level!r}")
+    if level == FeatureLevel.SEALS and (values["key_epoch"] != KEY_EPOCH or set(values["proofs"]) != {str(KEY_EPOCH)}):
+        raise ValueError(f"key epoch {values['key_epoch']!r} with proofs for {sorted(values['proofs'])}")
+    return _identity_from(values), level, _proof_from(values["proofs"].get(str(KEY_EPOCH), ""))
+
+
+def _proof_from(text: object) -> bytes:
+    proof = from_base64(text)
+    if len(proof) not in (0, MAC_BYTES):
+        raise ValueError(f"a proof of {len(proof)} bytes")
+    return proof
+
+
+def _identity_from(values: dict[str, Any]) -> ClusterIdentity:
     identity = ClusterIdentity(from_base64(values["cluster_id"]), from_base64(values["salt"]), values["cost"])
-    proof = from_base64(values["proof"])
-    if (
-        len(identity.cluster_id) != CLUSTER_ID_BYTES
-        or len(identity.salt) < SALT_BYTES_MIN
-        or len(proof) not in (0, MAC_BYTES)
-    ):
-        raise ValueError("cluster id, salt or proof have another size")
+    if len(identity.cluster_id) != CLUSTER_ID_BYTES or len(identity.salt) < SALT_BYTES_MIN:
+        raise ValueError("cluster id or salt have another size")
     if type(identity.cost) is not int or not 2 <= identity.cost <= SCRYPT_COST_MAX:
         raise ValueError(f"cost {identity.cost!r}")
-    return identity, proof
+    return identity

@@ -294,7 +294,8 @@ class Ledgers(Records):
         """Return the key, the value and its token."""
         key = f"{LEDGERS_KEY}/{ledger_path(metadata.ledger_id)}"
         token = new_token()
-        return key, seal(Kind.LEDGER, key, token, metadata.encode(), self._mac_key), token
+        value = seal(Kind.LEDGER, key, token, metadata.encode(), self._mac_key, self.feature_level)
+        return key, value, token
 
     def _ledger(self, key: str, ledger_id: int, node: Node) -> StoredLedger | None:
         """Return what a ledger's key holds, None for a tombstone."""

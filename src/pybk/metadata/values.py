@@ -1,8 +1,9 @@
-"""The bytes of a cluster's values in the metadata store: who wrote them, of what kind they are, and the proof of it.
+"""The bytes of a cluster's values in the metadata store: the writer, the kind, and the proof of both.
 
-A value is ``format u8 | kind u8 | MAC size u8 | token (16) | MAC | payload``. The token is its writer's, new for each
-change. The MAC is HMAC-SHA256 with the cluster's metadata key over the header, the key in the tree and the payload; a
-cluster without a secret has none.
+A value of format 1 is ``format u8 | kind u8 | MAC size u8 | token (16) | MAC | payload``; it is written below feature
+level SEALS. A value of format 2 is ``format u8 | kind u8 | MAC size u8 | reserved u8 | key epoch u32 | token (16) | MAC
+| payload``. The token is the writer's, new for each change. The MAC is HMAC-SHA256 with the cluster's metadata key over
+the header, the key in the tree and the payload; a cluster without a secret has none. The key epoch names the secret.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from struct import Struct
 from typing import Any, Final, TypeVar
 
 from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError, UsageError
+from pybk.feature_level import FeatureLevel
 from pybk.metadata.settle import settle
 from pybk.metadata.tree import MetadataTree, Node
 
-VALUE_FORMAT: Final = 1
+VALUE_FORMAT_BASE: Final = 1
+VALUE_FORMAT: Final = 2
+KEY_EPOCH: Final = 0
+"""The epoch of a cluster's first secret. Others are not made yet; a value of another epoch is refused."""
+
 TOKEN_BYTES: Final = 16
 MAC_BYTES: Final = 32
 
-_HEADER: Final = Struct(f">BBB{TOKEN_BYTES}s")
+_HEADER_BASE: Final = Struct(f">BBB{TOKEN_BYTES}s")
+_HEADER: Final = Struct(f">BBBBI{TOKEN_BYTES}s")
 _SIZE: Final = Struct(">I")
-_LABEL: Final = b"pybk metadata value 1\0"
+_LABELS: Final = {VALUE_FORMAT_BASE: b"pybk metadata value 1\0", VALUE_FORMAT: b"pybk metadata value 2\0"}
 
 T = TypeVar("T")
 
@@ -55,7 +62,8 @@ def new_token() -> bytes:
 
 def token_of(value: bytes) -> bytes:
     """Return the token of a value's writer."""
-    return value[3 : 3 + TOKEN_BYTES]
+    end = (_HEADER_BASE if value[:1] == b"\x01" else _HEADER).size
+    return value[end - TOKEN_BYTES : end]
 
 
 def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
@@ -66,7 +74,7 @@ def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
     return mac.digest()
 
 
-def seal(kind: Kind, key: str, token: bytes, payload: bytes, mac_key: bytes | None) -> bytes:
+def seal(kind: Kind, key: str, token: bytes, payload: bytes, mac_key: bytes | None, level: FeatureLevel) -> bytes:
     """Make a value.
 
     Args:
@@ -75,9 +83,14 @@ def seal(kind: Kind, key: str, token: bytes, payload: bytes, mac_key: bytes | No
         token: Its writer's.
         payload: What it says.
         mac_key: The cluster's metadata key, None for a cluster without a secret.
+        level: The cluster's feature level, which decides the format.
     """
-    header = _HEADER.pack(VALUE_FORMAT, kind, 0 if mac_key is None else MAC_BYTES, token)
-    mac = b"" if mac_key is None else mac_of(mac_key, _LABEL, header, key.encode(), payload)
+    mac_bytes = 0 if mac_key is None else MAC_BYTES
+    if level < FeatureLevel.SEALS:
+        header = _HEADER_BASE.pack(VALUE_FORMAT_BASE, kind, mac_bytes, token)
+    else:
+        header = _HEADER.pack(VALUE_FORMAT, kind, mac_bytes, 0, KEY_EPOCH, token)
+    mac = b"" if mac_key is None else mac_of(mac_key, _LABELS[header[0]], header, key.encode(), payload)
     return header + mac + payload
 
 
@@ -85,18 +98,26 @@ def unseal(key: str, value: bytes, mac_key: bytes | None) -> tuple[Kind, bytes]:
     """Check a value, in constant time where it matters, and return its kind and payload.
 
     Raises:
-        UnsupportedFormatError: It is of another format.
+        UnsupportedFormatError: It is of a newer format, or of another key epoch.
         CorruptError: It is no value of a cluster.
         MetadataForgedError: Its MAC is not the one that the cluster's secret makes.
     """
-    if len(value) < _HEADER.size:
+    if not value or len(value) < (_HEADER_BASE if value[0] == VALUE_FORMAT_BASE else _HEADER).size:
         raise CorruptError(f"metadata key {key!r}: {len(value)} bytes are no value of pybk; restore it or remove it")
-    number, kind, mac_size, _ = _HEADER.unpack_from(value)
-    if number != VALUE_FORMAT:
+    number, kind, mac_size = value[0], value[1], value[2]
+    if number not in _LABELS:
         raise UnsupportedFormatError(
-            f"metadata key {key!r}: format {number}; this pybk reads {VALUE_FORMAT}: use a newer one"
+            f"metadata key {key!r}: format {number}; this pybk reads formats up to {VALUE_FORMAT}: install a newer pybk"
         )
-    at = _HEADER.size + mac_size
+    header = value[: (_HEADER_BASE if number == VALUE_FORMAT_BASE else _HEADER).size]
+    if number != VALUE_FORMAT_BASE:
+        _, _, _, reserved, key_epoch, _ = _HEADER.unpack(header)
+        if reserved or key_epoch != KEY_EPOCH:
+            raise UnsupportedFormatError(
+                f"metadata key {key!r}: reserved byte {reserved}, key epoch {key_epoch}; this pybk knows 0 and "
+                f"{KEY_EPOCH}: install a newer pybk"
+            )
+    at = len(header) + mac_size
     if mac_size not in (0, MAC_BYTES) or len(value) < at or kind not in Kind.__members__.values():
         raise CorruptError(f"metadata key {key!r}: kind {kind} with a MAC of {mac_size} bytes is no value of pybk")
     if (mac_key is None) != (mac_size == 0):
@@ -107,8 +128,8 @@ def unseal(key: str, value: bytes, mac_key: bytes | None) -> tuple[Kind, bytes]:
         )
     payload = value[at:]
     if mac_key is not None:
-        mac = mac_of(mac_key, _LABEL, value[: _HEADER.size], key.encode(), payload)
-        if not hmac.compare_digest(mac, value[_HEADER.size : at]):
+        mac = mac_of(mac_key, _LABELS[number], header, key.encode(), payload)
+        if not hmac.compare_digest(mac, value[len(header) : at]):
             raise MetadataForgedError(
                 f"metadata key {key!r} was not written with the cluster secret that is given here; check the secret, "
                 "and who may write to the metadata store"
@@ -122,7 +143,12 @@ class Records:
     Args:
         tree: The store.
         mac_key: The cluster's metadata key, None without a cluster secret.
+
+    Attributes:
+        feature_level: The level whose formats are written; it rises when the cluster's does.
     """
+
+    feature_level: FeatureLevel
 
     def __init__(self, tree: MetadataTree, mac_key: bytes | None) -> None:
         if mac_key is not None and len(mac_key) < MAC_BYTES:
@@ -140,13 +166,13 @@ class Records:
     def _create(self, kind: Kind, key: str, payload: bytes, *, leased: bool = False) -> int:
         """Make a key, once, whatever becomes of the answers; returns its version."""
         token = new_token()
-        value = seal(kind, key, token, payload, self._mac_key)
+        value = seal(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._tree, key, lambda: self._tree.create(key, value, leased=leased), _wrote(token))
 
     def _put(self, kind: Kind, key: str, payload: bytes, version: int) -> int:
         """Replace a key's value, once, whatever becomes of the answers; returns its version."""
         token = new_token()
-        value = seal(kind, key, token, payload, self._mac_key)
+        value = seal(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._tree, key, lambda: self._tree.put(key, value, version), _wrote(token))
 
     def _delete(self, key: str, version: int) -> None:
