@@ -58,5 +58,8 @@ class MapEnvironment:
         self.keys.remove(key)
         return True
 
+    def release_dead_readers(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass

@@ -200,6 +200,12 @@ class SimFileSystem:
     def view(self, path: str) -> memoryview:
         return self.operate("view", path, lambda: memoryview(self.inode(path).live).toreadonly())
 
+    populates = True
+
+    def populate(self, view: memoryview, start: int, stop: int) -> None:
+        if self.dead:
+            raise SimCrash("populate", "")
+
     def read_direct(self, path: str, offset: int, size: int) -> memoryview:
         return self.operate(
             "read_direct", path, lambda: memoryview(bytes(self.inode(path).live[offset : offset + size]))

@@ -91,7 +91,7 @@ def _dump_file(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[Row]
 
 
 def _dump_log(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[Row]:
-    file = LogFile(row.file_id, volumes.path_of(row), volumes.fs.view(volumes.path_of(row)))
+    file = LogFile.load(volumes.fs, row.file_id, volumes.path_of(row))
     header = decode_file_header(file.data, store_id=store_id, file_id=file.file_id, where=file.path)
     if header is None:
         return
@@ -117,6 +117,7 @@ def _dump_cold(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[Row]
         rows = salvage_rows(volumes.fs, path, store_id, row.file_id)
     data = volumes.fs.view(path)
     for offset in rows["offset"].tolist():
+        volumes.populate(data, offset, offset + RECORD_HEADER_BYTES)
         yield {**_record_row(decode_header(data, offset, where=path), offset), "sound": None}
 
 

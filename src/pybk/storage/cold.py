@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.failures import syncing
+from pybk.storage.mapped import populate
 from pybk.storage.record import (
     RECORD_HEADER_BYTES,
     RUN_COMPRESSED,
@@ -54,11 +55,24 @@ _ROW: Final = struct.Struct("<qqIIIIII")
 _CHECKSUM: Final = struct.Struct("<Q")
 
 
+def check_codec(compression: Literal["zstd"] | None) -> None:
+    """Raise unless this installation can compress as a configuration asks for.
+
+    Raises:
+        UsageError: The extra ``pybk[zstd]`` is not installed; names the command that installs it.
+    """
+    if compression is not None:
+        _zstandard()
+
+
 def _zstandard() -> ModuleType:
     try:
         import zstandard
     except ImportError as error:
-        raise UsageError('zstd compression needs the zstandard package: pip install "pybk[zstd]"') from error
+        raise UsageError(
+            'cold_compression="zstd" and reading what was compressed by it need the zstandard package: '
+            'pip install "pybk[zstd]"'
+        ) from error
     return zstandard
 
 
@@ -298,6 +312,7 @@ class ColdSegment:
 
     def __init__(self, fs: FileSystem, path: str, store_id: bytes, file_id: int) -> None:
         self._path = path
+        self._fs = fs
         self._data = fs.view(path)
         self._check_header(store_id, file_id)
         footer_offset, self.rows = self._read_footer(file_id)
@@ -317,6 +332,7 @@ class ColdSegment:
             self._corrupt(
                 len(data), f"the file ends before the {_HEADER_BYTES + _TRAILER_BYTES} bytes that it has at least"
             )
+        populate(self._fs, data, 0, _HEADER_BYTES)
         magic, version, found_store, found_file = _HEADER.unpack_from(data)
         (expected,) = _CHECKSUM.unpack_from(data, _HEADER.size)
         if magic != _HEADER_MAGIC or xxh3_64_intdigest(data[: _HEADER.size]) != expected:
@@ -334,12 +350,14 @@ class ColdSegment:
     def _read_footer(self, file_id: int) -> tuple[int, Runs]:
         data = self._data
         at = len(data) - _TRAILER_BYTES
+        populate(self._fs, data, at, len(data))
         magic, offset, count, footer_checksum = _TRAILER.unpack_from(data, at)
         (expected,) = _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)
         if magic != _TRAILER_MAGIC or xxh3_64_intdigest(data[at : at + _TRAILER.size]) != expected:
             self._corrupt(at, f"no trailer with the magic {_TRAILER_MAGIC!r} and a matching checksum")
         if offset + count * FOOTER_DTYPE.itemsize != at:
             self._corrupt(at, f"a trailer that puts {count} rows at offset {offset}, which do not end")
+        populate(self._fs, data, offset, at)
         footer = data[offset:at]
         if xxh3_64_intdigest(footer) != footer_checksum:
             self._corrupt(offset, "a footer with a wrong checksum")
@@ -359,8 +377,10 @@ class ColdSegment:
 
         Cost: no copy of a plain body; the memory is the map's and stays valid for as long as it is referenced.
         """
+        populate(self._fs, self._data, offset, offset + RECORD_HEADER_BYTES)
         header = decode_header(self._records, offset, where=self._path)
         start = offset + RECORD_HEADER_BYTES
+        populate(self._fs, self._data, start, start + header.body_bytes)
         body = self._records[start : start + header.body_bytes]
         check_body(header, body, where=self._path)
         return header, memoryview(decompress(header, body))
@@ -400,6 +420,7 @@ class ColdSegment:
             self._corrupt(offset, f"a record of {said}, but the footer says {expected},")
 
     def _check_zeros(self, start: int, end: int) -> Iterator[CorruptError]:
+        populate(self._fs, self._data, start, end)
         used = bytes(self._data[start:end]).lstrip(b"\0")
         if used:
             yield self._error(end - len(used), "padding that is not zero")
@@ -423,12 +444,14 @@ def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Ru
     data = fs.view(path)
     rows: list[tuple[int, ...]] = []
     if len(data) >= _HEADER_BYTES:
+        populate(fs, data, 0, _HEADER_BYTES)
         _, _, found_store, found_file = _HEADER.unpack_from(data)
         (expected,) = _CHECKSUM.unpack_from(data, _HEADER.size)
         whole = xxh3_64_intdigest(data[: _HEADER.size]) == expected
         same = (found_store == store_id, found_file == file_id)
         at = _HEADER_BYTES if all(same) or (any(same) and not whole) else len(data)
         while at < len(data):
+            populate(fs, data, at, at + RECORD_HEADER_BYTES)
             try:
                 header = decode_header(data, at, where=path)
             except CorruptError:

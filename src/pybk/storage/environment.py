@@ -25,7 +25,7 @@ from pybk.errors import (
     StorageFullError,
 )
 from pybk.storage.filesystem import OsFileSystem
-from pybk.storage.lmdb_file import missing_pages
+from pybk.storage.lmdb_file import SizeGuard, missing_pages
 
 
 class ReadTransaction(Protocol):
@@ -85,6 +85,16 @@ class Environment(Protocol):
         """
         ...
 
+    def release_dead_readers(self) -> int:
+        """Free the places in the reader table of processes that were killed; return how many those were.
+
+        What a dead reader saw is kept from being used again, so the map grows until its place is free.
+
+        Raises:
+            StorageError: LMDB failed.
+        """
+        ...
+
     def close(self) -> None:
         """Close it, once every transaction has ended; closing again does nothing."""
         ...
@@ -114,6 +124,10 @@ def _meaning(path: str, error: lmdb.Error) -> StorageError:
     return StorageFailedError(f"{path}: LMDB failed: {error}; close the store and open it again")
 
 
+def _cut(path: str, problem: str) -> CorruptError:
+    return CorruptError(f"{problem}; close the store and run `pybk rebuild-index` on it", path=path)
+
+
 class _Shared:
     """One LMDB environment of this process, shared by all who opened its path.
 
@@ -129,7 +143,7 @@ class _Shared:
         self.failure: str | None = None
         cut = missing_pages(path)
         if cut is not None:
-            raise CorruptError(f"{cut}; close the store and run `pybk rebuild-index` on it", path=path)
+            raise _cut(path, cut)
         try:
             self.lmdb = lmdb.open(
                 path,
@@ -154,10 +168,34 @@ class _Shared:
                     "process that was started anew (multiprocessing's spawn)"
                 ) from error
             raise _meaning(path, error) from error
+        try:
+            self.guard = SizeGuard(path)
+        except BaseException:
+            self.lmdb.close()
+            raise
         if not read_only:
             # LMDB syncs its file but not the file's name.
             for directory in (path, os.path.dirname(path)):
                 OsFileSystem().sync_directory(directory)
+
+    def begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
+        """Begin a transaction, unless the file was cut."""
+        cut = self.guard.problem()
+        if cut is not None:
+            raise _cut(self.path, cut)
+        try:
+            try:
+                return self.lmdb.begin(write=write)
+            except lmdb.ReadersFullError:
+                self.lmdb.reader_check()
+                return self.lmdb.begin(write=write)
+        except lmdb.Error as error:
+            raise _meaning(self.path, error) from error
+
+    def close(self) -> None:
+        """Close LMDB."""
+        self.lmdb.close()
+        self.guard.close()
 
     def commit(self, transaction: lmdb.Transaction[bytes]) -> None:
         """Commit; must be called with ``writing`` held."""
@@ -189,6 +227,7 @@ def _disown() -> None:
         # Not closed: that would take the parent's places in the reader table away. Without references it may be opened
         # anew; a transaction that was under way at the fork still has one.
         del shared.lmdb
+        shared.guard.close()
         _inherited.add(path)
     _open.clear()
     _guard.release()
@@ -208,10 +247,7 @@ class _LmdbRead:
         self._shared = shared
 
     def __enter__(self) -> _LmdbRead:
-        try:
-            self._transaction = self._shared.lmdb.begin()
-        except lmdb.Error as error:
-            raise _meaning(self._shared.path, error) from error
+        self._transaction = self._shared.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -327,16 +363,21 @@ class LmdbEnvironment:
                 raise StorageFailedError(
                     f"{self._path}: a commit failed before: {shared.failure}; close the store and open it again"
                 )
-            try:
-                transaction = shared.lmdb.begin(write=True)
-            except lmdb.Error as error:
-                raise _meaning(self._path, error) from error
+            transaction = shared.begin(write=True)
             try:
                 yield _LmdbWrite(shared, transaction)
             except BaseException:
                 transaction.abort()
                 raise
             shared.commit(transaction)
+
+    def release_dead_readers(self) -> int:
+        """See :meth:`Environment.release_dead_readers`."""
+        shared = self._usable()
+        try:
+            return shared.lmdb.reader_check()
+        except lmdb.Error as error:
+            raise _meaning(self._path, error) from error
 
     def close(self) -> None:
         """See :meth:`Environment.close`. The last of those who share it closes LMDB."""
@@ -347,4 +388,4 @@ class LmdbEnvironment:
             shared.users -= 1
             if shared.users == 0:
                 del _open[self._path]
-                shared.lmdb.close()
+                shared.close()

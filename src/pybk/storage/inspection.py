@@ -63,6 +63,7 @@ class RecordReader:
             data, offset = memoryview(value), 0
         else:
             data = self._volumes.view(file_id)
+            self._volumes.populate(data, offset, offset + RECORD_HEADER_BYTES + body_bytes)
         where = self._volumes.path_of(self._volumes.rows[file_id])
         header = decode_header(data, offset, where=where)
         said = (*_run_of(header, offset, file_id)[:3], header.body_bytes, *_run_of(header, offset, file_id)[6:])
@@ -108,7 +109,7 @@ def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment]
             return ColdSegment(volumes.fs, path, store_id, row.file_id).rows
         except CorruptError:
             return salvage_rows(volumes.fs, path, store_id, row.file_id)
-    file = LogFile(row.file_id, path, volumes.fs.view(path))
+    file = LogFile.load(volumes.fs, row.file_id, path)
     return np.array(
         [
             (record.header.ledger_id, *_run_of(record.header, record.body_start - RECORD_HEADER_BYTES, row.file_id))

@@ -15,6 +15,7 @@ from pybk.storage.record import RECORD_HEADER_BYTES, Runs
 _ONE_END: Final = struct.Struct("<I")
 _TWO_ENDS: Final = struct.Struct("<II")
 
+_GAP_BYTES: Final = 64 << 10
 SPAN_FACTOR: Final = 4
 """How many times ``max_bytes`` one direct read may span, when other ledgers' records lie between."""
 
@@ -45,6 +46,20 @@ def span(runs: Runs) -> tuple[int, int]:
     """Return the first byte of the first record of one file, and the end of the last."""
     starts = runs["offset"].astype(np.int64)
     return int(starts.min()), int((starts + runs["body"]).max()) + RECORD_HEADER_BYTES
+
+
+def spans(runs: Runs) -> list[tuple[int, int]]:
+    """Return ranges of one file that cover all its records, joined across gaps of up to 64 KiB: (first byte, end)."""
+    starts = runs["offset"].astype(np.int64)
+    ends = starts + runs["body"] + RECORD_HEADER_BYTES
+    if len(runs) == 1:
+        return [(int(starts[0]), int(ends[0]))]
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    cuts = np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1
+    lows = starts[np.concatenate(([0], cuts))].tolist()
+    highs = ends[np.concatenate((cuts - 1, [len(ends) - 1]))].tolist()
+    return list(zip(lows, highs, strict=True))
 
 
 def locate_entries(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
 from pybk.config import StoreConfig
@@ -28,6 +28,7 @@ from pybk.storage.volumes import ENTRIES, LOG, Volumes
 from pybk.storage.watermark import Watermark
 
 _ATTEMPTS: Final = 16
+_STEP_BYTES: Final = 256 << 10
 
 
 def open_environment_read_only(path: str) -> Environment:
@@ -190,13 +191,26 @@ class ReadOnlyStore(StoreView):
                 row = self.volumes.rows[self._file_id]
                 path = self.volumes.path_of(row)
                 file = LogFile(self._file_id, path, self.volumes.view(self._file_id))
-                for commit in scan_commits(file, self._offset, self._lsn, durable):
+                reach = self._populating(file.data, self._offset)
+                for commit in scan_commits(file, self._offset, self._lsn, durable, reach):
                     apply_commit(self, file, commit)
                     self._offset = commit.offset + commit.size
                     self._lsn = commit.lsn + 1
             if self._lsn <= durable and not self._next_file() and self._lsn == before:
                 return False
         return True
+
+    def _populating(self, view: memoryview, ready: int) -> Callable[[int], None]:
+        """Return a function that populates a map from ``ready`` up to what it is given, in steps of 256 KiB."""
+
+        def reach(stop: int) -> None:
+            nonlocal ready
+            if stop > ready:
+                stop = max(stop, ready + _STEP_BYTES)
+                self.volumes.populate(view, ready, stop)
+                ready = stop
+
+        return reach
 
     def _next_file(self) -> bool:
         """Go on in the file that begins with the next LSN, if it is there."""
@@ -205,7 +219,9 @@ class ReadOnlyStore(StoreView):
                 continue
             path = self.volumes.path_of(row)
             # Not by the map that is kept: a file that is being made ahead still grows.
-            header = decode_file_header(self.fs.view(path), store_id=self.store_id, file_id=file_id, where=path)
+            view = self.fs.view(path)
+            self.volumes.populate(view, 0, BLOCK_BYTES)
+            header = decode_file_header(view, store_id=self.store_id, file_id=file_id, where=path)
             if header is not None and header.first_lsn == self._lsn:
                 self.volumes.add(row)
                 self._file_id = file_id

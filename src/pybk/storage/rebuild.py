@@ -187,7 +187,7 @@ class _Rebuilder:
         durable = max(mark.durable_lsn, watermark.durable_lsn())
         watermark.close()
         paths = ((row.file_id, self._volumes.path_of(row)) for row in rows)
-        files = (LogFile(file_id, path, self._fs.view(path)) for file_id, path in paths)
+        files = (LogFile.load(self._fs, file_id, path) for file_id, path in paths)
         ledgers: dict[int, int] = {}
         for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
             for record in commit.records:

@@ -7,8 +7,8 @@ the file before it was left, whatever lies there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -24,7 +24,11 @@ from pybk.storage.logfile import (
     file_header_is_whole,
     padding,
 )
+from pybk.storage.mapped import whole_file
 from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, decode_header
+
+if TYPE_CHECKING:
+    from pybk.storage.filesystem import FileSystem
 
 _LSN_MAX: Final = (1 << 64) - 1
 _COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, "little")
@@ -40,6 +44,17 @@ class LogFile(NamedTuple):
     file_id: int
     path: str
     data: memoryview
+
+    @classmethod
+    def load(cls, fs: FileSystem, file_id: int, path: str) -> LogFile:
+        """Map a log file, all of it in memory, so that it can be touched.
+
+        Raises:
+            CorruptError: It is cut at this moment.
+            StorageError: The device cannot read it.
+            OSError: It cannot be opened.
+        """
+        return cls(file_id, path, whole_file(fs, path))
 
 
 class ReplayedRecord(NamedTuple):
@@ -106,7 +121,9 @@ class LogEnd(NamedTuple):
         return self.torn_bytes > 0
 
 
-def scan_commits(file: LogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX) -> Iterator[ReplayedCommit]:
+def scan_commits(
+    file: LogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX, reach: Callable[[int], None] | None = None
+) -> Iterator[ReplayedCommit]:
     """Read consecutive commits of one file until the bytes are no commit any more.
 
     What the stop means is for the caller to tell. A commit whose body is damaged is yielded with ``sound`` False, for
@@ -117,6 +134,7 @@ def scan_commits(file: LogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX
         offset: Where the first commit is expected, bytes, a multiple of ``BLOCK_BYTES``.
         lsn: LSN expected there.
         up_to_lsn: Last LSN to read: below the next file's first, and at most the watermark beside a live writer.
+        reach: Called with the end of the bytes that are touched next, to populate them; None if the whole file is.
 
     Raises:
         UnsupportedFormatError: A sound header is of another format.
@@ -125,11 +143,15 @@ def scan_commits(file: LogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX
     """
     data = file.data
     while lsn <= up_to_lsn:
+        if reach is not None:
+            reach(offset + COMMIT_HEADER_BYTES)
         head = decode_commit_header(data, offset, file.file_id)
         if head is None or head.lsn != lsn:
             return
         start = offset + COMMIT_HEADER_BYTES
         end = start + head.body_bytes
+        if reach is not None:
+            reach(end)
         records = _read_records(file, start, end, head.record_count, lsn)
         if records is None:
             return

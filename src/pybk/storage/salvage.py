@@ -176,7 +176,7 @@ def salvage_log(
     """
     rows = synced_log_files(volumes, first_file_id)
     paths = ((file_id, volumes.path_of(row)) for file_id, row in rows.items())
-    files = (LogFile(file_id, path, volumes.fs.view(path)) for file_id, path in paths)
+    files = (LogFile.load(volumes.fs, file_id, path) for file_id, path in paths)
     log = SalvagedLog(files, first_lsn=first_lsn, durable_lsn=durable_lsn, store_id=store_id)
     used: dict[int, int] = {}
     again: list[ReplayedCommit] = []

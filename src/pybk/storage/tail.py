@@ -147,7 +147,7 @@ def recover_log(
     def load() -> Iterator[LogFile]:
         for row in rows.values():
             path = volumes.path_of(row)
-            log_file = LogFile(row.file_id, path, volumes.fs.view(path))
+            log_file = LogFile.load(volumes.fs, row.file_id, path)
             current.append(log_file)
             yield log_file
 

@@ -317,9 +317,7 @@ class _Check:
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
         for row in rows:
             self._volumes.add(row)
-        files = [
-            LogFile(row.file_id, self._volumes.path_of(row), self._fs.view(self._volumes.path_of(row))) for row in rows
-        ]
+        files = [LogFile.load(self._fs, row.file_id, self._volumes.path_of(row)) for row in rows]
         self._files += len(files)
         problems = check_tail(files, mark.next_lsn, self._durable_lsn, self._cookie.store_id)
         yield from map(self._log_problem, problems)
@@ -351,7 +349,7 @@ class _Check:
                     if (row.file_id, error.offset) not in self._seen
                 ]
             else:
-                file = LogFile(row.file_id, path, self._fs.view(path))
+                file = LogFile.load(self._fs, row.file_id, path)
                 problems = [
                     self._log_problem(found)
                     for found in check_kept_file(file, row.bytes, self._cookie.store_id)

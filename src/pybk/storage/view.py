@@ -25,7 +25,7 @@ from pybk.storage.environment import Environment
 from pybk.storage.filesystem import FileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import entries_key
-from pybk.storage.reading import SPAN_FACTOR, locate_entries, make_batch, span, take_runs
+from pybk.storage.reading import SPAN_FACTOR, entry_span, locate_entries, make_batch, span, spans, take_runs
 from pybk.storage.record import (
     RECORD_HEADER_BYTES,
     RUN_COMPRESSED,
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS: Final = 8
 _TAIL_RUNS_MAX: Final = 16_384
 _PAGE_BYTES: Final = 48 << 10
+_POINT_BYTES: Final = 64 << 10
+"""A record of up to this size is populated whole for one entry."""
 
 _VIEWS: Final[WeakSet[StoreView]] = WeakSet()
 
@@ -297,8 +299,26 @@ class StoreView:
         if not words[3] >> 32:
             view = self.volumes.views.get(words[2] >> 32)
             if view is not None:
+                self._populate_entry(view, words, entry_id)
                 return view, words
-        return self.record_of(descriptor.ledger_id, words)
+        found = self.record_of(descriptor.ledger_id, words)
+        if found is not None and found[1] is words:
+            self._populate_entry(found[0], words, entry_id)
+        return found
+
+    def _populate_entry(self, view: memoryview, words: tuple[int, int, int, int], entry_id: int) -> None:
+        """Bring what is touched to read one entry of a mapped file into memory; raises as ``Volumes.populate``."""
+        start = words[2] & 0xFFFFFFFF
+        stop = start + RECORD_HEADER_BYTES + words[3]
+        try:
+            if words[3] <= _POINT_BYTES:
+                self.fs.populate(view, start, stop)
+                return
+            table = start + RECORD_HEADER_BYTES + 4 * (words[1] & 0xFFFFFFFF)
+            self.fs.populate(view, start, min(table, stop))
+            self.fs.populate(view, *entry_span(view, words, entry_id))
+        except OSError as error:
+            raise self.volumes.unreadable(view, stop, error) from error
 
     def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
         """Return the four words of the run that holds an entry, remembering the index page it came from."""
@@ -321,7 +341,8 @@ class StoreView:
     ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
         """Return a buffer that holds one record plain, and its words as of that buffer.
 
-        None when the record has to be unpacked, or is not there any more: ``read_batch`` will say.
+        None when the record has to be unpacked, or is not there any more: ``read_batch`` will say. If the buffer is a
+        map, the words are the same object.
         """
         first, count_stride, place, body_flags = words
         if body_flags >> 32:
@@ -329,7 +350,7 @@ class StoreView:
         file_id = place >> 32
         try:
             if file_id not in self.entries:
-                return self.volumes.view(file_id), words
+                return (self.volumes.view(file_id), words) if self.fs.populates else None
         except (KeyError, FileNotFoundError):
             return None
         with self.entries[file_id].read() as transaction:
@@ -362,8 +383,13 @@ class StoreView:
         if direct:
             base, end = span(runs)
             buffer = self.volumes.read_direct(file_id, base, end)
-        else:
+        elif self.fs.populates:
             buffer = self.volumes.view(file_id)
+            for start, stop in spans(runs):
+                self.volumes.populate(buffer, start, stop)
+        else:
+            base, end = span(runs)
+            buffer = self.volumes.read(file_id, base, end)
         if (runs["flags"] & RUN_COMPRESSED).any():
             return self._load_compressed(ledger_id, runs, buffer, base)
         starts = runs["offset"].astype(np.int64) - base

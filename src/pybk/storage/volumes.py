@@ -19,6 +19,7 @@ from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedForm
 from pybk.flags import StorageHint
 from pybk.storage.filesystem import FileSystem, replace_file
 from pybk.storage.index_rows import FileRow
+from pybk.storage.mapped import populate, unreadable
 
 _DIRECTORIES_FORMAT: Final = 1
 _VIEWS_MAX: Final = 512
@@ -200,6 +201,8 @@ class Volumes:
     def view(self, file_id: int) -> memoryview:
         """Return a read-only map of a whole file; it stays valid for as long as it is referenced.
 
+        Call ``populate`` before touching a range of it.
+
         Raises:
             KeyError: No such file, or no more: look the place up again.
             FileNotFoundError: It was just removed: look the place up again.
@@ -213,6 +216,31 @@ class Volumes:
                     del self.views[next(iter(self.views))]
                 view = self.views.setdefault(file_id, view)
         return view
+
+    def populate(self, view: memoryview, start: int, stop: int) -> None:
+        """Bring a range of a map that ``view`` returned into memory, so that it can be touched.
+
+        Raises:
+            CorruptError: The file was cut.
+            StorageError: The device cannot read it.
+        """
+        populate(self.fs, view, start, stop)
+
+    def unreadable(self, view: memoryview, stop: int, error: OSError) -> StorageError:
+        """Return the error to raise for a map of which ``FileSystem.populate`` refused a range."""
+        return unreadable(self.fs, view, stop, error)
+
+    def read(self, file_id: int, start: int, end: int) -> memoryview:
+        """Read bytes of a file into private memory, through the page cache; raises as ``view`` does."""
+
+        def read(path: str) -> memoryview:
+            file = self.fs.open(path)
+            try:
+                return memoryview(file.read(start, min(end, file.size) - start))
+            finally:
+                file.close()
+
+        return self._read(file_id, read)
 
     def read_direct(self, file_id: int, start: int, end: int) -> memoryview:
         """Read bytes of a file into private memory, past the page cache; raises as ``view`` does."""

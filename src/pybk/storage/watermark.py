@@ -11,6 +11,7 @@ from typing import Final
 
 from pybk.errors import CorruptError
 from pybk.storage.filesystem import FileSystem, replace_file
+from pybk.storage.mapped import populate
 
 WATERMARK_BYTES: Final = 64
 
@@ -30,9 +31,10 @@ class Watermark:
     say less than is true, never more. Threads: one advances, any may read.
     """
 
-    __slots__ = ("_path", "_view", "_words")
+    __slots__ = ("_fs", "_path", "_view", "_words")
 
-    def __init__(self, view: memoryview, path: str) -> None:
+    def __init__(self, fs: FileSystem, view: memoryview, path: str) -> None:
+        self._fs = fs
         self._view = view
         # Signed, so that a complement is a small negative number, which is cheap to make.
         self._words = view.cast("q")
@@ -63,6 +65,7 @@ class Watermark:
         view = fs.map_shared(path) if writable else fs.view(path)
         if len(view) != WATERMARK_BYTES:
             raise CorruptError(f"{path}: {len(view)} bytes; a watermark has {WATERMARK_BYTES}; {_REMEDY}", path=path)
+        populate(fs, view, 0, WATERMARK_BYTES)
         magic, found_id, _, _, clean, *zeros = _LAYOUT.unpack(view)
         if magic != _MAGIC or clean > 1 or any(zeros):
             raise CorruptError(
@@ -77,17 +80,20 @@ class Watermark:
                 path=path,
                 offset=8,
             )
-        watermark = cls(view, path)
+        watermark = cls(fs, view, path)
         watermark.durable_lsn()
         return watermark
 
     def advance(self, lsn: int) -> None:
-        """Say that the log is durable up to ``lsn``; call it after the sync that made it so. Costs 0.1 µs.
+        """Record that the log is durable up to ``lsn``; call it after the sync that made it so. Costs about 1 µs.
 
         Args:
             lsn: 0 to 2^63 - 1, never less than before.
+
+        Raises:
+            CorruptError, StorageError: The file was cut, or its page cannot be read; nothing was stored.
         """
-        words = self._words
+        words = self._reachable()
         words[_LSN] = lsn
         words[_COMPLEMENT] = ~lsn
 
@@ -95,9 +101,10 @@ class Watermark:
         """Return an LSN up to which the log is durable; at most one :meth:`advance` behind.
 
         Raises:
-            CorruptError: The numbers contradict each other, time after time.
+            CorruptError: The numbers contradict each other, time after time, or the file was cut.
+            StorageError: The device cannot read it.
         """
-        words = self._words
+        words = self._reachable()
         for _ in range(_TRIES):
             # The complement is read first and stored last, so the LSN beside it is the same or newer.
             durable = ~words[_COMPLEMENT]
@@ -109,6 +116,16 @@ class Watermark:
             path=self._path,
             offset=8 * _LSN,
         )
+
+    def _reachable(self) -> memoryview:
+        """Return the map as words, once its page is in memory."""
+        try:
+            self._fs.populate(self._view, 0, WATERMARK_BYTES)
+        except OSError as error:
+            raise CorruptError(
+                f"{self._path} cannot be read or was cut while it was open: {error}; {_REMEDY}", path=self._path
+            ) from error
+        return self._words
 
     def stored_lsn(self) -> int:
         """Return the LSN stored last, which is durable too, unless the file was damaged: look whether the log has it.
@@ -124,11 +141,11 @@ class Watermark:
     @property
     def clean(self) -> bool:
         """Whether the store was closed with everything synced, and not opened since."""
-        return self._words[_CLEAN] == 1
+        return self._reachable()[_CLEAN] == 1
 
     @clean.setter
     def clean(self, clean: bool) -> None:
-        self._words[_CLEAN] = int(clean)
+        self._reachable()[_CLEAN] = int(clean)
 
     def close(self) -> None:
         """Drop the mapping; closing again does nothing. Everything else raises ValueError afterwards."""
