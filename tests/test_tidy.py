@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-<<<<<<< HEAD
-=======
-FILE_LINES_MAX = 700  # filesystem.py: the interface and its one implementation are one subject
->>>>>>> 37bbb56 (storage: report cut files and unreadable pages as errors)
 FUNCTION_LINES_MAX = 70
 BANNED_MODULES = {"base", "common", "helper", "helpers", "misc", "shared", "tools", "util", "utils"}
 SOURCES = sorted(path for folder in ("src", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))

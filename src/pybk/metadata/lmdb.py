@@ -39,6 +39,8 @@ BEAT_S: Final = 0.25
 _MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
 _PAUSE_MAX_S: Final = 0.0005
+_READERS_S: Final = 10.0
+"""How often places of killed processes in LMDB's reader table are looked for."""
 _PATIENCE_S: Final = 0.05
 """How long another one's turn may take before it is looked at."""
 
@@ -94,6 +96,7 @@ class LmdbTree:
         self._slot = 0
         self._beat_at = 0.0
         self._swept_at = 0.0
+        self._readers_due = time.monotonic() + _READERS_S
         self._seen: dict[Callback, tuple[int, object]] = {}
         self._closed = False
         self._wake = threading.Event()
@@ -224,10 +227,18 @@ class LmdbTree:
         self._file.close()
         self._environment.close()
 
+    def _release_dead_readers(self) -> None:
+        """Free now and then what killed processes hold, so that pages of the environment are used again."""
+        if time.monotonic() >= self._readers_due:
+            self._readers_due = time.monotonic() + _READERS_S
+            with self._damage():
+                self._environment.release_dead_readers()
+
     # ---- transactions --------------------------------------------------------------------------------------------
 
     def _change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
         """Run a change in a transaction of its own, with its number; returns its result and the number."""
+        self._release_dead_readers()
         with self._damage():
             return self._in_turn(change, self._timeout_s if timeout_s is None else timeout_s)
 
@@ -400,6 +411,7 @@ class LmdbTree:
                 self._poll()
                 if self._session and time.monotonic() - self._beat_at >= self._beat_s:
                     self._beat()
+                self._release_dead_readers()
                 if self._sweep_is_due() and self._dead():
                     # Not here: a sync may take long, and signs of life must not wait for it.
                     self._callbacks.due(self._sweeping)

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 1.0
 _POLICY_SECONDS: Final = 60.0
+_READERS_SECONDS: Final = 10.0
+"""How often places of killed readers in LMDB's reader tables are looked for."""
 
 
 class Maintenance:
@@ -52,6 +54,7 @@ class Maintenance:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._policy_due = time.monotonic() + _POLICY_SECONDS
+        self._readers_due = time.monotonic() + _READERS_SECONDS
         self._stuck: str | None = None
         self.error: PybkError | None = None
         self.full: str | None = None
@@ -113,6 +116,9 @@ class Maintenance:
             PybkError, OSError: Not for want of space, which turns the store read-only until it has passed.
         """
         self.check_space()
+        if time.monotonic() >= self._readers_due:
+            self._store.release_dead_readers()
+            self._readers_due = time.monotonic() + _READERS_SECONDS
         try:
             self._do_what_is_due()
             self._stuck = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.ahead import LogFileSupply
 from pybk.storage.changes import ChangingView
+from pybk.storage.cold import check_codec
 from pybk.storage.commit import Commit
 from pybk.storage.cookie import Cookie
 from pybk.storage.creation import (
@@ -43,6 +45,8 @@ from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replac
 from pybk.storage.tail import RecoveredLog, recover_log
 from pybk.storage.volumes import ENTRIES, Volumes, save_directories
 from pybk.storage.watermark import Watermark
+
+logger = logging.getLogger(__name__)
 
 
 def open_environment(path: str) -> Environment:
@@ -90,9 +94,11 @@ class Store(ChangingView):
             StoreLockedError: Another process has it open.
             CookieError: A directory is not what it should be, or is not named.
             CorruptError: Something that was durable is damaged or missing.
+            UsageError: ``config.cold_compression`` needs a package that is not installed; nothing was touched.
 
         Durability: The tier directories are remembered once the store is open, and not if it does not open.
         """
+        check_codec(config.cold_compression)
         fs = fs or OsFileSystem()
         root = os.path.abspath(root)
         opened: list[Callable[[], None]] = []
@@ -247,6 +253,13 @@ class Store(ChangingView):
         self.maintenance.checkpoint()
         self.salvage = None
         self.maintenance.start()
+
+    def release_dead_readers(self) -> None:
+        """Free what killed read-only processes hold in the index and the SSD tier, so that pages are used again."""
+        for environment in (self._index_environment, *self.entries.values()):
+            freed = environment.release_dead_readers()
+            if freed:
+                logger.info("%s: %d readers that were killed hold nothing any more", self.volumes.root, freed)
 
     def _wake_maintenance(self) -> None:
         maintenance = getattr(self, "maintenance", None)
