@@ -27,12 +27,13 @@ def wait_until(condition: Callable[[], T], what: str = "", seconds: float = WAIT
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s in vain for {what or _source_of(condition)}")
+            raise AssertionError(f"waited {seconds:g} s in vain for {what or source_of(condition)}")
         time.sleep(0.005)
     return found
 
 
-def _source_of(condition: Callable[[], object]) -> str:
+def source_of(condition: Callable[[], object]) -> str:
+    """Return the lines of a condition, for the error of who waits for it."""
     try:
         return inspect.getsource(condition).strip()
     except (OSError, TypeError):

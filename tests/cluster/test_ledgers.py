@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from pybk.client import following
+from pybk.client.home import ClusterHome
 from pybk.client.ledger import RemoteLedger
 from pybk.client.wire import BookieWire
 from pybk.errors import (
@@ -213,11 +215,11 @@ def test_asyncio_from_connecting_to_closing(three: Inside) -> None:
                 async def follow() -> list[bytes]:
                     return [entry.payload async for entry in reader.follow_async()]
 
-                following = asyncio.create_task(follow())
+                task = asyncio.create_task(follow())
                 assert await asyncio.gather(*[writer.append_async(p) for p in numbered(50)]) == list(range(50))
                 assert await writer.append_many_async(numbered(50, 50)) == range(50, 100)
                 await writer.close_async()
-                return await asyncio.wait_for(following, WAIT_S)
+                return await asyncio.wait_for(task, WAIT_S)
 
     assert asyncio.run(write_and_follow()) == numbered(100)
 
@@ -233,29 +235,38 @@ def test_callbacks_come_in_order_and_not_in_the_thread_that_appends(three: Insid
     assert threading.get_ident() not in {thread for _, thread in seen}
 
 
-def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_ledger(three: Inside) -> None:
+def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no wait of a follower end by itself, so that what it learns was sent to it."""
+    monkeypatch.setattr(following, "FOLLOW_NS", 3600 * 10**9)
+    monkeypatch.setattr(ClusterHome, "poll_seconds", 3600.0)
+
+
+def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_ledger(
+    three: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_told(monkeypatch)
     writer = three.connect().create_ledger()
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
-    got: list[tuple[bytes, float]] = []
+    got: list[bytes] = []
 
     def follow() -> None:
-        got.extend((entry.payload, time.monotonic()) for entry in reader.follow())
+        got.extend(entry.payload for entry in reader.follow())
 
-    following = threading.Thread(target=follow)
-    following.start()
-    sent = []
-    for payload in numbered(20):
+    thread = threading.Thread(target=follow)
+    thread.start()
+    for number, payload in enumerate(numbered(20), 1):
         writer.append(payload)
-        sent.append(time.monotonic())
-        time.sleep(0.02)
+        wait_until(lambda number=number: len(got) == number)  # type: ignore[misc]  # bound now
     writer.close()
-    following.join(WAIT_S)
-    assert [payload for payload, _ in got] == numbered(20)
-    delays = sorted(seen - wrote for (_, seen), wrote in zip(got, sent, strict=True))
-    assert delays[10] < 0.1, f"half of the entries were seen later than {delays[10]} s after they were appended"
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert got == numbered(20)
 
 
-def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is(three: Inside) -> None:
+def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is(
+    three: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_told(monkeypatch)
     client = three.connect()
     waited = client.open_ledger(client.create_ledger().ledger_id, recover=False)
 
@@ -263,16 +274,16 @@ def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is
         with pytest.raises(ClosedError):
             list(waited.follow())
 
-    following = threading.Thread(target=follow)
-    following.start()
+    thread = threading.Thread(target=follow)
+    thread.start()
     time.sleep(0.05)
     writer = client.create_ledger()
     assert writer.append(b"the last one for now") == 0
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
     wait_until(lambda: reader.read_last_add_confirmed() == 0)
     client.close()
-    following.join(WAIT_S)
-    assert not following.is_alive()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------------

@@ -67,13 +67,13 @@ def test_a_library_without_curve_or_with_known_holes_is_refused(
         Links(KEYS)
 
 
-def test_the_start_up_test_is_quick() -> None:
+def test_the_start_up_test_waits_for_nothing_that_does_not_come() -> None:
     times = []
     for _ in range(5):
         start = time.perf_counter()
         Server([TCP], INSTANCE, KEYS).close()
         times.append(time.perf_counter() - start)
-    assert min(times) < 0.1
+    assert min(times) < curve._TEST_MS / 1000, "it waits for what nobody says"
 
 
 def test_a_door_that_lets_everybody_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_the_door_keeper_lets_in_one_key_only(context: Any, question: list[bytes
         ([b"1.0", b"1", b"pybk", b"", b"", b"CURVE", zmq.utils.z85.decode(KEYS.client.public)], b"200"),
     ):
         asker.send_multipart(frames or [b""])
-        assert door.socket.poll(1000)
+        assert door.socket.poll(60_000)
         door.serve()
         assert asker.recv_multipart()[2] == verdict
     assert door.refused == 1
@@ -152,7 +152,7 @@ def refused(server: Server, links: Links, public_key: bytes | None) -> str:
     """Return why a link that must not come up did not."""
     world = World(server, links)
     link = links.connect(BOOKIE, server.addresses[0], public_key)
-    assert link.send(1, Ping(), 4 * 10**9)
+    assert link.send(1, Ping(), 60 * 10**9)
     world.until(lambda: world.outcomes)
     assert world.outcomes == [(link, 1, None)]
     assert not world.arrived

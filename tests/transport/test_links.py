@@ -26,6 +26,7 @@ from pybk.transport.link import Link
 from pybk.transport.links import Links
 from pybk.transport.server import Server
 from tests.transport.wireworld import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
+from tests.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
@@ -56,13 +57,15 @@ def child(keys: ClusterKeys | None, version: int = 1) -> Iterator[tuple[subproce
         process.stdout.close()
 
 
-def outcomes(links: Links, seconds: float = 5.0, count: int = 1) -> list[Any]:
+def outcomes(links: Links, count: int = 1) -> list[Any]:
     """Poll until there are so many outcomes, and return them."""
     found: list[Any] = []
-    end = time.monotonic() + seconds
-    while len(found) < count:
-        assert time.monotonic() < end, "no outcome in time"
-        found += links.poll(100)
+
+    def enough() -> bool:
+        found.extend(links.poll(100))
+        return len(found) >= count
+
+    wait_until(enough, f"{count} outcomes")
     return found
 
 
@@ -81,27 +84,23 @@ def silent(here: World) -> None:
 # ---- bookies that die, stop, or are cut off --------------------------------------------------------------------------
 
 
-def test_a_killed_bookie_is_noticed_at_once(keys: ClusterKeys | None) -> None:
+def test_a_killed_bookie_is_noticed_at_once(keys: ClusterKeys | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve, "SILENCE_MS", 3600 * 1000)
     with child(keys) as (process, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
         os.kill(process.pid, signal.SIGSTOP)  # so that the requests are outstanding for certain
         for number in (2, 3):
-            assert link.send(number, add())
+            assert link.send(number, add(), 3600 * 10**9)
         assert links.poll(20) == []
-        start = time.perf_counter()
         process.kill()
-        found = outcomes(links, count=2)
-        took_ms = (time.perf_counter() - start) * 1000
+        found = outcomes(links, count=2)  # long before the deadline, and before silence would tell
         assert sorted(found) == sorted([(link, 2, None), (link, 3, None)], key=lambda row: row[1])
-        assert took_ms < 50
         assert not link.is_up
         assert "connection broke" in link.why_down
         process.wait()
         time.sleep(0.03)
-        start = time.perf_counter()
         assert ask(links, link, 4) is None  # nobody listens: as quick
-        assert (time.perf_counter() - start) * 1000 < 50
         assert links.counters.lost == 2
 
 
@@ -111,32 +110,30 @@ def test_a_reply_that_came_before_the_end_counts(keys: ClusterKeys | None) -> No
         assert ask(links, link, 1) == OK
         assert link.send(2, add())
         assert link._socket is not None
-        assert link._socket.poll(5000)
+        assert link._socket.poll(60_000)
         process.kill()
         process.wait()
         assert link._monitor is not None
-        assert link._monitor.poll(5000)
+        assert link._monitor.poll(60_000)
         link._hear()
         assert not link.is_up
         assert links.poll(0) == [(link, 2, OK)]
 
 
 def test_a_stopped_bookie_is_noticed_by_its_silence(keys: ClusterKeys | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(curve, "SILENCE_MS", 200)
+    monkeypatch.setattr(curve, "HEARTBEAT_MS", 250)
+    monkeypatch.setattr(curve, "SILENCE_MS", 1500)
     with child(keys) as (process, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
         os.kill(process.pid, signal.SIGSTOP)
-        assert link.send(2, add(), 60 * 10**9)
-        start = time.perf_counter()
+        assert link.send(2, add(), 3600 * 10**9)
         assert outcomes(links) == [(link, 2, None)]
-        assert time.perf_counter() - start < 2.0
 
 
 def test_a_cut_connection_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(curve, "SILENCE_MS", 200)
+    monkeypatch.setattr(curve, "HEARTBEAT_MS", 250)
+    monkeypatch.setattr(curve, "SILENCE_MS", 1500)
     with world() as here, Tap(here.server.addresses[0]) as tap:
         link = here.links.connect(BOOKIE, tap.address, here.server.public_key)
         assert here.ask(link, add()) == OK
@@ -226,15 +223,15 @@ def test_each_request_has_its_own_deadline() -> None:
         link = here.link()
         here.until(lambda: link.is_up)
         start = time.monotonic()
-        assert link.send(1, add(), 200 * MS)
+        assert link.send(1, add(), 3000 * MS)
         assert link.send(2, add(), 50 * MS)
         assert link.send(3, ReadLac(7, False, 5, 10**9))
         here.until(lambda: here.outcomes)
         assert here.outcomes == [(link, 2, None)]
-        assert 0.05 <= time.monotonic() - start < 0.15
+        assert time.monotonic() - start >= 0.05
         here.until(lambda: len(here.outcomes) == 2)
         assert here.outcomes[1] == (link, 1, None)
-        assert time.monotonic() - start >= 0.2
+        assert time.monotonic() - start >= 3
         assert link.is_up
         assert link.outstanding == 1
 
@@ -244,7 +241,7 @@ def test_a_reply_after_the_deadline_is_not_an_outcome() -> None:
         silent(here)
         link = here.link()
         assert link.send(1, add(), 50 * MS)
-        here.until(lambda: here.outcomes)
+        here.until(lambda: here.outcomes and here.arrived)
         here.server.reply(here.arrived[0][0], 1, OK)
         here.until(lambda: here.links.counters.late)
         assert here.outcomes == [(link, 1, None)]
@@ -295,8 +292,8 @@ def test_poll_is_woken_from_another_thread() -> None:
         timer = threading.Timer(0.02, links.wake)
         timer.start()
         start = time.perf_counter()
-        assert links.poll(5000) == []
-        assert time.perf_counter() - start < 2
+        assert links.poll(2 * 60_000) == []
+        assert time.perf_counter() - start < WAIT_S
         timer.join()
 
 

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -21,6 +22,7 @@ from pybk.transport.keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, sessi
 from pybk.transport.link import Link, Outcome
 from pybk.transport.links import Links
 from pybk.transport.server import Peer, Server
+from tests.waiting import WAIT_S, source_of, wait_until
 
 SECRET = bytes(range(32))
 CLUSTER = b"cluster-16-bytes"
@@ -77,12 +79,15 @@ class World:
                 self.server.reply(peer, number, reply)
         self.outcomes += self.links.poll(timeout_ms)
 
-    def until(self, happened: Callable[[], object], seconds: float = 5.0) -> None:
+    def until(self, happened: Callable[[], object]) -> None:
         """Take turns until something has happened."""
-        end = time.monotonic() + seconds
-        while not happened():
-            assert time.monotonic() < end, "nothing happened in time"
+
+        def happened_now() -> object:
             self.turn()
+            return happened()
+
+        if not happened():
+            wait_until(happened_now, source_of(happened))
 
     def ask(self, link: Link, message: WireRequest, number: int = 1) -> WireReply | None:
         """Send a request and return its outcome."""
@@ -146,14 +151,20 @@ class RawClient:
         return [self.head(outgoing, number, instance), *[frame.bytes for frame in outgoing.frames]]
 
     def exchange(self, *frames: bytes, wait_ms: int = 50) -> tuple[list[Any], list[Header]]:
-        """Send frames, and return what the bookie got and what came back, once nothing more happens."""
+        """Send frames, and return what the bookie got and what came back.
+
+        What the bookie drops, it counts; after that, replies are waited for no longer than ``wait_ms``.
+        """
         if frames:
             self.socket.send_multipart(frames)
         arrived: list[Any] = []
         heads: list[Header] = []
         self.last_head = b""
-        end = time.monotonic() + wait_ms / 1000
+        counted = replace(self.server.counters)
+        end = time.monotonic() + (WAIT_S if frames else wait_ms / 1000)
         while time.monotonic() < end and not heads and not arrived:
+            if self.server.counters != counted:
+                end = min(end, time.monotonic() + wait_ms / 1000)
             arrived += self.server.receive(1)
             while self.socket.poll(1):
                 self.last_head = self.socket.recv_multipart()[0]
@@ -165,7 +176,7 @@ class RawClient:
         nonce = b"n" * NONCE_BYTES
         self.mac = greeting_mac(self.keys)
         hello = Outgoing(Kind.HELLO, numbers=(VERSION, 0, 0, 0), blob=nonce)
-        _, (header,) = self.exchange(self.head(hello), wait_ms=3000)
+        _, (header,) = self.exchange(self.head(hello), wait_ms=60_000)
         assert header.kind == Kind.WELCOME
         both = self.last_head[header.head_bytes + MAC_BYTES :]
         session_id, bookie_nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
