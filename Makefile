@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-spark test check bench bench-cluster bench-spark sim clean
+.PHONY: help demo demo-spark test check bench bench-cluster bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,6 +27,7 @@ help:
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
 	@echo "make bench-spark         figures of Spark on ledgers beside Parquet; ARGS=... as for bench"
+	@echo "make bench-compare BASE=commit   is this tree slower than a commit? ARGS=... names rows"
 	@echo "make sim [SEEDS=n]       the replication machines in a world of faults; prints events/s and seeds that fail"
 	@echo "make clean               remove what the targets made"
 
@@ -55,6 +56,9 @@ bench-cluster: $(VENV)/.bench
 
 bench-spark: $(VENV)/.bench $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && $(BIN)/python -m bench.spark $(ARGS)
+
+bench-compare: $(VENV)/.bench
+	$(BIN)/python -m bench.compare $(BASE) $(ARGS)
 
 sim: $(VENV)/.test
 	$(BIN)/python -m tests.simulator --seeds $(SEEDS)

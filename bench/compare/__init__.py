@@ -1,0 +1,1 @@
+"""Two commits of pybk side by side."""

@@ -1,0 +1,200 @@
+"""``python -m bench.compare BASE [ROW ...]``: is this working tree slower than commit BASE?
+
+Two processes do the same work with the two commits' ``pybk``, by turns on one disk, and each round gives one ratio. A
+row fails when the 95 % interval of the median ratio lies wholly below 0.97.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+from tabulate import tabulate
+
+from bench.compare.rows import rows
+from bench.compare.side import CALLS, TURNS
+from bench.contest import Scale
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+ROUNDS: Final = 15
+FLOOR: Final = 0.97
+CONFIDENCE: Final = 0.95
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare; returns 1 if a row fails, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser.add_argument("base", help="the commit to compare with")
+    parser.add_argument("row", nargs="*", help="rows that begin with this; all of them when left out")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each; {ROUNDS} by default")
+    parser.add_argument("--seconds", type=float, default=0.6, help="length of a turn; 0.6 by default")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--directory", type=Path, default=Path("build"), help="on the disk to measure; ./build by default"
+    )
+    parsed = parser.parse_args(arguments)
+    chosen = [name for name in rows() if not parsed.row or name.startswith(tuple(parsed.row))]
+    if not chosen:
+        parser.error(f"no row begins with {parsed.row}; there are {', '.join(rows())}")
+    parsed.directory.mkdir(parents=True, exist_ok=True)
+    scale = Scale(parsed.rounds, parsed.seconds, 16 << 10, 1000, 1 << 26, 1 << 26)
+    with sources(parsed.base) as base:
+        compared = [compare(name, base, scale, parsed.directory) for name in chosen]
+    if parsed.json:
+        print(json.dumps([asdict(row) | {"failed": row.failed} for row in compared], indent=1))
+    else:
+        _print(compared, parsed.base)
+    return int(any(row.failed for row in compared))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One row of both commits.
+
+    Attributes:
+        name: The row.
+        unit: Of the medians.
+        base: Median figure of the base commit.
+        head: That of the working tree.
+        ratio: Median of the rounds' ratios; above 1 the working tree is faster.
+        low: Lower end of the ratio's interval.
+        high: Its upper end.
+        base_calls: Python functions that the base commit calls per operation.
+        head_calls: The same of the working tree.
+    """
+
+    name: str
+    unit: str
+    base: float
+    head: float
+    ratio: float
+    low: float
+    high: float
+    base_calls: float
+    head_calls: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether the working tree is slower, beyond doubt."""
+        return self.high < FLOOR
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return the distribution-free interval that has the median of what was sampled with ``CONFIDENCE``.
+
+    It is that of the order statistics, as the number of samples below the median is binomial; of fewer than six
+    samples it is the whole range.
+    """
+    count = len(ratios)
+    left_out = 0
+    while sum(math.comb(count, below) for below in range(left_out + 2)) / 2**count <= (1 - CONFIDENCE) / 2:
+        left_out += 1
+    ordered = sorted(ratios)
+    return ordered[left_out], ordered[count - 1 - left_out]
+
+
+@contextmanager
+def sources(commit: str) -> Iterator[Path]:
+    """Take a commit's sources out of the repository; they are removed afterwards."""
+    made = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False)
+    if made.returncode:
+        raise SystemExit(f"{commit} is no commit of this repository: {made.stderr.decode().strip()}")
+    with tempfile.TemporaryDirectory(prefix="pybk-base-") as target:
+        with tarfile.open(fileobj=BytesIO(made.stdout)) as archive:
+            archive.extractall(target, filter="data")
+        yield Path(target) / "src"
+
+
+@contextmanager
+def side(name: str, source: Path, scale: Scale, directory: Path, what: str) -> Iterator[subprocess.Popen[str]]:
+    """Run one side of a row; it is ready on entry."""
+    place = tempfile.mkdtemp(prefix="compare-", dir=directory)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.compare.side", name, place, json.dumps(asdict(scale)), what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])},
+    )
+    try:
+        with process:
+            _answer(process)
+            yield process
+    finally:
+        process.kill()
+        shutil.rmtree(place)
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise SystemExit(f"one side ended with exit code {process.wait()}; its error is above")
+    return line
+
+
+def _ask(process: subprocess.Popen[str], seconds: float) -> float:
+    assert process.stdin is not None
+    process.stdin.write(f"{seconds}\n")
+    process.stdin.flush()
+    return float(_answer(process))
+
+
+def compare(name: str, base: Path, scale: Scale, directory: Path) -> Compared:
+    """Let both sides take turns at one row, the other one first in every second round."""
+    unit = rows()[name][0].unit
+    places = base, ROOT / "src"
+    with ExitStack() as stack:
+        sides = [stack.enter_context(side(name, source, scale, directory, TURNS)) for source in places]
+        figures: list[list[float]] = [[], []]
+        for number in range(scale.rounds + 1):
+            print(f"{name}: round {number}", file=sys.stderr)
+            for which in (0, 1) if number % 2 else (1, 0):
+                figures[which].append(_ask(sides[which], scale.seconds))
+    calls = []
+    for source in places:
+        with side(name, source, scale, directory, CALLS) as process:
+            calls.append(_ask(process, scale.seconds))
+    before, after = (found[1:] for found in figures)  # the first round warms up
+    ratios = [b / a if unit == "ms" else a / b for b, a in zip(before, after, strict=True)]
+    medians = statistics.median(before), statistics.median(after)
+    return Compared(name, unit, *medians, statistics.median(ratios), *interval(ratios), *calls)
+
+
+def _print(compared: Sequence[Compared], base: str) -> None:
+    table = [
+        [
+            row.name,
+            f"{row.base:,.5g}",
+            f"{row.head:,.5g}",
+            row.unit,
+            f"{row.ratio:.3f}",
+            f"{row.low:.3f} to {row.high:.3f}",
+            f"{row.base_calls:.1f} -> {row.head_calls:.1f}",
+            "SLOWER" if row.failed else "",
+        ]
+        for row in compared
+    ]
+    headers = ["row", base[:12], "working tree", "unit", "ratio", "95 % interval", "calls per operation", ""]
+    print(tabulate(table, headers, disable_numparse=True))
+    slower = sum(row.failed for row in compared)
+    print(f"{slower} of {len(compared)} rows are slower: their interval lies wholly below {FLOOR}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
