@@ -19,6 +19,10 @@ from pybk.transport.frames import MESSAGE_BYTES_MAX, Outgoing
 from pybk.transport.keys import ClusterKeys, RightsKey, greeting_mac
 from pybk.transport.link import PING_NS, Link, Outcome
 
+_contexts: Final[set[curve.Context]] = set()
+"""Contexts of links that are not closed. The collector must not find one together with its sockets: it clears the weak
+references by which the context knows them, and the context then waits for them for ever."""
+
 OUTSTANDING_BYTES_MAX: Final = 32 << 20
 """Default bound on what is on the way over one link: requests, and the bytes that reads ask for."""
 
@@ -74,7 +78,10 @@ class Links:
         self._keys = keys
         self._greeting_mac = greeting_mac(keys)
         self._own_context = context is None
-        self._context = zmq.Context() if context is None else context
+        if context is None:
+            context = zmq.Context()
+            _contexts.add(context)
+        self._context = context
         self._outstanding_bytes_max = outstanding_bytes_max
         self._message_bytes_max = message_bytes_max
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -203,13 +210,16 @@ class Links:
         del self._by_descriptor[socket.fileno()]
 
     def close(self) -> None:
-        """Close all links; what is outstanding stays without an answer."""
-        for link in self._links:
-            link._disconnect()
-        self._links.clear()
-        self._epoll.close()
-        wake, self._wake = self._wake, -1  # first: its number may be another file's as soon as it is closed
-        if wake >= 0:
-            os.close(wake)
-        if self._own_context:
-            self._context.term()
+        """Close all links, also those that an interrupt left half open; what is outstanding stays without an answer."""
+        try:
+            for link in self._links:
+                link._disconnect()
+            self._links.clear()
+        finally:
+            self._epoll.close()
+            wake, self._wake = self._wake, -1  # first: its number may be another file's as soon as it is closed
+            if wake >= 0:
+                os.close(wake)
+            if self._own_context:
+                self._context.destroy(linger=0)
+                _contexts.discard(self._context)
