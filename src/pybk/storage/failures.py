@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import CodeType
 from typing import Final
 
 from pybk.errors import StorageError, StorageFailedError, StorageFullError
@@ -53,3 +57,29 @@ def undoing(error: BaseException) -> Iterator[None]:
         yield
     except OSError as problem:
         error.add_note(f"undoing what was done until then failed, too: {problem}")
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Tell whether a signal handler raised an error, which then says nothing about what it interrupted.
+
+    Python calls handlers between any two instructions of the main thread, and what they raise looks like an error of
+    the interrupted call: a handler's TimeoutError is an OSError. Only the traceback shows the handler's frame.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code in handlers:
+            return True
+        step = step.tb_next
+    return False
+
+
+def _code_of(handler: object) -> CodeType | None:
+    """Return the code of a Python function, method, partial or object that can be called; None for all else."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    code = getattr(function, "__code__", None) or getattr(vars(type(handler)).get("__call__"), "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageFullError
 from pybk.storage.commit import Commit, StagedRun
 from pybk.storage.commit_writer import CommitObserver, CommitWriter, LogFiles
+from pybk.storage.failures import is_from_signal_handler
 
 if TYPE_CHECKING:
     from pybk.storage.descriptor import LedgerDescriptor
@@ -375,7 +376,9 @@ class Log:
                     self._writer.publish(commit)
             except StorageFullError as error:
                 self._fail(commit, error)
-            except Exception as error:  # noqa: BLE001  # whatever it was, what is on disk is unknown now
+            except Exception as error:
+                if is_from_signal_handler(error):
+                    raise  # the write did not fail: the next driver repeats it
                 failed = StorageFailedError(
                     f"writing the log failed ({error}); this store takes no more appends: close it, mend the device, "
                     "open it again"
