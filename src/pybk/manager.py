@@ -7,7 +7,6 @@ import hmac
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -28,6 +27,7 @@ from pybk.arguments import (
     path_of,
     user_type,
 )
+from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
 from pybk.embedded import EmbeddedHome
@@ -50,7 +50,10 @@ logging.getLogger("pybk").addHandler(logging.NullHandler())
 class LedgerManager:
     """The ledgers of one directory.
 
-    Use it as a context manager, sync or async. Threads: any.
+    Use it as a context manager, sync or async. One that is dropped without ``close`` is closed with a ResourceWarning
+    once its writers and readers are gone, too; one that is open at the end of the program is closed then.
+
+    Threads: any.
     """
 
     def __init__(self, home: LedgerHome) -> None:
@@ -58,10 +61,15 @@ class LedgerManager:
         self._home = home
         identity = home.identity
         self._keys = KeyRing(identity.store_id, identity.salt, cost=identity.scrypt_cost)
-        self._closing = threading.Lock()
-        self._closed = False
+        self._ending = Ending(home)
 
     # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def _opened(cls, home: LedgerHome) -> Self:
+        manager = cls(home)
+        manager._ending.watch(manager)
+        return manager
 
     @classmethod
     def open(
@@ -94,11 +102,12 @@ class LedgerManager:
         """
         config = config_of(config)
         root = path_of(path)
+        settle_dropped()
         if cluster:
-            return cls(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
+            return cls._opened(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
         if read_only:
-            return cls(EmbeddedHome(ReadOnlyStore.open(root, tiers=tiers, config=config)))
-        return cls(EmbeddedHome(Store.open(root, tiers=tiers, config=config)))
+            return cls._opened(EmbeddedHome(ReadOnlyStore.open(root, tiers=tiers, config=config)))
+        return cls._opened(EmbeddedHome(Store.open(root, tiers=tiers, config=config)))
 
     @classmethod
     def open_async(
@@ -133,7 +142,8 @@ class LedgerManager:
         """
         from pybk.cluster import connect  # not before it is needed: an embedded store does without ZeroMQ
 
-        return cls(connect(metadata, cluster_secret, config_of(config)))
+        settle_dropped()
+        return cls._opened(connect(metadata, cluster_secret, config_of(config)))
 
     @classmethod
     def connect_async(
@@ -149,14 +159,14 @@ class LedgerManager:
         """Wait for what is outstanding and close the store; ledgers that are open stay open.
 
         Handles of this manager raise ClosedError afterwards, followers that wait do so at once. Closing again does
-        nothing, nor does closing in a forked child.
+        nothing, nor does closing in a forked child. A KeyboardInterrupt ends the wait, not the close: call it again to
+        wait for its end. See docs/lifecycle.md for signals and for managers that nobody closes.
+
+        Raises:
+            IllegalOperationError: A signal handler or a finaliser calls it on top of a call of pybk; nothing was done.
+            PybkError: Closing failed; the directory was given free all the same.
         """
-        if self._home.forked:
-            return
-        with self._closing:
-            if not self._closed:
-                self._closed = True
-                self._home.close()
+        self._ending.close(where_called("LedgerManager.close()"))
 
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop goes on."""
@@ -302,7 +312,7 @@ class LedgerManager:
                 if ledger_id is not None:
                     raise
             else:
-                return LedgerWriter(home, descriptor, self._digest(descriptor, keys))
+                return LedgerWriter(home, descriptor, self._digest(descriptor, keys), self)
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
@@ -350,7 +360,7 @@ class LedgerManager:
             home.recover(descriptor)
         else:
             home.look(descriptor)
-        return LedgerReader(home, descriptor, digest, flags)
+        return LedgerReader(home, descriptor, digest, flags, self)
 
     def open_ledger_async(
         self,
@@ -403,10 +413,13 @@ class LedgerManager:
 
     def list_ledgers(self, ledger_type: str | None = None) -> Iterator[int]:
         """Yield the ids of all ledgers, ascending; only those of a type if one is given."""
-        home = self._usable()
-        home.catch_up()
-        wanted = None if ledger_type is None else LedgerType(ledger_type)
-        return (m.ledger_id for m in home.ledgers() if wanted is None or m.ledger_type == wanted)
+        self._usable().catch_up()
+        return self._listed(None if ledger_type is None else LedgerType(ledger_type))
+
+    def _listed(self, wanted: LedgerType | None) -> Iterator[int]:
+        for metadata in self._home.ledgers():
+            if wanted is None or metadata.ledger_type == wanted:
+                yield metadata.ledger_id
 
     async def list_ledgers_async(self, ledger_type: str | None = None) -> list[int]:
         """Return the ids of all ledgers as a list, made in a thread."""

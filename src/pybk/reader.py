@@ -40,9 +40,15 @@ class LedgerReader:
     """
 
     def __init__(
-        self, home: LedgerHome, descriptor: LedgerDescriptor, digest: EntryDigest, read_flags: ReadFlag
+        self,
+        home: LedgerHome,
+        descriptor: LedgerDescriptor,
+        digest: EntryDigest,
+        read_flags: ReadFlag,
+        manager: object = None,
     ) -> None:
         self._home = home
+        self._manager = manager  # which is closed when nobody holds it any more
         self._descriptor = descriptor
         self._digest = digest
         self._direct = ReadFlag.DONT_CACHE in read_flags

@@ -11,6 +11,7 @@ from typing import Final, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from pybk.closing import where_called
 from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import (
@@ -46,8 +47,11 @@ class LedgerWriter:
     Threads: any; entries get their ids in the order in which the calls take the ledger's lock.
     """
 
-    def __init__(self, home: LedgerHome, descriptor: LedgerDescriptor, digest: EntryDigest) -> None:
+    def __init__(
+        self, home: LedgerHome, descriptor: LedgerDescriptor, digest: EntryDigest, manager: object = None
+    ) -> None:
         self._home = home
+        self._manager = manager  # which is closed when nobody holds it any more
         self._log = home.log_of(descriptor)
         self._descriptor = descriptor
         self._digest = digest
@@ -407,11 +411,13 @@ class LedgerWriter:
 
         Raises:
             LedgerFencedError: Another handle recovered the ledger, and what it holds was settled there.
+            IllegalOperationError: A signal handler or a finaliser calls it on top of a call of pybk; nothing was done.
             PybkError: As ``append``; the ledger stays open and may be recovered.
         """
         descriptor = self._descriptor
         if self._settled:
             return
+        where_called("LedgerWriter.close()")
         with descriptor.lock:
             self._closed = True
             self._give_up_early(

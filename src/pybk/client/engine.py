@@ -348,7 +348,15 @@ class Engine:
                 event = MetadataUnreachable()
             self.post(lambda: self.tell(conversation, event))
 
-        self._executor.submit(work)
+        self._in_background(work)
+
+    def _in_background(self, work: Callable[[], None]) -> Future[None] | None:
+        """Have something done by another thread; by this one, and return None, if the interpreter is ending."""
+        try:
+            return self._executor.submit(work)
+        except RuntimeError:  # managers that are open at the end of the program are closed after executors are
+            work()
+            return None
 
     def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
         """Let go of a conversation and wake who waits for it."""
@@ -385,9 +393,10 @@ class Engine:
             except Exception:
                 logger.exception("ledger %d: cannot record that %s misses entries", ledger.ledger_id, effect.bookie)
 
-        report = self._executor.submit(work)
-        self._reports.add(report)
-        report.add_done_callback(self._reports.discard)
+        report = self._in_background(work)
+        if report is not None:
+            self._reports.add(report)
+            report.add_done_callback(self._reports.discard)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 

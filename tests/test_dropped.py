@@ -1,0 +1,220 @@
+"""A manager that nobody closed: dropped, it frees its directory; open at the end of the program, it is closed then."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import closing
+from pybk.closing import settle_dropped
+from pybk.errors import IllegalOperationError
+from pybk.flags import WriteFlag
+from pybk.manager import LedgerManager
+from tests.cluster.inside import inside
+from tests.embedded import store_of
+from tests.realstore import contents, numbered, open_quick, python
+
+
+def make_and_drop(make: Callable[[], Any]) -> None:
+    """Make something, and drop it, however it hangs together."""
+    held = make()
+    del held
+    gc.collect()
+
+
+def drop(make: Callable[[], Any]) -> None:
+    """Make something and drop it; wait until what that closes is closed."""
+    with pytest.warns(ResourceWarning, match="dropped without close"):
+        make_and_drop(make)
+    settle_dropped()
+    assert not any(ending._dropped for ending in closing._open)
+
+
+def test_a_dropped_manager_frees_its_directory_and_loses_nothing(tmp_path: Path) -> None:
+    def make() -> LedgerManager:
+        manager = open_quick(tmp_path)
+        manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE).append_many(numbered(9))
+        return manager
+
+    drop(make)
+    with open_quick(tmp_path) as manager:
+        assert contents(manager, 0, recover=True) == numbered(9)
+
+
+def test_a_dropped_manager_in_a_cycle_is_closed_by_the_collector(tmp_path: Path) -> None:
+    def make() -> list[Any]:
+        cycle: list[Any] = [open_quick(tmp_path)]
+        cycle.append(cycle)
+        return cycle
+
+    drop(make)
+
+
+def test_handles_keep_their_manager_open(tmp_path: Path) -> None:
+    manager = open_quick(tmp_path)
+    known = weakref.ref(manager)
+    writer = manager.create_ledger()
+    writer.append_many(numbered(3000))
+    reader = manager.open_ledger(0, recover=False)
+    entries = reader.read(0, 2999)
+    listed = manager.list_ledgers()
+    del manager
+    assert writer.append(b"x") == 3000
+    del writer, reader
+    gc.collect()
+    assert next(entries).payload == b"entry 0"
+    del entries
+    gc.collect()
+    assert next(listed) == 0
+    assert known() is not None
+    drop(listed.close)  # type: ignore[attr-defined]  # a generator lets go when it ends
+
+
+def test_futures_of_a_dropped_manager_are_done(tmp_path: Path) -> None:
+    futures: list[Any] = []
+
+    def make() -> None:
+        writer = open_quick(tmp_path).create_ledger()
+        futures.extend(writer.append_async(b"entry %d" % number) for number in range(5))
+
+    drop(make)
+    assert [future.result() for future in futures] == list(range(5))
+
+
+def test_dropped_asyncio_handles_free_the_directory(tmp_path: Path) -> None:
+    async def make() -> None:
+        manager = await LedgerManager.open_async(tmp_path)
+        writer = await manager.create_ledger_async()
+        await writer.append_async(b"x")
+
+    drop(lambda: asyncio.run(make()))
+    with open_quick(tmp_path) as manager:
+        assert contents(manager, 0, recover=True) == [b"x"]
+
+
+def test_a_dropped_read_only_manager_lets_go(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as live:
+        live.create_ledger().append(b"x")
+        drop(lambda: open_quick(tmp_path, read_only=True))
+
+
+def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> None:
+    with inside(tmp_path, count=1) as cluster:
+        url, secret = cluster.url, cluster.secret
+
+        def client() -> None:
+            found = LedgerManager.connect(url, cluster_secret=secret)
+            found.create_ledger(ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE).append_many(numbered(4))
+
+        with pytest.warns(ResourceWarning, match="dropped without close"):
+            make_and_drop(client)
+        settle_dropped()
+
+        def bookie_and_client() -> None:
+            LedgerManager.open(
+                tmp_path / "other", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=secret
+            ).create_ledger(ensemble_size=1)
+
+        with pytest.warns(ResourceWarning, match="dropped without close"):
+            make_and_drop(bookie_and_client)
+        settle_dropped()
+        with cluster.connect() as other:
+            assert contents(other, 0, recover=True) == numbered(4)
+            assert list(other._home.directory.bookies) == ["bookie-0"]  # type: ignore[attr-defined]  # a cluster's
+
+
+def test_closing_in_time_warns_of_nothing(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        manager = open_quick(tmp_path)
+        manager.close()
+        del manager
+        gc.collect()
+
+
+@pytest.mark.parametrize("collected_inside", ["append", "read"])
+def test_a_manager_may_be_collected_in_the_middle_of_another_call(tmp_path: Path, collected_inside: str) -> None:
+    with open_quick(tmp_path / "kept") as kept:
+        writer = kept.create_ledger()
+        writer.append(b"x")
+        cycle: list[Any] = [open_quick(tmp_path / "dropped")]
+        cycle.append(cycle)
+        del cycle
+
+        def collect(*_: Any) -> None:
+            sys.settrace(None)
+            gc.collect()
+
+        def call() -> None:
+            sys.settrace(collect)
+            try:
+                writer.append(b"y") if collected_inside == "append" else contents(kept, 0)
+            finally:
+                sys.settrace(None)
+
+        with pytest.warns(ResourceWarning, match="dropped without close"):
+            call()
+        settle_dropped()
+        open_quick(tmp_path / "dropped").close()
+
+
+PROGRAM = """
+import sys
+from pybk.flags import WriteFlag
+from tests.realstore import open_quick
+manager = open_quick(sys.argv[1])
+manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE).append_many([b"entry %d" % n for n in range(100)])
+writer = manager.create_ledger()
+future = writer.append_async(b"entry 0")
+"""
+
+ENDS = {
+    "end": "",
+    "exit": "sys.exit(0)",
+    "exception": "raise ValueError",
+    "atexit": "import atexit; atexit.register(manager.close)",
+    "thread": "import threading; threading.Thread(target=lambda: (writer.append(b'entry 1'), manager.close())).start()",
+    "teardown": """
+class Service:
+    def __init__(self, manager):
+        self.manager = manager
+        self.itself = self
+    def __del__(self):
+        self.manager.close()
+sys.modules["kept"] = service = Service(manager)
+del manager
+""",
+    "read_only": "other = open_quick(sys.argv[1], read_only=True); del manager",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_manager_that_is_open_at_the_end_of_the_program_is_closed_then(tmp_path: Path, how: str) -> None:
+    process = python(PROGRAM + ENDS[how], tmp_path)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == (how == "exception"), output
+    assert ("ValueError" in output) if how == "exception" else (output == "")
+    with open_quick(tmp_path) as manager:
+        assert store_of(manager).began_clean, "the store was not closed"
+        assert contents(manager, 0, recover=True) == numbered(100)
+        assert contents(manager, 1, recover=True) == numbered(1 + (how == "thread"))
+
+
+def test_an_interpreter_that_has_ended_its_threads_says_that_it_is_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path) as manager:
+        monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+        with pytest.raises(IllegalOperationError, match="before the main program ends"):
+            manager.close()
+        with pytest.raises(IllegalOperationError, match="the interpreter is ending"):
+            open_quick(tmp_path / "other")
+        monkeypatch.undo()
