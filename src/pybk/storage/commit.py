@@ -87,11 +87,13 @@ class Commit:
 
     ``done`` is set once everything in it is durable and published, or ``error`` is set. ``wakers`` belongs to who
     waits in event loops: one waker per loop. ``behind`` is what was forming when this one failed, and failed with it.
+    ``buffered_ns`` is when the first entry was staged that nobody waits for, on the monotonic clock; 0 for none.
     """
 
     __slots__ = (
         "base",
         "behind",
+        "buffered_ns",
         "buffers",
         "callbacks",
         "controls",
@@ -133,6 +135,7 @@ class Commit:
         self.callbacks: list[Callable[[], None]] = []
         self.wakers: dict[Any, Any] = {}
         self.wanted = False
+        self.buffered_ns = 0
         self.done = False
         self.error: PybkError | None = None
         self.behind: Commit | None = None

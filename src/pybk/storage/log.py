@@ -2,7 +2,8 @@
 
 Appends *stage* their entries in the commit that is forming. One thread at a time holds the **baton**: it takes the
 forming commit, has it written with one synced write, and wakes who waits. Waiting threads are drivers;
-the committer thread drives only for futures, and is the one that runs callbacks.
+the committer thread drives only for futures and for entries that nobody waits for, which it commits once they have been
+buffered for ``BUFFERED_NS``; it is the one that runs callbacks.
 
 Invariants:
     A commit is written only after the one before it is durable, so a valid commit proves all before it.
@@ -19,7 +20,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageFullError
 from pybk.storage.commit import Commit, StagedRun
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from pybk.storage.watermark import Watermark
 
 logger = logging.getLogger(__name__)
+
+BUFFERED_NS: Final = 50_000_000
+"""How long unwanted entries stay in memory before the committer commits them; below the 100 ms that are promised."""
 
 
 class Log:
@@ -48,6 +52,7 @@ class Log:
         observer: CommitObserver,
         next_lsn: int,
         outstanding_bytes_max: int,
+        writes_by_time: bool = True,
     ) -> None:
         self._writer = CommitWriter(
             store_id=store_id, files=files, watermark=watermark, observer=observer, next_lsn=next_lsn
@@ -61,6 +66,9 @@ class Log:
         self._error: PybkError | None = None
         self._refused: set[LedgerDescriptor] = set()
         self._callbacks: deque[Callable[[], None]] = deque()
+        self._writes_by_time = writes_by_time
+        self._clock_runs = False
+        self._clock_until_ns = 0
         self._kick = threading.Lock()
         self._kick.acquire()
         self._stopping = False
@@ -112,7 +120,8 @@ class Log:
                 ones.
             base_length: Cumulative payload bytes of the ledger before these entries.
             overhead: Bytes of each entry that are not payload.
-            wanted: Whether somebody will wait for it; unwanted entries stay buffered until a wanted commit takes them.
+            wanted: Whether somebody will wait for it; unwanted entries stay buffered until a wanted commit takes them,
+                or until ``BUFFERED_NS`` have passed.
 
         Returns:
             The commit they are part of, or None when too many bytes are outstanding: nothing was staged then.
@@ -184,6 +193,11 @@ class Log:
         commit.payload_bytes += nbytes
         if wanted:
             commit.wanted = True
+        elif not commit.buffered_ns:
+            commit.buffered_ns = time.monotonic_ns()
+            if self._writes_by_time and not self._clock_runs:
+                self._clock_runs = True
+                self._kick_committer()
         return run
 
     def stage_control(
@@ -321,13 +335,44 @@ class Log:
             self._kick.release()
 
     def _commit_for_futures(self) -> None:
-        """Body of the committer thread."""
-        while True:
-            self._kick.acquire()
-            if self._stopping:
-                return
-            while self._drive_for_futures():
-                pass
+        """Body of the committer thread; without it nobody would commit what only futures and time wait for."""
+        try:
+            while True:
+                self._kick.acquire(timeout=self._seconds_until_due())
+                if self._stopping:
+                    return
+                try:
+                    while self._drive_for_futures():
+                        pass
+                except BaseException:  # a callback may raise what it likes; those after it are called all the same
+                    logger.exception("the committer thread goes on after an exception")
+                    with self._mutex:
+                        self._kick_committer()
+        finally:
+            if not self._stopping:
+                self.fail(StorageFailedError("the committer thread has ended; close the store and open it again"))
+
+    def _seconds_until_due(self) -> float:
+        """Return how long the committer may sleep: until buffered entries are due, which it then wants; -1: for ever.
+
+        The first buffered entry starts the clock. It runs on for a while after the last, so that it is not started for
+        each commit, and then stops, so that a log at rest costs nothing.
+        """
+        if not self._clock_runs:
+            return -1.0
+        with self._mutex:
+            commit = self._forming
+            now_ns = time.monotonic_ns()
+            if commit.buffered_ns:
+                self._clock_until_ns = now_ns + BUFFERED_NS
+                left_ns = BUFFERED_NS if commit.wanted else commit.buffered_ns + BUFFERED_NS - now_ns
+                if left_ns <= 0:
+                    commit.wanted = True
+                    self._kick_committer()
+            else:
+                left_ns = self._clock_until_ns - now_ns
+                self._clock_runs = left_ns > 0
+        return max(0, left_ns) / 1e9 if self._clock_runs else -1.0
 
     def _drive_for_futures(self) -> bool:
         self._run_callbacks()

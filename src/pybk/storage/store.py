@@ -194,6 +194,7 @@ class Store(ChangingView):
             observer=self,
             next_lsn=recovered.next_lsn,
             outstanding_bytes_max=config.max_outstanding_bytes,
+            writes_by_time=config.background,
         )
         self.maintenance = Maintenance(self, registry)
         if self.salvage is None:
