@@ -175,7 +175,7 @@ def test_replaced_file_has_the_new_content_and_leaves_nothing_else(disk: Disk) -
 def test_lock_is_held_once_and_names_its_holder(disk: Disk) -> None:
     fs, root = disk
     lock = fs.lock(f"{root}/LOCK")
-    with pytest.raises(StoreLockedError, match=f"LOCK: locked by process {os.getpid()}") as caught:
+    with pytest.raises(StoreLockedError, match=f"LOCK: locked by this very process .{os.getpid()}.") as caught:
         fs.lock(f"{root}/LOCK")
     assert caught.value.pid == os.getpid()
     lock.release()

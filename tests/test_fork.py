@@ -19,6 +19,8 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, stop_syncing
+from tests.test_interrupts import _PATH
+from tests.test_signals import handled
 from tests.waiting import WAIT_S
 
 pytestmark = [
@@ -204,3 +206,65 @@ def test_leaving_a_with_in_a_child_closes_nothing(tmp_path: Path) -> None:
         writer = manager.create_ledger()
         in_child(lambda: leave(manager))
         assert writer.append(b"x") == 0
+
+
+def kept_deleted(pid: int, directory: Path) -> list[str]:
+    """Return the unlinked files below a directory that a process keeps open or mapped."""
+    fds = Path(f"/proc/{pid}/fd")
+    open_ones = [os.readlink(path) for path in fds.iterdir()]
+    mapped = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+    return [line for line in (*open_ones, *mapped) if str(directory) in line and line.endswith("(deleted)")]
+
+
+def test_a_child_keeps_no_file_that_its_parent_deletes(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as manager:
+        for hint in (StorageHint.NVME, StorageHint.HDD):
+            with manager.create_ledger(storage_hints={hint}) as writer:
+                for _ in range(4):
+                    writer.append_many([bytes(1000)] * 1000)
+            manager.checkpoint()
+        for ledger_id in range(2):
+            assert len(contents(manager, ledger_id)) == 4000  # so that all of it is mapped
+        manager.create_ledger().append(b"x")
+        ready, release = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(ready[1], b"x")
+            os.read(release[0], 1)
+            os._exit(0)
+        try:
+            os.read(ready[0], 1)
+            for ledger_id in range(2):
+                manager.delete_ledger(ledger_id)
+            manager.checkpoint()
+            assert kept_deleted(pid, tmp_path) == []
+        finally:
+            os.write(release[1], b"x")
+            os.waitpid(pid, 0)
+            for fd in (*ready, *release):
+                os.close(fd)
+        assert manager.create_ledger().append(b"the parent goes on") == 0
+
+
+def test_a_child_forked_by_a_handler_in_the_middle_of_an_append_writes_nothing(tmp_path: Path) -> None:
+    children: list[int] = []
+
+    def fork(*_: object) -> None:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            raise SystemExit(7)
+        children.append(pid)
+
+    with open_quick(tmp_path) as manager:
+        writer = manager.create_ledger()
+        writer.append(b"entry 0")
+        for line in range(0, 100, 9):
+            try:
+                handled(line, _PATH, lambda: writer.append(b"x"), fork)
+            except SystemExit:
+                os._exit(7)
+        for pid in children:
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert len(children) > 3
+        assert len(contents(manager, 0)) == 13

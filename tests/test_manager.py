@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -295,7 +296,6 @@ def test_handles_of_a_closed_manager_say_so(tmp_path: Path) -> None:
         lambda: list(ids),
         manager.checkpoint,
         manager.health,
-        manager.metrics,
         lambda: writer.append(b"x"),
         lambda: writer.append_many([b"x"]),
         lambda: writer.append_async(b"x"),
@@ -338,8 +338,11 @@ with open_quick(Path(sys.argv[1])):
     with pytest.raises(StoreLockedError, match=f"process {child.pid}") as refused:
         open_quick(tmp_path)
     assert refused.value.pid == child.pid
+    (tmp_path / "LOCK").write_text(str(os.getpid()), encoding="ascii")  # as of a container, whose ids are its own
+    with pytest.raises(StoreLockedError, match=r"another process.*container"):
+        open_quick(tmp_path)
     child.communicate("")
-    with open_quick(tmp_path), pytest.raises(StoreLockedError, match="locked by process"):
+    with open_quick(tmp_path), pytest.raises(StoreLockedError, match="locked by this very process"):
         open_quick(tmp_path)
     open_quick(tmp_path).close()
 

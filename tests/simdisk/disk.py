@@ -309,7 +309,7 @@ class SimFileSystem:
             if self.dead:
                 raise SimCrash("lock", path)
             if path in self._locks:
-                raise StoreLockedError(f"{path}: locked by process {os.getpid()}", pid=os.getpid())
+                raise StoreLockedError(f"{path}: locked by this very process ({os.getpid()})", pid=os.getpid())
             if not self.exists(path):
                 self.add(path, Inode(0))
             self._locks.add(path)

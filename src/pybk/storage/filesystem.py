@@ -241,8 +241,20 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
     fs.sync_directory(os.path.dirname(path) or ".")
 
 
+_open_files: Final[set[OsFile]] = set()
+"""Files that are open, for a forked child to close: it would keep their blocks allocated after the parent's unlink."""
+
+
+def _close_inherited() -> None:
+    for file in list(_open_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
 class OsFile:
-    """A file of the operating system; see :class:`File`."""
+    """A file of the operating system; see :class:`File`. In a forked child it is closed."""
 
     __slots__ = ("_direct_fd", "_durable_flag", "_fd", "_path", "size")
 
@@ -253,6 +265,7 @@ class OsFile:
         self._path = path
         self._durable_flag = _RWF_DSYNC
         self._direct_fd: int | None = None
+        _open_files.add(self)
 
     def write(self, buffers: Buffers, offset: int) -> None:
         """See :meth:`File.write`."""
@@ -378,6 +391,7 @@ class OsFile:
 
     def close(self) -> None:
         """See :meth:`File.close`."""
+        _open_files.discard(self)
         fd, self._fd = self._fd, -1
         direct, self._direct_fd = self._direct_fd, -1
         if direct is not None and direct >= 0:

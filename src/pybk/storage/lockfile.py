@@ -31,6 +31,24 @@ os.register_at_fork(
 )
 
 
+def _locked(path: str, fd: int) -> StoreLockedError:
+    """Return the error that names the holder of a file's lock; the caller holds ``_lock_guard``."""
+    found = os.fstat(fd)
+    held = (os.fstat(each) for each in _lock_fds)
+    if any((each.st_dev, each.st_ino) == (found.st_dev, found.st_ino) for each in held):
+        return StoreLockedError(
+            f"{path}: locked by this very process ({os.getpid()}), in which another manager has it open; use that "
+            "manager, or close it first",
+            pid=os.getpid(),
+        )
+    text = os.pread(fd, 20, 0)
+    pid = int(text) if text.isdigit() else None
+    holder = "another process" if pid is None else f"process {pid}"
+    if pid == os.getpid():  # ids are told apart only within one namespace
+        holder = f"another process, which has the id {pid} in its own container"
+    return StoreLockedError(f"{path}: locked by {holder}; close the store there first, or open it read-only", pid=pid)
+
+
 class FileLock:
     """The exclusive lock of a file. Threads: any."""
 
@@ -50,13 +68,9 @@ class FileLock:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, str(os.getpid()).encode(), 0)
             except BlockingIOError:
-                text = os.pread(fd, 20, 0)
+                error = _locked(path, fd)
                 os.close(fd)
-                pid = int(text) if text.isdigit() else None
-                holder = "another process" if pid is None else f"process {pid}"
-                raise StoreLockedError(
-                    f"{path}: locked by {holder}; close the store there first, or open it read-only", pid=pid
-                ) from None
+                raise error from None
             except BaseException:
                 os.close(fd)
                 raise

@@ -115,6 +115,7 @@ class StoreView:
         """
         self._forked = self.ended = True
         self._lock = threading.Lock()
+        self.volumes.after_fork()
         for descriptor in self._descriptors.values():
             descriptor.lock = threading.Lock()
             descriptor.place_lock = threading.Lock()

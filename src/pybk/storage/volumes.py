@@ -281,6 +281,11 @@ class Volumes:
         with self._lock:
             self.views.clear()
 
+    def after_fork(self) -> None:
+        """Let go of all maps in a forked child, where they would keep files that the parent unlinks."""
+        self._lock = threading.Lock()
+        self.views = {}
+
     def disk_bytes(self) -> int:
         """Return the bytes that log files and cold segments take on their devices."""
         with self._lock:
