@@ -213,7 +213,7 @@ class LedgerMetadata:
                     f"{FRAGMENTS_FORMAT}: open it with the pybk that wrote it, or newer"
                 )
             return cls._from_values(values)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CorruptError(
                 f"{where}: {len(data)} bytes are no ledger metadata: {error}; restore the file or the "
                 "index it came from"

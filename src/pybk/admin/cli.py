@@ -243,7 +243,7 @@ def _cluster_rows(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     with metadata:
         after = -1
         while ids := metadata.list_ledgers(after=after, count=_PAGE):
-            rows += [_cluster_row(found.metadata) for found in metadata.read_ledgers(ids) if found is not None]
+            rows += [_cluster_row(found.metadata) for found in metadata.read_sound_ledgers(ids)]
             after = ids[-1]
     return rows
 

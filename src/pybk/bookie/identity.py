@@ -80,7 +80,7 @@ class Identity(NamedTuple):
                 fields["inode"],
             )
             sound = identity.encode() == data
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise _damaged(metadata, data) from error
         if not sound:
             raise _damaged(metadata, data)

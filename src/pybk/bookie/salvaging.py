@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.bookie.description import Description
 from pybk.bookie.replicas import Replicas
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, PybkError
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
@@ -60,14 +60,13 @@ def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
         PybkError: It could not be recorded; the next start salvages again.
     """
     salvage = replicas.store.salvage
-    for page in _pages(metadata):
-        replicas.doubt(
-            {
-                each.ledger_id: Description.of(each, metadata.describe(each))
-                for each in page
-                if any(bookie in fragment.ensemble for fragment in each.fragments)
-            }
-        )
+    for page, damaged in _pages(metadata):
+        # Whether a ledger whose metadata is damaged was held here cannot be known, so it is in doubt, too.
+        doubtful: dict[int, Description | None] = dict.fromkeys(damaged)
+        for each in page:
+            if any(bookie in fragment.ensemble for fragment in each.fragments):
+                doubtful[each.ledger_id] = Description.of(each, metadata.describe(each))
+        replicas.doubt(doubtful)
     replicas.doubt(dict.fromkeys(replicas.ledgers()))
     if salvage is not None:
         replicas.store.keep_salvage()
@@ -81,8 +80,15 @@ def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
     )
 
 
-def _pages(metadata: ClusterMetadata) -> Iterator[list[LedgerMetadata]]:
+def _pages(metadata: ClusterMetadata) -> Iterator[tuple[list[LedgerMetadata], list[int]]]:
+    """Yield the ledgers of the cluster, and the ids of those whose metadata is damaged."""
     after = -1
     while ids := metadata.list_ledgers(after=after, count=_PAGE):
-        yield [found.metadata for found in metadata.read_ledgers(ids) if found is not None]
+        damaged: list[int] = []
+
+        def note(ledger_id: int, error: PybkError, damaged: list[int] = damaged) -> None:
+            damaged.append(ledger_id)
+            logger.warning("ledger %d is taken to be held here, because its metadata is damaged: %s", ledger_id, error)
+
+        yield [found.metadata for found in metadata.read_ledgers(ids, damaged=note) if found is not None], damaged
         after = ids[-1]

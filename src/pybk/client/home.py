@@ -396,7 +396,7 @@ class ClusterHome:
     def _stored(self) -> Iterator[StoredLedger]:
         after = -1
         while ids := self._metadata.list_ledgers(after=after, count=_PAGE):
-            yield from filter(None, self._metadata.read_ledgers(ids))
+            yield from self._metadata.read_sound_ledgers(ids)
             after = ids[-1]
 
     # ---- entries -------------------------------------------------------------------------------------------------

@@ -269,9 +269,16 @@ class Bookies(Records):
     def list_cookies(self) -> list[BookieCookie]:
         """Return the cookies of all bookies that belong to the cluster, there or not, by name."""
         keys = [f"{COOKIES_KEY}/{name}" for name in self._tree.children(COOKIES_KEY)]
-        nodes = zip(keys, self._tree.get_many(keys), strict=True)
-        cookies = [self._cookie(key, node) for key, node in nodes if node is not None]
-        return [cookie for cookie in cookies if cookie is not None]
+        cookies = []
+        for key, node in zip(keys, self._tree.get_many(keys), strict=True):
+            try:
+                cookie = None if node is None else self._cookie(key, node)
+            except (CookieError, CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                logger.warning("a bookie's cookie is left out of a listing: %s", error)
+                continue
+            if cookie is not None:
+                cookies.append(cookie)
+        return cookies
 
     def remove_cookie(self, bookie: Bookie) -> None:
         """Say that a bookie does not belong to the cluster any more; if it does not, nothing happens.

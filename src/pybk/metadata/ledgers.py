@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -11,8 +12,11 @@ from pybk.errors import (
     LedgerDeletedError,
     LedgerExistsError,
     MetadataExistsError,
+    MetadataForgedError,
     MetadataVersionError,
     NoSuchLedgerError,
+    PybkError,
+    UnsupportedFormatError,
     UsageError,
 )
 from pybk.ledger import LedgerMetadata
@@ -32,13 +36,18 @@ from pybk.metadata.values import (
     unseal,
 )
 
+logger = logging.getLogger(__name__)
+
 LEDGERS_KEY: Final = "ledgers"
 IDS_KEY: Final = "ids"
 ID_BLOCK: Final = 1000
 LEDGER_ID_MAX: Final = (1 << 63) - 1
 
+_DIGITS: Final = frozenset("0123456789")
 _LEVELS: Final = (3, 4, 4, 4, 4)
 """Digits of the names on the way to a ledger, as BookKeeper has them: 19 in all, at most 10 000 keys side by side."""
+
+_KEY_CHARS: Final = len(LEDGERS_KEY) + sum(_LEVELS) + len(_LEVELS)
 
 
 class StoredLedger(NamedTuple):
@@ -71,7 +80,8 @@ def leaves_after(tree: MetadataTree, root: str, after: int, count: int) -> list[
         count: How many are enough; all those of the last ledger are returned.
 
     Returns:
-        Ledger ids and keys, ascending. Names at the last level begin with the ledger's last four digits.
+        Ledger ids and keys, ascending. Names at the last level begin with the ledger's last four digits. Names that are
+        part of no ledger's path are left out, and logged.
     """
     found: list[tuple[int, str]] = []
     _descend(tree, root, "", after, count, found)
@@ -83,8 +93,11 @@ def _descend(tree: MetadataTree, key: str, digits: str, after: int, count: int, 
     last = digits.count("/") == len(_LEVELS) - 1
     for name in tree.children(key):
         prefix = name[:size]
-        if len(prefix) != size or not prefix.isdecimal() or (name != prefix and not last):
-            raise CorruptError(f"metadata key {key}/{name} is no part of a ledger's path; remove it")
+        if len(prefix) != size or not _DIGITS.issuperset(prefix) or (name != prefix and not last):
+            logger.warning(
+                "metadata key %s/%.200r is not part of a ledger's path, and is left out; remove it", key, name
+            )
+            continue
         highest = int((digits + prefix).replace("/", "").ljust(sum(_LEVELS), "9"))
         if highest <= after:
             continue
@@ -193,17 +206,38 @@ class Ledgers(Records):
             raise LedgerDeletedError(f"ledger {ledger_id} was deleted")
         return found
 
-    def read_ledgers(self, ledger_ids: Sequence[int]) -> list[StoredLedger | None]:
+    def read_ledgers(
+        self, ledger_ids: Sequence[int], *, damaged: Callable[[int, PybkError], None] | None = None
+    ) -> list[StoredLedger | None]:
         """Return the metadata of many ledgers, None for those that are not there, or are no more.
+
+        Args:
+            ledger_ids: The ledgers.
+            damaged: Called with a ledger whose metadata is damaged, forged or of another format, and the error; the
+                ledger is None in the result. Without it the error is raised.
 
         Raises:
             MetadataForgedError, CorruptError: As ``read_ledger``.
         """
         keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
-        return [
-            None if node is None else self._ledger(key, ledger_id, node)
-            for key, ledger_id, node in zip(keys, ledger_ids, self._tree.get_many(keys), strict=True)
-        ]
+        found: list[StoredLedger | None] = []
+        for key, ledger_id, node in zip(keys, ledger_ids, self._tree.get_many(keys), strict=True):
+            try:
+                found.append(None if node is None else self._ledger(key, ledger_id, node))
+            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                if damaged is None:
+                    raise
+                damaged(ledger_id, error)
+                found.append(None)
+        return found
+
+    def read_sound_ledgers(self, ledger_ids: Sequence[int]) -> list[StoredLedger]:
+        """Return the metadata of those of many ledgers that exist; damaged metadata is left out, and logged."""
+
+        def log(ledger_id: int, error: PybkError) -> None:
+            logger.warning("ledger %d is left out of a listing: %s", ledger_id, error)
+
+        return [found for found in self.read_ledgers(ledger_ids, damaged=log) if found is not None]
 
     def write_ledger(self, metadata: LedgerMetadata, version: int) -> int:
         """Replace a ledger's metadata, durably.
@@ -260,7 +294,7 @@ class Ledgers(Records):
             count: How many at most.
 
         Returns:
-            Their ids; fewer than ``count`` if there are no more.
+            Their ids; fewer than ``count`` if there are no more. A ledger whose metadata is damaged is among them.
 
         Cost: Some round trips per page, and the metadata of the page's ledgers and of the deleted ones between them.
         """
@@ -271,12 +305,21 @@ class Ledgers(Records):
             wanted = count - len(live)
             leaves = leaves_after(self._tree, LEDGERS_KEY, after, wanted)
             for (ledger_id, key), node in zip(leaves, self._tree.get_many([key for _, key in leaves]), strict=True):
-                if node is not None and self._ledger(key, ledger_id, node) is not None:
+                if len(key) != _KEY_CHARS:
+                    logger.warning("metadata key %.200r is no ledger's and left out; remove it", key)
+                elif node is not None and not self._is_deleted(key, ledger_id, node):
                     live.append(ledger_id)
             if len(leaves) < wanted:
                 break
             after = leaves[-1][0]
         return live
+
+    def _is_deleted(self, key: str, ledger_id: int, node: Node) -> bool:
+        """Return whether a key holds a tombstone; what is damaged is not known to be one."""
+        try:
+            return self._ledger(key, ledger_id, node) is None
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError):
+            return False  # the reader of its metadata gets the error
 
     def watch_ledger(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after each change of a ledger's metadata, as ``MetadataTree.watch`` does."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -73,7 +73,7 @@ def put(transaction: WriteTransaction, name: bytes, body: bytes) -> None:
 def last_number(transaction: ReadTransaction) -> int:
     """Return the number of the last change."""
     body = get(transaction, _COUNTER)
-    return 0 if body is None else int(_NUMBER.unpack(body)[0])
+    return 0 if body is None else int(_unpack(_NUMBER, _COUNTER, body)[0])
 
 
 def put_last_number(transaction: WriteTransaction, number: int) -> None:
@@ -86,7 +86,7 @@ def get_record(transaction: ReadTransaction, name: bytes) -> Record | None:
     body = get(transaction, name)
     if body is None:
         return None
-    created, version, session = _HEADER.unpack_from(body)
+    created, version, session = _unpack(_HEADER, name, body)
     return Record(created, version, session, body[_HEADER.size :])
 
 
@@ -112,10 +112,10 @@ def children(transaction: ReadTransaction, name: bytes) -> Iterator[tuple[str, i
         for below, data in transaction.items(at, stop):
             child, nested, _ = below[len(prefix) :].partition(b"\0")
             if nested:
-                yield child.decode(), 0
+                yield child.decode(errors="backslashreplace"), 0
                 at = prefix + child + b"\x01"
                 break
-            yield child.decode(), _HEADER.unpack_from(_checked(below, data))[0]
+            yield child.decode(errors="backslashreplace"), _unpack(_HEADER, below, _checked(below, data))[0]
         else:
             return
 
@@ -123,7 +123,7 @@ def children(transaction: ReadTransaction, name: bytes) -> Iterator[tuple[str, i
 def sessions(transaction: ReadTransaction) -> list[Session]:
     """Return all sessions."""
     return [
-        Session(_NUMBER.unpack(name[1:])[0], *_SESSION_BODY.unpack(_checked(name, data)))
+        Session(_unpack(_NUMBER, name, name[1:])[0], *_unpack(_SESSION_BODY, name, _checked(name, data)))
         for name, data in transaction.items(_SESSION, _SESSIONS_END)
     ]
 
@@ -131,7 +131,7 @@ def sessions(transaction: ReadTransaction) -> list[Session]:
 def get_session(transaction: ReadTransaction, number: int) -> Session | None:
     """Return a session, None if it has ended."""
     body = get(transaction, _SESSION + _NUMBER.pack(number))
-    return None if body is None else Session(number, *_SESSION_BODY.unpack(body))
+    return None if body is None else Session(number, *_unpack(_SESSION_BODY, _SESSION + _NUMBER.pack(number), body))
 
 
 def put_session(transaction: WriteTransaction, session: Session) -> None:
@@ -154,3 +154,16 @@ def _checked(name: bytes, data: bytes) -> bytes:
     if data[: _CRC.size] != _CRC.pack(crc32c(body, crc32c(name))):
         raise CorruptError(f"record {name!r} is not what was written")
     return body
+
+
+def _unpack(layout: Struct, name: bytes, body: bytes) -> tuple[Any, ...]:
+    """Unpack the beginning of a record's body.
+
+    Raises:
+        CorruptError: The body is shorter.
+    """
+    if len(body) < layout.size:
+        raise CorruptError(
+            f"record {name!r} has {len(body)} bytes, and needs {layout.size}; restore the metadata store"
+        )
+    return layout.unpack_from(body)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from pybk.errors import MetadataExistsError, MetadataVersionError
+from pybk.errors import (
+    CorruptError,
+    MetadataExistsError,
+    MetadataForgedError,
+    MetadataVersionError,
+    UnsupportedFormatError,
+)
 from pybk.ledger import Bookie
 from pybk.metadata.bookies import OWNER_BYTES, name_in_tree
 from pybk.metadata.ledgers import leaves_after, ledger_path
 from pybk.metadata.tree import MetadataTree, Node, Watch
 from pybk.metadata.values import Kind, Records, decode_json, encode_json, from_base64, to_base64
+
+logger = logging.getLogger(__name__)
 
 LOCKS_KEY: Final = "locks"
 UNDER_REPLICATED_KEY: Final = "underreplicated"
@@ -230,11 +239,18 @@ class Locks(Records):
 
         Args:
             after: The last ledger of the page before, -1 for the first page.
-            count: How many are enough; all records of the last ledger are returned.
+            count: How many are enough; all records of the last ledger are returned. Damaged ones are left out, and
+                logged.
         """
         keys = [key for _, key in leaves_after(self._tree, UNDER_REPLICATED_KEY, after, count)]
-        nodes = zip(keys, self._tree.get_many(keys), strict=True)
-        return [self._record(key, node) for key, node in nodes if node is not None]
+        records = []
+        for key, node in zip(keys, self._tree.get_many(keys), strict=True):
+            try:
+                if node is not None:
+                    records.append(self._record(key, node))
+            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                logger.warning("a record of missing entries is left out: %s", error)
+        return records
 
     def unmark_under_replicated(self, record: UnderReplicatedLedger) -> bool:
         """Remove a record, as the entries are replicated again.

@@ -202,7 +202,8 @@ def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str)
 
     Args:
         data: The bytes.
-        make: Makes the result of the values; a missing or wrong one raises KeyError, ValueError or TypeError.
+        make: Makes the result of the values; a missing or wrong one raises what Python raises for wrong values: a
+            number too large for a float becomes infinity, for one, which no whole number is.
         where: Names the place in errors.
 
     Raises:
@@ -213,7 +214,7 @@ def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str)
         if not isinstance(values, dict):
             raise ValueError("no object")
         return make(values)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CorruptError(
             f"{where}: {len(data)} bytes do not say what belongs there: {error!r}; restore it"
         ) from error

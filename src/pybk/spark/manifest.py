@@ -301,7 +301,7 @@ def sink_ledgers(metadata: ClusterMetadata, app_id: str | None = None) -> Iterat
     """Yield the ledgers that sinks wrote, manifests included, of one sink or of all."""
     after = -1
     while ids := metadata.list_ledgers(after=after, count=_PAGE):
-        for found in filter(None, metadata.read_ledgers(ids)):
+        for found in metadata.read_sound_ledgers(ids):
             app = found.metadata.custom_metadata.get(SINK_KEY)
             if app is not None and (app_id is None or app == app_id.encode()):
                 yield found.metadata

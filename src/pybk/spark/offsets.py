@@ -85,7 +85,7 @@ class Offset:
                 tuple((int(low), int(high)) for low, high in values["due"]),
                 str(values["of"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UnsupportedFormatError(
                 f"the checkpoint has an offset that this pybk does not know ({error}): {json.dumps(values):.200}; use "
                 "a newer pybk, or a new checkpoint"

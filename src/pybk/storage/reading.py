@@ -81,6 +81,8 @@ def locate_entries(
     """
     counts = runs["count"].astype(np.int64)
     bodies = runs["body"].astype(np.int64)
+    if not len(runs) or not int(counts.min()) or not int(runs["stride"].min()):
+        raise CorruptError(f"{where}: a run without entries, or of stride 0")
     if int((body_starts + bodies).max()) > len(buffer):
         raise CorruptError(f"{where}: a record ends beyond the {len(buffer)} bytes that are there")
     starts = np.cumsum(counts) - counts
@@ -148,8 +150,8 @@ def entry_span(view: memoryview, words: tuple[int, int, int, int], entry_id: int
     count = count_stride & 0xFFFFFFFF
     if count > 1:
         base = start + 4 * count
-        number = (entry_id - first) // (count_stride >> 32)
-        if base > end or end > len(view) or number >= count:
+        number = (entry_id - first) // (count_stride >> 32 or 1)
+        if base > end or end > len(view) or not 0 <= number < count:
             raise CorruptError(f"file {place >> 32:016x}: no entry {entry_id} in the record at {place & 0xFFFFFFFF}")
         if number:
             low, high = _TWO_ENDS.unpack_from(view, base - 4 * (count - number + 1))

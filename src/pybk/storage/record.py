@@ -174,7 +174,7 @@ def entry_ends(body: memoryview, entry_count: int, *, where: str) -> tuple[int, 
     if entry_count == 1:
         return 0, np.array([len(body)], np.int64)
     start = 4 * entry_count
-    if start > len(body):
+    if not 0 < start <= len(body):
         raise CorruptError(f"{where}: a table of {entry_count} entries does not fit a body of {len(body)} bytes")
     ends = np.frombuffer(body, "<u4", entry_count).astype(np.int64) + start
     if ends[-1] != len(body) or bool((np.diff(ends) < 0).any()):

@@ -71,9 +71,16 @@ def check_address(address: str, *, secret: bool) -> None:
     Raises:
         UsageError: It is none of these; or others than this host's processes reach it, and there is no secret.
     """
-    parts = urlsplit(address)
-    if parts.scheme not in ("tcp", "ipc", "inproc") or address == f"{parts.scheme}://":
-        raise UsageError(f"{address!r} is no address: use tcp://host:port, ipc://path or inproc://name")
+    parts = None
+    try:
+        parts = urlsplit(address)
+        sound = parts.scheme in ("tcp", "ipc", "inproc") and address != f"{parts.scheme}://"
+        if parts.scheme == "tcp":
+            sound = bool(parts.hostname) and (parts.netloc.endswith(":*") or parts.port is not None)
+    except ValueError:  # as of a port that is no number, or a bracket that is not closed
+        sound = False
+    if parts is None or not sound or not address.isprintable():
+        raise UsageError(f"{address[:200]!r} is no address: use tcp://host:port, ipc://path or inproc://name")
     if parts.scheme == "tcp" and not secret and not _is_loopback(parts.hostname or ""):
         raise UsageError(
             f"listening on {address} without a cluster secret lets everybody read and write: "

@@ -260,7 +260,12 @@ class Link:
             self._monitor = socket.get_monitor_socket(_EVENTS)
             self._monitor.linger = 0
             links._watch(self._monitor, self._hear)
-        socket.connect(self.address)
+        try:
+            socket.connect(self.address)
+        except zmq.ZMQError as error:
+            links._watch(socket, self._take)
+            self._disconnect()
+            raise UsageError(f"cannot connect to {self.bookie} at {self.address!r}: {error}") from error
         links._watch(socket, self._take)
         links._look_at(self._opened_ns + _HANDSHAKE_NS)
         if local:

@@ -120,8 +120,8 @@ class Links:
             raise UsageError(f"bookie {bookie} {which}: give cluster_secret to all of a cluster, or to none")
         curve.check_address(address, secret=True)
         link = Link(self, bookie, address, server_public)
-        self._links.append(link)
         link._open()
+        self._links.append(link)
         return link
 
     def grant(self, ledger_id: int, description: bytes, key: RightsKey) -> None:

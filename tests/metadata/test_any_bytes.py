@@ -1,0 +1,236 @@
+"""Whatever bytes a metadata store or a checkpoint holds: a value of the project, or an error of the project."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybk.bookie.identity import IDENTITY_KEY, Identity
+from pybk.errors import CorruptError, MetadataForgedError, PybkError, UsageError
+from pybk.ledger import LedgerMetadata
+from pybk.metadata.bookies import BookieCookie, _cookie_json, _registration_json
+from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
+from pybk.metadata.description import LedgerDescription
+from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
+from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
+from pybk.metadata.tree import MetadataTree
+from pybk.metadata.values import Kind, encode_json, seal
+from pybk.spark.offsets import Offset
+from pybk.spark.record import Record, decode_rows, encode_rows
+from pybk.storage.extent import EXTENT_KEY, Extent
+from pybk.storage.reading import entry_span, locate_entries
+from pybk.storage.record import RUN_DTYPE, entry_ends
+from pybk.transport.curve import check_address
+from tests.metadata.records import KEY, bookie, cluster_on, ledger, registration
+from tests.simtree import SimStore
+
+TOKEN = bytes(16)
+IDENTITY = Identity(b"c", "a", b"i" * 16, 1, 7)
+
+numbers = st.sampled_from(
+    ["1e999", "-1e999", "NaN", "1e400", "-1", "0", "1.5", str(1 << 63), str(1 << 70), "9" * 5000, "true", "null"]
+)
+texts = st.sampled_from(
+    ['""', '"\\ud800"', '"x"', '"===="', '"AA=="', "[]", "{}", "[[]]", '[["a"]]', "[1e999]", '{"a":1e999}']
+)
+junk = numbers | texts | st.text(max_size=8).map(json.dumps)
+
+
+@st.composite
+def wrong_json(draw: st.DrawFn, sound: bytes) -> bytes:
+    """Some JSON in which parts of what belongs there are replaced, or missing."""
+    values = json.loads(sound)
+    holes: list[tuple[Any, Any]] = []
+
+    def walk(value: Any) -> None:
+        places = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+        for place in places:
+            holes.append((value, place))
+            walk(value[place])
+
+    walk(values)
+    for number in range(draw(st.integers(1, 2))):
+        where, place = draw(st.sampled_from(holes))
+        where[place] = f"<hole {number}>"
+    if draw(st.booleans()) and draw(st.booleans()):
+        values.pop(draw(st.sampled_from(sorted(values))))
+    text = json.dumps(values)
+    for number in range(2):
+        text = text.replace(f'"<hole {number}>"', draw(junk))
+    return text.encode()
+
+
+def anything(sound: bytes) -> st.SearchStrategy[bytes]:
+    """Any bytes, and those that are nearly right."""
+    return st.binary(max_size=80) | wrong_json(sound) | st.just(sound)
+
+
+def sealed_world(kind: Kind, key: str, payload: bytes) -> tuple[ClusterMetadata, MetadataTree]:
+    tree = SimStore().tree()
+    cluster = cluster_on(tree)
+    value = seal(kind, key, TOKEN, payload, KEY)
+    node = tree.get(key)
+    if node is None:
+        tree.create(key, value)
+    else:
+        tree.put(key, value, node.version)
+    return cluster, tree
+
+
+COOKIE_KEY = f"cookies/{bookie(1).bookie_id.replace(':', '%3A')}"
+BOOKIE_KEY = f"bookies/{bookie(1).bookie_id.replace(':', '%3A')}"
+LEDGER_KEY = f"{LEDGERS_KEY}/{ledger_path(7)}"
+MISSING = UnderReplicatedLedger(7, bookie(1), 3)
+SEALED: dict[str, tuple[Kind, str, bytes, Callable[[ClusterMetadata], Any]]] = {
+    "ids": (Kind.IDS, IDS_KEY, encode_json({"next": 5}), lambda cluster: cluster.new_ledger_id()),
+    "ledger": (Kind.LEDGER, LEDGER_KEY, ledger(7).encode(), lambda cluster: cluster.read_ledger(7)),
+    "tombstone": (
+        *(Kind.DELETED, LEDGER_KEY, encode_json({"ledger_id": 7, "proof": "AAAA"})),
+        lambda cluster: cluster.deletion_proof(7),
+    ),
+    "lock": (
+        *(Kind.LOCK, "locks/auditor", encode_json({"by": "me", "owner": "you"})),
+        lambda cluster: cluster.lock_owner("auditor"),
+    ),
+    "missing": (
+        *(Kind.UNDER_REPLICATED, _missing_key(7, bookie(1)), _record_json(MISSING)),
+        lambda cluster: cluster.mark_under_replicated(7, bookie(1), 0),
+    ),
+    "cookie": (
+        *(Kind.COOKIE, COOKIE_KEY, _cookie_json(BookieCookie(bookie(1), bytes(16), 3))),
+        lambda cluster: cluster.read_cookie(bookie(1).bookie_id),
+    ),
+    "registration": (
+        *(Kind.BOOKIE, BOOKIE_KEY, _registration_json(registration(bookie(1)), "me")),
+        lambda cluster: cluster.find_bookie(bookie(1).bookie_id),
+    ),
+}
+
+
+def quietly(call: Callable[[], Any]) -> None:
+    """Call something that may fail, but only in the project's own way."""
+    with suppress(PybkError):
+        call()
+
+
+@pytest.mark.parametrize("name", SEALED)
+@given(data=st.data())
+def test_a_sealed_value_of_any_bytes(name: str, data: st.DataObject) -> None:
+    kind, key, sound, read = SEALED[name]
+    cluster, _ = sealed_world(kind, key, data.draw(anything(sound)))
+    quietly(lambda: read(cluster))
+
+
+@given(data=st.data())
+def test_a_cluster_of_any_bytes(data: st.DataObject) -> None:
+    tree = SimStore().tree()
+    cluster_on(tree)
+    node = tree.get(CLUSTER_KEY)
+    assert node is not None
+    payload = node.value[19:]
+    value = (
+        node.value[:19] + data.draw(anything(payload)) if data.draw(st.booleans()) else data.draw(st.binary(min_size=1))
+    )
+    tree.put(CLUSTER_KEY, value, node.version)
+    quietly(lambda: cluster_on(tree))
+
+
+@given(data=st.data())
+def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
+    sound = ledger(7)
+    custom = {IDENTITY_KEY: data.draw(anything(IDENTITY.encode())), EXTENT_KEY: data.draw(st.binary(max_size=40))}
+    described = LedgerDescription.of(sound).encode(None)
+    calls: list[Callable[[], Any]] = [
+        lambda: LedgerMetadata.decode(data.draw(anything(sound.encode())), where="here"),
+        lambda: LedgerDescription.decode(described[:2] + data.draw(anything(described[2:])), None, where="here"),
+        lambda: LedgerDescription.decode(data.draw(st.binary(max_size=60)), None, where="here"),
+        lambda: Identity.of(ledger(7, custom_metadata=custom)),
+        lambda: Extent.decode(custom, where="here"),
+        lambda: Record.decode(data.draw(anything(Record(((3, 1),), 2, ("a",), 5, "q", 7).encode())), where="here"),
+        lambda: decode_rows([data.draw(anything(encode_rows(3, [(1, 2, 3)])[0]))], where="here"),
+        lambda: Offset.from_json(json.loads(data.draw(wrong_json(json.dumps(OFFSET.to_json()).encode())))),
+    ]
+    quietly(data.draw(st.sampled_from(calls)))
+
+
+OFFSET = Offset({1: 2}, {3: 4}, ((5, 6),), 7, 8, ((9, 9),), "of")
+
+
+@given(
+    st.text(max_size=40) | st.sampled_from(["tcp://[", "tcp://a:b", "tcp://h:99999", "tcp://h", "ipc://", "tcp://:1"])
+)
+def test_an_address_of_any_text(text: str) -> None:
+    quietly(lambda: check_address(text, secret=True))
+    quietly(lambda: check_address("tcp://" + text, secret=True))
+
+
+@pytest.mark.parametrize("text", ["tcp://[", "tcp://a:b", "tcp://h:99999", "tcp://h", "ipc://", "tcp://:1", "tcp://"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no address"):
+        check_address(text, secret=True)
+
+
+@given(st.binary(max_size=200), st.integers(0, 40), st.binary(min_size=64, max_size=64), st.integers(0, 60))
+def test_tables_of_any_bytes(buffer: bytes, count: int, words: bytes, entry_id: int) -> None:
+    import numpy as np
+
+    view = memoryview(buffer)
+    quietly(lambda: entry_ends(view, count, where="here"))
+    runs = np.frombuffer(words, RUN_DTYPE).copy()
+    runs["count"] %= 50  # a table may be large; what it costs is bounded by the record that holds it
+    starts = runs["offset"].astype(np.int64) % 64
+    runs["body"] %= 200
+    quietly(lambda: locate_entries(view, runs, starts, where="here"))
+    numbers = np.frombuffer(words, "<i8").tolist()
+    place = (numbers[2] & 0xFF) | 1 << 32
+    quietly(
+        lambda: entry_span(view, (numbers[0] % 50, numbers[1] & 0x7FFFFFFFFFFFFFFF, place, numbers[3] & 0xFF), entry_id)
+    )
+
+
+def test_one_junk_key_hides_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
+    tree = SimStore().tree()
+    cluster = cluster_on(tree)
+    for ledger_id in (3, 7, 12_345_678):
+        cluster.create_ledger(ledger(ledger_id))
+    for junk_key in (
+        "junk",
+        "000/junk",
+        "000/0000/0000/0000/00x3",
+        "000/0000/0000/0000/٠٠٠٤",
+        "000/0000/0000/0000/0006-x",
+    ):
+        tree.create(f"{LEDGERS_KEY}/{junk_key}", b"x")
+    damaged = f"{LEDGERS_KEY}/{ledger_path(5)}"
+    tree.create(damaged, b"nonsense")
+    assert cluster.list_ledgers() == [3, 5, 7, 12_345_678]
+    assert [found.metadata.ledger_id for found in cluster.read_sound_ledgers(cluster.list_ledgers())] == [
+        *(3, 7),
+        12_345_678,
+    ]
+    assert "junk" in caplog.text
+    assert "ledger 5" in caplog.text
+    with pytest.raises((CorruptError, MetadataForgedError)):
+        cluster.read_ledgers([3, 5])
+    cluster.mark_under_replicated(3, bookie(1), 0)
+    tree.create(_missing_key(4, bookie(1)), b"nonsense")
+    assert [record.ledger_id for record in cluster.list_under_replicated()] == [3]
+    cluster.claim_cookie(bookie(1))
+    tree.create("cookies/b", b"nonsense")
+    assert [cookie.bookie for cookie in cluster.list_cookies()] == [bookie(1)]
+
+
+def test_a_registration_without_end_is_an_error_of_the_project() -> None:
+    sound = json.loads(_registration_json(registration(bookie(1)), "me"))
+    for name in ("load", "tiers", "addresses"):
+        text = json.dumps({**sound, name: "<hole>"}).replace('"<hole>"', "1e999")
+        cluster, _ = sealed_world(Kind.BOOKIE, BOOKIE_KEY, text.encode())
+        with pytest.raises(CorruptError):
+            cluster.find_bookie(bookie(1).bookie_id)
+        assert cluster.list_bookies() == []
