@@ -8,11 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pybk.bookie.identity import IDENTITY_KEY, Identity
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UsageError
+from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import LedgerMetadata
 from pybk.metadata.bookies import BookieCookie, _cookie_json, _registration_json
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
@@ -30,6 +31,7 @@ from pybk.transport.curve import check_address
 from tests.metadata.records import KEY, bookie, cluster_on, ledger, registration
 from tests.simtree import SimStore
 
+patient = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 TOKEN = bytes(16)
 IDENTITY = Identity(b"c", "a", b"i" * 16, 1, 7)
 
@@ -74,7 +76,7 @@ def anything(sound: bytes) -> st.SearchStrategy[bytes]:
 def sealed_world(kind: Kind, key: str, payload: bytes) -> tuple[ClusterMetadata, MetadataTree]:
     tree = SimStore().tree()
     cluster = cluster_on(tree)
-    value = seal(kind, key, TOKEN, payload, KEY)
+    value = seal(kind, key, TOKEN, payload, KEY, NEWEST_LEVEL)
     node = tree.get(key)
     if node is None:
         tree.create(key, value)
@@ -120,6 +122,7 @@ def quietly(call: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("name", SEALED)
+@patient
 @given(data=st.data())
 def test_a_sealed_value_of_any_bytes(name: str, data: st.DataObject) -> None:
     kind, key, sound, read = SEALED[name]
@@ -127,13 +130,15 @@ def test_a_sealed_value_of_any_bytes(name: str, data: st.DataObject) -> None:
     quietly(lambda: read(cluster))
 
 
+@patient
 @given(data=st.data())
 def test_a_cluster_of_any_bytes(data: st.DataObject) -> None:
     tree = SimStore().tree()
     cluster_on(tree)
     node = tree.get(CLUSTER_KEY)
     assert node is not None
-    payload = node.value[19:]
+    at = node.value.index(b'{"cluster_id"')
+    payload = node.value[at:]
     value = (
         node.value[:19] + data.draw(anything(payload)) if data.draw(st.booleans()) else data.draw(st.binary(min_size=1))
     )
@@ -141,6 +146,7 @@ def test_a_cluster_of_any_bytes(data: st.DataObject) -> None:
     quietly(lambda: cluster_on(tree))
 
 
+@patient
 @given(data=st.data())
 def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
     sound = ledger(7)
@@ -162,6 +168,7 @@ def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
 OFFSET = Offset({1: 2}, {3: 4}, ((5, 6),), 7, 8, ((9, 9),), "of")
 
 
+@patient
 @given(
     st.text(max_size=40) | st.sampled_from(["tcp://[", "tcp://a:b", "tcp://h:99999", "tcp://h", "ipc://", "tcp://:1"])
 )
@@ -176,6 +183,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         check_address(text, secret=True)
 
 
+@patient
 @given(st.binary(max_size=200), st.integers(0, 40), st.binary(min_size=64, max_size=64), st.integers(0, 60))
 def test_tables_of_any_bytes(buffer: bytes, count: int, words: bytes, entry_id: int) -> None:
     import numpy as np

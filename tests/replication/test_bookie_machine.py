@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pybk.errors import StorageFailedError, StorageFullError
-from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.bookie import POLL_NS_MAX, BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.messages import (
     Add,
     Force,
@@ -331,3 +331,33 @@ def test_too_many_do_not_wait() -> None:
     assert bookie.reply(ReadLac(LEDGER, beyond=3, wait_ns=100)).lac == -1
     bookie.machine.woken(100)
     assert bookie.ask("q", ReadLac(LEDGER, beyond=3, wait_ns=100)) == [WakeAt(100)]
+
+
+def test_polls_are_bounded_by_owner_expire_and_end_with_it() -> None:
+    disk = Disk()
+    machine = BookieMachine(disk, polls_max=10, owner_polls_max=3, owner_of=lambda sender: sender[0])
+    forever = ReadLac(LEDGER, beyond=3, wait_ns=1 << 62)
+    for number in range(3):
+        assert machine.receive(("p", number), forever, None, 0) == [WakeAt(POLL_NS_MAX)]
+    (refused,) = machine.receive(("p", 4), forever, None, 0)
+    assert isinstance(refused, Respond)  # answered at once
+    for number in range(7 - 4):
+        assert len(machine.receive(("q", number), forever, None, 5)) == 1
+    machine.owner_ended("p")
+    machine.owner_ended("nobody")
+    assert machine.receive(("p", 9), forever, None, 7)[0] == WakeAt(POLL_NS_MAX)
+    effects = machine.woken(POLL_NS_MAX + 5)
+    assert [effect.sender for effect in effects if isinstance(effect, Respond)] == [("q", 0), ("q", 1), ("q", 2)]
+    assert effects[-1] == WakeAt(POLL_NS_MAX + 7)
+    assert len(machine.woken(POLL_NS_MAX + 7)) == 1
+    assert machine.woken(1 << 62) == []
+
+
+def test_polls_that_were_answered_leave_nothing() -> None:
+    bookie = Bookie(polls_max=1 << 20)
+    for lac in range(3000):
+        bookie.ask("p", ReadLac(LEDGER, beyond=lac, wait_ns=1000))
+        assert len(bookie.ask("a", WriteLac(LEDGER, lac + 1))) == 2
+    polls = bookie.machine._polls
+    assert (polls.count, polls.by_ledger, polls._owned) == (0, {}, {})
+    assert len(polls._deadlines) <= 100

@@ -14,6 +14,7 @@ import zmq
 
 from pybk.ledger import Bookie
 from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
+from pybk.transport import lanes
 from pybk.transport import server as server_module
 from pybk.transport.codec import NONCE_BYTES, Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import Outgoing
@@ -526,3 +527,48 @@ def test_runs_of_an_array_are_not_changed_by_sending() -> None:
     with world(None) as here:
         assert here.ask(here.link(), add(7, Run(0, 1, sizes, (bytes(100),)))) == OK
     assert sizes == array("q", [100])
+
+
+def test_a_client_that_lies_about_what_it_has_read_costs_a_bounded_amount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "UNWRITTEN_BYTES_MAX", 8 << 20)
+    large = Answer(Status.OK, entries(0, (1 << 20,)))
+    with world(None) as here, RawClient(here.server, None) as liar:
+        link = here.link()
+        liar.socket.rcvhwm = 1
+        liar.greet()
+        for number in range(100):
+            liar.counter += 1
+            head = encode(Read(7, 0, 9, 1, 1)).head(number, liar.counter, number << 20, INSTANCE, liar.mac, 1)
+            liar.socket.send(head)
+            here.until(lambda number=number: len(here.arrived) == number + 1)  # type: ignore[misc]
+            peer = here.arrived[-1][0]
+            assert here.server.reply(peer, number, large)
+        lane = here.server._lanes.of(here.arrived[-1][0]._routing_id)
+        assert lane.unwritten <= 8 << 20
+        assert here.server.counters.unread > 0
+        assert here.ask(link, add()) == OK
+
+
+def test_a_message_larger_than_a_message_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world(None, message_bytes_max=1 << 24) as here:
+        monkeypatch.setattr(here.server, "_message_bytes_max", 1 << 20)
+        with RawClient(here.server, None) as client:
+            client.greet()
+            runs = tuple(entries(first, (300_000,)) for first in range(8))
+            arrived, (header,) = client.exchange(*client.request(Add(7, runs, -1)), wait_ms=5000)
+            assert not arrived
+            assert header.flags & 0xFF == Status.REFUSED
+
+
+def test_a_connection_that_floods_loses_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "LANE_BYTES_MAX", 1 << 20)
+    with world(None) as here, RawClient(here.server, None) as flood:
+        link = here.link()
+        flood.greet()
+        for number in range(100):
+            flood.socket.send_multipart(flood.request(add(7, entries(0, (40_000,))), number))
+        here.until(lambda: here.server.counters.flooded)
+        assert here.ask(link, add()) == OK
+        ended = here.server.take_ended()
+        assert len(ended) == 1
+        assert ended[0] not in here.server._peers.values()

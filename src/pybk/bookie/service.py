@@ -73,6 +73,9 @@ POSITION_SECONDS: Final = 1.0
 COLLECT_SECONDS: Final = 60.0
 """How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
 
+SESSION_POLLS_MAX: Final = 1024
+"""Long polls of one session; more are answered at once."""
+
 _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
 _REFUSED: Final = Reply(Status.REFUSED)
 _packet_lac = Struct(">8xq").unpack_from
@@ -153,7 +156,7 @@ class BookieService:
         self.bookie: Final = bookie
         self._metadata = metadata
         self._rack = rack
-        self._machine = BookieMachine(replicas)
+        self._machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self._final: dict[int, tuple[int, Description | None]] = {}
         self._describe = lru_cache(_DESCRIPTIONS)(self._description)
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
@@ -240,6 +243,8 @@ class BookieService:
         while self._posted:
             self._do(self._posted.popleft())
         machine = self._machine
+        for ended in self._server.take_ended():
+            machine.owner_ended(ended)
         for peer, request_id, message in arrived:
             self._take(peer, request_id, message, now_ns)
         self._served += len(arrived)
@@ -526,6 +531,10 @@ def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:
             f"ledger {ledger_id} has type {ledger_type!r}, which bookies use for their own records: no replicated "
             "ledger may have it; create the ledger with another type"
         )
+
+
+def _peer_of(sender: tuple[Peer, int]) -> Peer:
+    return sender[0]
 
 
 def _needs_right(request: Request) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any, Final, Protocol
 
 from pybk.errors import StorageError, StorageFullError
 from pybk.replication.messages import (
@@ -142,12 +144,80 @@ BookieEffect = Respond | LookUp | WakeAt
 Receive = Callable[[Sender, Request, Description, int], list[BookieEffect]]
 
 
-class _Poll(NamedTuple):
-    """Somebody who waits for a ledger's last add confirmed to move."""
+POLL_NS_MAX: Final = 30_000_000_000
+"""How long anybody may wait for a last add confirmed; who asks for more is answered then, and asks again."""
 
-    sender: Sender
-    beyond: int
-    until_ns: int
+
+class _Poll:
+    """One client that waits for a ledger's last add confirmed to move."""
+
+    __slots__ = ("beyond", "ended", "ledger_id", "owner", "sender", "until_ns")
+
+    def __init__(self, sender: Sender, owner: Any, ledger_id: int, beyond: int, until_ns: int) -> None:
+        self.sender = sender
+        self.owner = owner
+        self.ledger_id = ledger_id
+        self.beyond = beyond
+        self.until_ns = until_ns
+        self.ended = False
+
+
+class _Polls:
+    """Those who wait for last adds confirmed: found by ledger, by owner, and by the time when they are answered anyway.
+
+    Cost: Adding and removing one takes the logarithm of their number.
+    """
+
+    __slots__ = ("_deadlines", "_numbers", "_owned", "by_ledger", "count")
+
+    def __init__(self) -> None:
+        self.by_ledger: dict[int, dict[_Poll, None]] = {}
+        self.count = 0
+        self._owned: dict[Any, dict[_Poll, None]] = {}
+        self._deadlines: list[tuple[int, int, _Poll]] = []
+        self._numbers = count()
+
+    def owned(self, owner: Any) -> int:
+        """Return how many an owner has."""
+        return len(self._owned.get(owner, ()))
+
+    def add(self, poll: _Poll) -> None:
+        """Add one."""
+        self.by_ledger.setdefault(poll.ledger_id, {})[poll] = None
+        self._owned.setdefault(poll.owner, {})[poll] = None
+        self.count += 1
+        if len(self._deadlines) > 2 * self.count + 64:  # most of them were answered before their time
+            self._deadlines = [each for each in self._deadlines if not each[2].ended]
+            heapify(self._deadlines)
+        heappush(self._deadlines, (poll.until_ns, next(self._numbers), poll))
+
+    def end(self, poll: _Poll) -> None:
+        """Remove one."""
+        poll.ended = True
+        self.count -= 1
+        for polls, key in ((self.by_ledger, poll.ledger_id), (self._owned, poll.owner)):
+            del polls[key][poll]
+            if not polls[key]:
+                del polls[key]
+
+    def end_all_of(self, owner: Any) -> None:
+        """Remove those of an owner."""
+        for poll in list(self._owned.get(owner, ())):
+            self.end(poll)
+
+    def due(self, now_ns: int) -> list[_Poll]:
+        """Remove those whose time has come, and return them."""
+        found = []
+        while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now_ns):
+            poll = heappop(self._deadlines)[2]
+            if not poll.ended:
+                self.end(poll)
+                found.append(poll)
+        return found
+
+    def wake_at(self) -> list[BookieEffect]:
+        """Return the effect that has the machine woken when the next one is due; none for none."""
+        return [WakeAt(self._deadlines[0][0])] if self._deadlines else []
 
 
 class BookieMachine:
@@ -160,6 +230,8 @@ class BookieMachine:
     Args:
         replicas: What the bookie keeps.
         polls_max: How many may wait for a last add confirmed; more are answered at once.
+        owner_polls_max: How many of one owner may wait.
+        owner_of: Returns whom a sender belongs to, such as its session; None for all to belong to one.
 
     Attributes:
         read_only: Take no adds but those of recoveries.
@@ -167,12 +239,20 @@ class BookieMachine:
     Threads: one at a time.
     """
 
-    def __init__(self, replicas: Replicas, *, polls_max: int = 10_000) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        polls_max: int = 10_000,
+        owner_polls_max: int = 10_000,
+        owner_of: Callable[[Sender], Any] | None = None,
+    ) -> None:
         self.read_only = False
         self._replicas = replicas
         self._polls_max = polls_max
-        self._polls: dict[int, list[_Poll]] = {}
-        self._poll_count = 0
+        self._owner_polls_max = owner_polls_max
+        self._owner_of = owner_of
+        self._polls = _Polls()
         self._acks: list[tuple[Sender, int]] = []
         self._dirty: set[int] = set()
         self._doubtful: set[int] = set()
@@ -212,7 +292,7 @@ class BookieMachine:
         except StorageError as error:
             reply = Reply(_status_of(error))
             return [Respond(sender, reply) for sender, _ in acks]
-        return [Respond(sender, Reply(Status.OK, ledger_id in self._polls)) for sender, ledger_id in acks]
+        return [Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)) for sender, ledger_id in acks]
 
     def ledger_known(
         self, ledger_id: int, exists: bool | None, now_ns: int, *, receive: Receive | None = None
@@ -251,8 +331,9 @@ class BookieMachine:
         self._replicas.delete(ledger_id)
         if ledger_id in self._parked:
             self._collected.add(ledger_id)
-        polls = self._polls.pop(ledger_id, [])
-        self._poll_count -= len(polls)
+        polls = list(self._polls.by_ledger.get(ledger_id, ()))
+        for poll in polls:
+            self._polls.end(poll)
         effects: list[BookieEffect] = [Respond(sender, Reply(Status.DELETED)) for sender in waiting]
         return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
 
@@ -262,11 +343,18 @@ class BookieMachine:
         Args:
             now_ns: The time.
         """
+        due: dict[int, list[_Poll]] = {}
+        for poll in self._polls.due(now_ns):
+            due.setdefault(poll.ledger_id, []).append(poll)
         effects: list[BookieEffect] = []
-        for ledger_id in list(self._polls):
-            effects += self._wake(ledger_id, lambda poll, lac: poll.until_ns <= now_ns)
-        deadlines = [poll.until_ns for polls in self._polls.values() for poll in polls]
-        return effects + ([WakeAt(min(deadlines))] if deadlines else [])
+        for ledger_id, polls in due.items():
+            reply = self._lac_reply(ledger_id, self._replicas.state(ledger_id))
+            effects += [Respond(poll.sender, reply) for poll in polls]
+        return effects + self._polls.wake_at()
+
+    def owner_ended(self, owner: Any) -> None:
+        """Forget who waits for a last add confirmed and belongs to an owner that is no more."""
+        self._polls.end_all_of(owner)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -292,7 +380,7 @@ class BookieMachine:
         effects = self._note_lac(ledger_id, state.lac, request.lac, b"")
         self._dirty.add(ledger_id)
         if request.deferred:
-            effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls)))
+            effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)))
         else:
             self._acks.append((sender, ledger_id))
         return effects
@@ -373,12 +461,17 @@ class BookieMachine:
             return [Respond(sender, LacReply(Status.UNKNOWN))]
         lac = -1 if before is None else before.lac
         beyond = request.beyond
-        if beyond is None or lac > beyond or request.wait_ns <= 0 or self._poll_count >= self._polls_max:
+        owner = None if self._owner_of is None else self._owner_of(sender)
+        if (
+            beyond is None
+            or lac > beyond
+            or request.wait_ns <= 0
+            or self._polls.count >= self._polls_max
+            or self._polls.owned(owner) >= self._owner_polls_max
+        ):
             return [*effects, Respond(sender, self._lac_reply(ledger_id, before))]
-        until_ns = now_ns + request.wait_ns
-        self._polls.setdefault(ledger_id, []).append(_Poll(sender, beyond, until_ns))
-        self._poll_count += 1
-        return [*effects, WakeAt(min(poll.until_ns for polls in self._polls.values() for poll in polls))]
+        self._polls.add(_Poll(sender, owner, ledger_id, beyond, now_ns + min(request.wait_ns, POLL_NS_MAX)))
+        return effects + self._polls.wake_at()
 
     def _lac_reply(self, ledger_id: int, state: ReplicaState | None) -> LacReply:
         """Make the answer to ``ReadLac``, with what proves it."""
@@ -411,7 +504,7 @@ class BookieMachine:
         effects: list[BookieEffect] = []
         if state is not None:
             effects += self._note_lac(request.ledger_id, state.lac, request.lac, request.packet)
-        return [*effects, Respond(sender, Reply(Status.OK, request.ledger_id in self._polls))]
+        return [*effects, Respond(sender, Reply(Status.OK, request.ledger_id in self._polls.by_ledger))]
 
     # ---- last add confirmed ----------------------------------------------------------------------------------------
 
@@ -421,24 +514,19 @@ class BookieMachine:
             self._replicas.note_lac(ledger_id, lac, packet)
         if lac <= before:
             return []
-        return self._wake(ledger_id, lambda poll, lac: lac > poll.beyond) if ledger_id in self._polls else []
+        return self._wake(ledger_id) if ledger_id in self._polls.by_ledger else []
 
-    def _wake(self, ledger_id: int, due: Any) -> list[BookieEffect]:
-        """Answer those who wait for a ledger and are due."""
+    def _wake(self, ledger_id: int) -> list[BookieEffect]:
+        """Answer those who wait for a ledger's last add confirmed to be what it is now."""
         state = self._replicas.state(ledger_id)
         lac = -1 if state is None else state.lac
-        polls = self._polls[ledger_id]
-        waiting = [poll for poll in polls if not due(poll, lac)]
-        if len(waiting) == len(polls):
+        due = [poll for poll in self._polls.by_ledger[ledger_id] if lac > poll.beyond]
+        if not due:
             return []
         reply = self._lac_reply(ledger_id, state)
-        effects: list[BookieEffect] = [Respond(poll.sender, reply) for poll in polls if due(poll, lac)]
-        self._poll_count -= len(effects)
-        if waiting:
-            self._polls[ledger_id] = waiting
-        else:
-            del self._polls[ledger_id]
-        return effects
+        for poll in due:
+            self._polls.end(poll)
+        return [Respond(poll.sender, reply) for poll in due]
 
 
 def _status_of(error: StorageError) -> Status:

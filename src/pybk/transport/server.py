@@ -42,6 +42,7 @@ from pybk.transport.frames import (
     open_head,
 )
 from pybk.transport.keys import ClusterKeys, CurvePair, Mac, greeting_mac, session_mac
+from pybk.transport.lanes import Lanes, Waiting
 from pybk.transport.log_limit import LogLimit
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,17 @@ RIGHTS_MAX: Final = 16 << 10
 
 UNREAD_BYTES_MAX: Final = 64 << 20
 """Bytes of replies that a client may leave unread; more than a client of this pybk asks for at a time."""
+
+UNWRITTEN_BYTES_MAX: Final = 96 << 20
+"""Bytes of replies to a client that the system has not taken yet, whatever the client says that it received."""
+
+UNREAD_TOTAL_BYTES_MAX: Final = 256 << 20
+"""Bytes of replies that all clients together may leave unread; then those with more than a share are refused."""
+
+UNREAD_SHARE_BYTES: Final = 1 << 20
+
+_SMALL_BYTES: Final = 1 << 10
+"""Answers up to this size are not refused for what is unread: ZeroMQ bounds their number."""
 
 _RECEIVED_MAX: Final = 1024
 _RECEIVED_BYTES_MAX: Final = 32 << 20
@@ -122,6 +134,7 @@ class ServerCounters:
         refused: Authentic messages that say what no request can say.
         faults: Authentic messages that failed in a way that no message should be able to cause.
         strangers: Messages of no session.
+        flooded: Connections that had more on the way than a client may, and lost what waited, and their session.
         unread: Answers with entries that were refused because the client had left too much unread.
         dropped: Sessions that ended because the client was gone or did not read, or was idle and others came.
         turned_away: Clients that got no session because there were too many.
@@ -135,6 +148,7 @@ class ServerCounters:
     refused: int = 0
     faults: int = 0
     strangers: int = 0
+    flooded: int = 0
     unread: int = 0
     dropped: int = 0
     turned_away: int = 0
@@ -186,6 +200,8 @@ class Server:
         self._message_bytes_max = message_bytes_max
         self._peers: dict[bytes, Peer] = {}
         self._probe_ns = 0
+        self._lanes = Lanes()
+        self._ended: list[Peer] = []
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -239,55 +255,67 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def receive(self, timeout_ms: int) -> list[tuple[Peer, int, WireRequest]]:
-        """Wait for requests and take all that wait, up to a bound.
+        """Wait for requests and take those whose turn it is.
 
         Args:
             timeout_ms: Milliseconds to wait for the first; 0 takes what is there.
 
         Returns:
             Session, request id and request of each, in the order of each client; none after ``wake``, the time-out, or
-            now and then before.
+            now and then before. What one call returns of one client is bounded while there are others (``Lanes``).
             Their entries refer to the frames received, which live as long as they are referred to.
 
         Cost: 10 microseconds per request, and the checksum of its entries.
         """
-        arrived: list[tuple[Peer, int, WireRequest]] = []
-        more = self._take(arrived)  # replying may have taken the signal that something came
-        ready = self._epoll.poll(0 if arrived or more else timeout_ms / 1000)
+        lanes = self._lanes
+        more = self._drain()  # replying may have taken the signal that something came
+        ready = self._epoll.poll(0 if more or lanes.busy else timeout_ms / 1000)
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif self._door is not None:
                 self._door.serve()
-        if ready and not arrived:
-            self._take(arrived)
+        if ready and not lanes.busy:
+            self._drain()
+        arrived: list[tuple[Peer, int, WireRequest]] = []
+        now_ns = time.monotonic_ns()
+        for routing_id, message in lanes.turn(now_ns):
+            request = self._admit(routing_id, message.head, message.bodies, now_ns)
+            if request is not None:
+                arrived.append(request)
         self.counters.received += len(arrived)
         return arrived
 
-    def _take(self, arrived: list[tuple[Peer, int, WireRequest]]) -> bool:
-        """Take what waits in the socket, up to a bound; tell whether more may wait, which no signal will tell."""
+    def _drain(self) -> bool:
+        """Put what waits in the socket into the lanes, up to a bound.
+
+        Returns:
+            Whether more may wait, of which no signal will tell.
+        """
         socket = self._socket
         recv = socket.recv
-        size = 0
-        now_ns = time.monotonic_ns()
+        drained = 0
         option: Callable[[int], Any] = socket.get
         for _ in range(_RECEIVED_MAX):
             if not option(zmq.EVENTS) & _READABLE:
                 return False
-            if size >= _RECEIVED_BYTES_MAX:
+            if drained >= _RECEIVED_BYTES_MAX or self._lanes.full:
                 return True
             routing_id = recv(_DONT_WAIT)
             head = recv(_DONT_WAIT)
             bodies: list[memoryview] = []
+            size = kept = len(head)
             while option(zmq.RCVMORE):
                 body = recv(_DONT_WAIT, copy=False).buffer
-                if len(bodies) <= RUNS_MAX:  # one too many is enough to be refused
+                size += len(body)
+                if len(bodies) <= RUNS_MAX and size <= self._message_bytes_max:  # else it counts as damaged
                     bodies.append(body)
-                    size += len(body)
-            size += len(head)
-            request = self._admit(routing_id, head, bodies, now_ns)
-            if request is not None:
-                arrived.append(request)
+                    kept = size
+            drained += size
+            if not self._lanes.put(routing_id, Waiting(head, bodies, kept)):
+                self.counters.flooded += 1
+                if routing_id in self._peers:
+                    self._drop(self._peers[routing_id])
         return True
 
     def _admit(
@@ -370,6 +398,8 @@ class Server:
         nonce = secrets.token_bytes(NONCE_BYTES)
         mac = session_mac(self._keys, session_id, (client_nonce, nonce), self._instance)
         version = min(header.a, frames.VERSION)
+        if routing_id in self._peers:
+            self._ended.append(self._peers[routing_id])
         self._peers[routing_id] = Peer(routing_id, session_id, mac, version)
         welcome = Outgoing(Kind.WELCOME, numbers=(version, self._message_bytes_max, 0, 0), blob=session_id + nonce)
         self._send(routing_id, welcome, header.request_id, mac, header.version)
@@ -386,6 +416,7 @@ class Server:
         full = len(self._peers) >= SESSIONS_MAX
         if now_ns >= self._probe_ns:
             self._probe_ns = now_ns + _PROBE_NS
+            self._lanes.settle_all()
             for peer in list(self._peers.values()):
                 if full or now_ns - peer._seen_ns > _SILENCE_NS:
                     self._answer(peer, PROBE_ID, encode(_OK))
@@ -415,33 +446,66 @@ class Server:
     def _answer(self, peer: Peer, request_id: int, answer: Outgoing) -> bool:
         if self._peers.get(peer._routing_id) is not peer:
             return False
-        if peer._sent_bytes + answer.size - peer._taken_bytes > UNREAD_BYTES_MAX and answer.frames:
+        if answer.size > _SMALL_BYTES and self._leaves_unread(peer, answer.size):
             self.counters.unread += 1
-            answer = encode(Reply(Status.REFUSED))
+            answer = encode(_REFUSED)
         peer._sent_bytes += answer.size
         if not self._send(peer._routing_id, answer, request_id, peer._mac, peer._version):
             self._drop(peer)
             return False
         return True
 
+    def _leaves_unread(self, peer: Peer, size: int) -> bool:
+        """Return whether a client would leave too much unread with an answer of this size.
+
+        That is judged by what the client says, and apart from that by what is known to have been written to it.
+        """
+        claimed = peer._sent_bytes - min(peer._taken_bytes, peer._sent_bytes)
+        lanes = self._lanes
+        lane = lanes.of(peer._routing_id)
+        lanes.settle(lane)
+        if claimed + size > UNREAD_BYTES_MAX or lane.unwritten + size > UNWRITTEN_BYTES_MAX:
+            return True
+        if lanes.unwritten + size > UNREAD_TOTAL_BYTES_MAX and lane.unwritten + size > UNREAD_SHARE_BYTES:
+            lanes.settle_all()
+            return lanes.unwritten + size > UNREAD_TOTAL_BYTES_MAX
+        return False
+
     def _send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac, version: int) -> bool:
         """Send a message; tell whether the client is there and has room for it."""
         send = self._socket.send
-        bodies = answer.frames
+        bodies: list[zmq.Frame] = answer.frames
+        head: bytes | zmq.Frame = answer.head(request_id, 0, 0, self._instance, mac, version)
+        lane = self._lanes.of(routing_id)
+        mark: zmq.MessageTracker | None = None
+        if self._lanes.wants_mark(lane, answer.size):
+            last = zmq.Frame(bodies[-1].buffer if bodies else head, track=True, copy=False)
+            mark = last.tracker
+            if bodies:
+                bodies = [*bodies[:-1], last]
+            else:
+                head = last
         try:
             send(routing_id, _MORE)
-            send(answer.head(request_id, 0, 0, self._instance, mac, version), _MORE if bodies else _DONT_WAIT)
+            send(head, _MORE if bodies else _DONT_WAIT, copy=mark is None)
             for place, body in enumerate(bodies, 1):
                 send(body, _MORE if place < len(bodies) else _DONT_WAIT, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             return False
+        self._lanes.sent(lane, answer.size, mark)
         return True
 
     def _drop(self, peer: Peer) -> None:
         self.counters.dropped += 1
+        self._ended.append(peer)
         del self._peers[peer._routing_id]
+
+    def take_ended(self) -> list[Peer]:
+        """Return the sessions that have ended since the last call, whose clients wait for nothing any more."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def close(self) -> None:
         """Stop listening; what was not sent is not."""
