@@ -47,7 +47,8 @@ def doomed(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> Callable[
         writer = manager.create_ledger(storage_hints={StorageHint.NVME}, write_flags=flags)
         writer.append(b"durable")
         writer.force()
-        writer._stage(b"lost", wait=True)
+        with writer._descriptor.lock:
+            writer._stage(b"lost")
         fail_before_the_next_control(monkeypatch, store_of(manager))
         return writer
 

@@ -18,6 +18,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
+from pybk.storage.admission import Admission
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.store import Store
@@ -97,6 +98,10 @@ class AppendLog(Protocol):
     @property
     def outstanding_bytes(self) -> int:
         """Bytes staged and not yet durable."""
+
+    @property
+    def admission(self) -> Admission:
+        """The queue of appends that wait for room."""
 
     def stage(
         self,

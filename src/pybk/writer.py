@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Final, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from pybk.backlog import Backlog
 from pybk.closing import where_called
 from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
@@ -30,6 +32,7 @@ from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.turns import Turns
 from pybk.whole import whole
 
 Payload = bytes | bytearray | memoryview
@@ -61,6 +64,8 @@ class LedgerWriter:
         self._advanced = descriptor.metadata.advanced
         self._early: dict[int, tuple[bytes, AdvancedFuture[int]]] = {}
         self._early_bytes = 0
+        self._turns = Turns(home, self._log, descriptor)
+        self._backlog = Backlog()
         self._closed = False  # takes no more entries
         self._settled = False  # and there is nothing left to do
         self.ledger_id: Final = descriptor.ledger_id
@@ -117,7 +122,11 @@ class LedgerWriter:
             return self.append_async(payload, entry_id=entry_id).result()
         if type(payload) is not bytes or len(payload) > self._max_entry_bytes:
             payload = self._checked(payload)
-        entry_id, commit = self._stage(payload, wait=True)
+        with self._descriptor.lock:
+            staged = self._stage(payload)
+        if staged is None:
+            staged = self._turns.in_turn(lambda: self._stage(payload), self._overhead + len(payload), wait=True)
+        entry_id, commit = staged
         if self._wanted:
             self._log.wait(commit)
             if commit.error is not None:
@@ -130,25 +139,71 @@ class LedgerWriter:
         Args:
             payload: As for ``append``; copied before the call returns unless it is ``bytes``.
             entry_id: As for ``append``.
-            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some, which stops an event loop that
-                calls, too; False raises instead.
+            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some, first come, first served. An
+                event loop that calls stops meanwhile: ``append_coro`` waits without that. False raises instead.
 
         Returns:
             A future of the entry id: ``result()``, ``add_done_callback``, or ``await`` it.
 
         Raises:
-            TooManyRequestsError: ``wait`` is False and too much is outstanding; nothing was done.
+            TooManyRequestsError: ``wait`` is False and too much is outstanding; or an advanced ledger has too much that
+                waits for entries before it. Nothing was done.
             PybkError: As ``append``, for what is known at once.
         """
         if type(payload) is not bytes or len(payload) > self._max_entry_bytes:
             payload = self._checked(payload)
         if self._advanced or entry_id is not None:
             return self._append_advanced(payload, entry_id, wait=wait)
-        entry_id, commit = self._stage(payload, wait=wait)
+        with self._descriptor.lock:
+            staged = self._stage(payload)
+        if staged is None:
+            staged = self._turns.in_turn(lambda: self._stage(payload), self._overhead + len(payload), wait=wait)
         if not self._wanted:
-            return AppendFuture(self._log, ACKNOWLEDGED, entry_id)
+            return AppendFuture(self._log, ACKNOWLEDGED, staged[0])
         self._log.kick()
-        return AppendFuture(self._log, commit, entry_id)
+        return AppendFuture(self._log, staged[1], staged[0])
+
+    async def append_coro(self, payload: Payload, *, entry_id: int | None = None) -> int:
+        """Append one entry and wait until it is durable, without stopping the event loop while there is no room.
+
+        This is a coroutine function, for ``asyncio.create_task`` and ``TaskGroup.create_task``. Appends of one loop are
+        made in the order in which their coroutines first run.
+
+        Args:
+            payload: As for ``append``; copied when the coroutine first runs unless it is ``bytes``.
+            entry_id: As for ``append``.
+
+        Returns:
+            The entry's id.
+
+        Raises:
+            TooManyRequestsError: An advanced ledger has too much that waits for entries before it; nothing was done.
+            PybkError: As ``append``.
+
+        Once the coroutine has begun, cancelling it ends the waiting and never the append.
+        """
+        if type(payload) is not bytes or len(payload) > self._max_entry_bytes:
+            payload = self._checked(payload)
+        future = self._append_at_once(payload, entry_id)
+        if future is None:
+            future = await self._backlog.add(partial(self.append_async, payload, entry_id=entry_id))
+        return await future
+
+    def _append_at_once(self, payload: bytes, entry_id: int | None) -> AppendFuture[int] | None:
+        """Append as ``append_async`` does; return None, with nothing done, if that might have to wait."""
+        lock = self._descriptor.lock
+        if not self._backlog.is_empty or not lock.acquire(blocking=False):
+            return None
+        try:
+            if self._advanced or entry_id is not None:
+                return self._put_advanced_at_once(payload, entry_id)
+            staged = self._stage(payload)
+        finally:
+            lock.release()
+        if staged is None:
+            return None
+        self._log.kick()
+        return AppendFuture(self._log, staged[1] if self._wanted else ACKNOWLEDGED, staged[0])
 
     def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append a batch of entries as one, with one sync for up to 4 MiB of them, and wait until all are durable.
@@ -206,26 +261,22 @@ class LedgerWriter:
             )
         return view.tobytes()
 
-    def _stage(self, payload: bytes, *, wait: bool) -> tuple[int, Commit]:
-        """Give an entry its id and stage it."""
+    def _stage(self, payload: bytes) -> tuple[int, Commit] | None:
+        """Give an entry its id and stage it; None if there is no room. The caller holds the ledger's lock."""
         descriptor = self._descriptor
         size = len(payload)
-        while True:
-            with descriptor.lock:
-                if self._closed:
-                    self._refuse()
-                descriptor.account_staged()
-                entry_id = descriptor.last_pushed + 1
-                before = descriptor.length_pushed
-                prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + size, payload)
-                commit = self._log.stage_entry(
-                    descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted
-                )
-                if commit is not None:
-                    descriptor.last_pushed = entry_id
-                    descriptor.length_pushed = before + size
-                    return entry_id, commit
-            self._wait_for_space(size, wait=wait)
+        if self._closed:
+            self._refuse()
+        descriptor.account_staged()
+        entry_id = descriptor.last_pushed + 1
+        before = descriptor.length_pushed
+        prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + size, payload)
+        commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
+        if commit is None:
+            return None
+        descriptor.last_pushed = entry_id
+        descriptor.length_pushed = before + size
+        return entry_id, commit
 
     def _stage_many(self, payloads: Iterable[Payload], *, wait: bool = True) -> tuple[range, Commit]:
         """Give entries their ids and stage them in order, in pieces that one commit can take."""
@@ -243,20 +294,37 @@ class LedgerWriter:
         lengths = np.fromiter(map(len, batch), np.int64, len(batch))
         if len(batch) and int(lengths.max()) > self._max_entry_bytes:
             self._checked(batch[int(lengths.argmax())])
-        descriptor = self._descriptor
-        commit = ACKNOWLEDGED
-        with descriptor.lock:
-            if self._closed:
-                self._refuse()
-            descriptor.account_staged()
-            first = descriptor.last_pushed + 1
-            for low, high in _pieces(lengths + self._overhead):
-                commit = self._stage_piece(batch[low:high], lengths[low:high], wait=wait)
-                wait = True  # the rest belongs to what was taken
-        return range(first, first + len(batch)), commit
+        with self._descriptor.lock:
+            staged = self._stage_pieces(batch, lengths)
+        if staged is None:
+            _, end = next(_pieces(lengths + self._overhead))
+            first_bytes = int(lengths[:end].sum()) + self._overhead * end
+            staged = self._turns.in_turn(lambda: self._stage_pieces(batch, lengths), first_bytes, wait=wait)
+        return staged
 
-    def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64], *, wait: bool) -> Commit:
-        """Stage consecutive entries; the caller holds the ledger's lock."""
+    def _stage_pieces(self, batch: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[range, Commit] | None:
+        """Stage a batch; None, with nothing done, if there is no room for its first piece.
+
+        The caller holds the ledger's lock, with which later pieces wait for room: nothing may come between them.
+        """
+        if self._closed:
+            self._refuse()
+        self._descriptor.account_staged()
+        first = self._descriptor.last_pushed + 1
+        commit: Commit | None = ACKNOWLEDGED
+        for low, high in _pieces(lengths + self._overhead):
+            commit = self._stage_piece(batch[low:high], lengths[low:high])
+            if commit is None and low == 0:
+                return None
+            if commit is None:
+                nbytes = int(lengths[low:high].sum()) + self._overhead * (high - low)
+                commit = self._turns.keeping_lock(
+                    partial(self._stage_piece, batch[low:high], lengths[low:high]), nbytes
+                )
+        return range(first, first + len(batch)), cast(Commit, commit)
+
+    def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Commit | None:
+        """Stage consecutive entries; None if there is no room. The caller holds the ledger's lock."""
         descriptor = self._descriptor
         first = descriptor.last_pushed + 1
         before = descriptor.length_pushed
@@ -265,34 +333,20 @@ class LedgerWriter:
         parts[1::2] = payloads
         sizes = array("q", (lengths + self._overhead).tobytes())
         payload_bytes = int(lengths.sum())
-        nbytes = payload_bytes + self._overhead * len(payloads)
-        while True:
-            commit = self._log.stage(
-                descriptor,
-                first,
-                sizes,
-                parts,
-                nbytes=nbytes,
-                base_length=before,
-                overhead=self._overhead,
-                wanted=self._wanted,
-            )
-            if commit is not None:
-                break
-            self._wait_for_space(nbytes, wait=wait)
-        descriptor.last_pushed = first + len(payloads) - 1
-        descriptor.length_pushed = before + payload_bytes
+        commit = self._log.stage(
+            descriptor,
+            first,
+            sizes,
+            parts,
+            nbytes=payload_bytes + self._overhead * len(payloads),
+            base_length=before,
+            overhead=self._overhead,
+            wanted=self._wanted,
+        )
+        if commit is not None:
+            descriptor.last_pushed = first + len(payloads) - 1
+            descriptor.length_pushed = before + payload_bytes
         return commit
-
-    def _wait_for_space(self, size: int, *, wait: bool) -> None:
-        if not wait:
-            self._home.check_space()
-            raise TooManyRequestsError(
-                f"{self._log.outstanding_bytes} bytes are appended and not durable yet, and {size} more are "
-                f"beyond max_outstanding_bytes {self._home.config.max_outstanding_bytes}; wait for some "
-                "futures, then try again"
-            )
-        self._home.wait_for_room(self._descriptor)
 
     def _refuse(self) -> None:
         error = self._descriptor.error
@@ -303,6 +357,29 @@ class LedgerWriter:
     # ---- advanced ledgers ----------------------------------------------------------------------------------------
 
     def _append_advanced(self, payload: bytes, entry_id: int | None, *, wait: bool) -> AppendFuture[int]:
+        number = self._advanced_id(entry_id)
+        with self._descriptor.lock:
+            future = self._put_advanced(payload, number, wait=wait)
+        self._log.kick()
+        return future
+
+    def _put_advanced_at_once(self, payload: bytes, entry_id: int | None) -> AppendFuture[int] | None:
+        """Append as ``_append_advanced`` does, the lock being held; None if that might have to wait for room."""
+        number = self._advanced_id(entry_id)
+        is_next = number == self._descriptor.last_pushed + 1
+        if is_next and self._early:
+            return None  # it brings those along that wait for it, and they may find no room
+        try:
+            future = self._put_advanced(payload, number, wait=False)
+        except TooManyRequestsError:
+            if is_next:
+                return None
+            raise
+        self._log.kick()
+        return future
+
+    def _advanced_id(self, entry_id: int | None) -> int:
+        """Return the id of an entry of an advanced ledger; raises if the ledger is none, or the id is none."""
         if not self._advanced:
             raise IllegalOperationError(
                 f"ledger {self.ledger_id} gives entry ids itself; create_ledger(ledger_id=...) makes a "
@@ -316,39 +393,43 @@ class LedgerWriter:
                 f"ledger {self.ledger_id} is advanced: append(payload, entry_id=...) with a whole number from 0 to "
                 f"{ENTRY_ID_MAX}, not {entry_id!r}"
             )
-        entry_id = number
+        return number
+
+    def _put_advanced(self, payload: bytes, entry_id: int, *, wait: bool) -> AdvancedFuture[int]:
+        """Take an entry, and stage it and those that wait for it if it is the next; the caller holds the lock."""
         descriptor = self._descriptor
-        with descriptor.lock:
-            if self._closed or descriptor.error is not None:
-                self._refuse()
-            if entry_id <= descriptor.last_pushed or entry_id in self._early:
-                raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")
-            future: AdvancedFuture[int] = AdvancedFuture(self._log, descriptor, entry_id)
-            limit = self._home.config.max_outstanding_bytes
-            if entry_id != descriptor.last_pushed + 1 and self._early_bytes + len(payload) > limit:
-                raise TooManyRequestsError(
-                    f"{self._early_bytes} bytes of ledger {self.ledger_id} wait for entry "
-                    f"{descriptor.last_pushed + 1}; append that one first"
-                )
-            self._early[entry_id] = (payload, future)
-            self._early_bytes += len(payload)
-            try:
-                self._stage_early(None if wait else entry_id)
-            except (TooManyRequestsError, StorageFullError) as error:
-                # The entry whose turn it was is given up, for nobody would come back for it; those behind it wait on.
-                refused, waiting = self._early.pop(descriptor.last_pushed + 1)
-                self._early_bytes -= len(refused)
-                waiting.staged(None, error)
-                if waiting is future:
-                    raise
-            except BaseException:
-                descriptor.error = descriptor.error or LedgerRecoveryError(
-                    f"appending to ledger {self.ledger_id} was interrupted; open the ledger to recover it",
-                    outcome_unknown=True,
-                )
-                self._give_up_early(descriptor.error)
+        if self._closed or descriptor.error is not None:
+            self._refuse()
+        if entry_id <= descriptor.last_pushed or entry_id in self._early:
+            raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")
+        future: AdvancedFuture[int] = AdvancedFuture(self._log, descriptor, entry_id)
+        limit = self._home.config.max_outstanding_bytes
+        # A lone entry is taken whatever its size, as everywhere. More cannot wait for room: only this caller may have
+        # the entry that they all wait for.
+        if entry_id != descriptor.last_pushed + 1 and self._early_bytes and self._early_bytes + len(payload) > limit:
+            raise TooManyRequestsError(
+                f"entry {entry_id} of {len(payload)} bytes comes early, and {self._early_bytes} bytes of ledger "
+                f"{self.ledger_id} wait already for entry {descriptor.last_pushed + 1}: together they are beyond "
+                f"max_outstanding_bytes {limit}; append that one first"
+            )
+        self._early[entry_id] = (payload, future)
+        self._early_bytes += len(payload)
+        try:
+            self._stage_early(None if wait else entry_id)
+        except (TooManyRequestsError, StorageFullError) as error:
+            # The entry whose turn it was is given up, for nobody would come back for it; those behind it wait on.
+            refused, waiting = self._early.pop(descriptor.last_pushed + 1)
+            self._early_bytes -= len(refused)
+            waiting.staged(None, error)
+            if waiting is future:
                 raise
-        self._log.kick()
+        except BaseException:
+            descriptor.error = descriptor.error or LedgerRecoveryError(
+                f"appending to ledger {self.ledger_id} was interrupted; open the ledger to recover it",
+                outcome_unknown=True,
+            )
+            self._give_up_early(descriptor.error)
+            raise
         return future
 
     def _stage_early(self, unless_full: int | None) -> None:
@@ -362,17 +443,24 @@ class LedgerWriter:
         while (early := self._early.get(descriptor.last_pushed + 1)) is not None:
             payload, future = early
             entry_id = descriptor.last_pushed + 1
-            before = descriptor.length_pushed
-            prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
-            commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
+            commit = self._stage_next(payload)
             if commit is None:
-                self._wait_for_space(len(payload), wait=entry_id != unless_full)
-                continue
+                size = self._overhead + len(payload)
+                if entry_id == unless_full:
+                    self._turns.refuse(size)
+                commit = self._turns.keeping_lock(partial(self._stage_next, payload), size)
             descriptor.last_pushed = entry_id
-            descriptor.length_pushed = before + len(payload)
+            descriptor.length_pushed += len(payload)
             del self._early[entry_id]
             self._early_bytes -= len(payload)
             future.staged(commit if self._wanted else ACKNOWLEDGED)
+
+    def _stage_next(self, payload: bytes) -> Commit | None:
+        """Stage the next entry of an advanced ledger; None if there is no room. The caller holds the lock."""
+        descriptor = self._descriptor
+        entry_id, before = descriptor.last_pushed + 1, descriptor.length_pushed
+        prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
+        return self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
 
     def _give_up_early(self, error: PybkError) -> None:
         """Fail the futures of entries whose turn did not come; the caller holds the ledger's lock."""

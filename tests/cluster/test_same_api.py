@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from pybk.manager import LedgerManager
-from tests import test_advanced, test_manager, test_reader, test_standard_futures, test_writer
+from tests import test_admission, test_advanced, test_manager, test_reader, test_standard_futures, test_writer
 from tests.cluster.inside import inside
 
 PROMISES: Final = [
@@ -47,6 +47,14 @@ PROMISES: Final = [
     test_advanced.test_advanced_and_other_ledgers_keep_to_their_own_calls,
     test_advanced.test_what_waits_behind_a_gap_is_bounded,
     test_advanced.test_what_is_no_ledger_id_is_refused,
+    test_admission.test_a_large_append_is_not_starved_by_a_flood_of_small_ones,
+    test_admission.test_batches_longer_than_the_room_and_floods_of_two_ledgers_all_go_on,
+    test_admission.test_an_early_entry_that_cannot_wait_is_told_why,
+    test_admission.test_coroutines_wait_for_room_while_the_loop_runs_on,
+    test_admission.test_cancelling_a_coroutine_never_cancels_its_append,
+    test_admission.test_a_loop_that_blocks_in_an_append_itself_is_not_waited_for,
+    test_admission.test_coroutines_raise_what_the_append_raises,
+    test_admission.test_what_waits_for_room_fails_when_the_ledger_is_closed,
     test_standard_futures.test_asyncio_wait_returns_when_appends_are_done,
     test_standard_futures.test_asyncio_wait_returns_with_the_first,
     test_standard_futures.test_asyncio_wait_with_a_timeout_leaves_the_append_alone,

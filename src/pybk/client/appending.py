@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import PybkError
+from pybk.storage.admission import Admission
 from pybk.storage.commit import Commit, StagedRun
 from pybk.storage.descriptor import LedgerDescriptor
 
@@ -39,6 +40,7 @@ class LedgerAppender:
         self._baton = baton
         self._tell_formed = formed
         self._bytes_max = bytes_max
+        self.admission = Admission(bytes_max)
         self._mutex = threading.Lock()
         self._formed: deque[Commit] = deque()
         self._sent: deque[Commit] = deque()
@@ -100,7 +102,12 @@ class LedgerAppender:
         """Return the run of the batch that forms, with room for some bytes; the caller holds the mutex."""
         if self.error is not None:
             raise self.error.with_traceback(None)
-        if self._outstanding and self._outstanding + nbytes > self._bytes_max:
+        outstanding, ticket = self._outstanding, descriptor.ticket
+        if ticket is None:
+            room = self.admission.room
+            if outstanding + nbytes > room and (outstanding or room < self._bytes_max):
+                return None
+        elif ticket is not self.admission.first or (outstanding and outstanding + nbytes > self._bytes_max):
             return None
         formed = self._formed
         run = descriptor.staging

@@ -21,6 +21,7 @@ from pybk.storage.record import RUN_DTYPE, Runs
 
 if TYPE_CHECKING:
     from pybk.metrics import MetricsScope
+    from pybk.storage.admission import Ticket
     from pybk.storage.commit import StagedRun
 
 RUN_WORDS: Final = 4
@@ -77,6 +78,7 @@ class LedgerDescriptor:
         "staging",
         "tail",
         "tail_firsts",
+        "ticket",
     )
 
     def __init__(
@@ -106,6 +108,7 @@ class LedgerDescriptor:
         self.page_firsts: list[int] = []
         self.pages: list[Page] = []
         self.advanced_callbacks: list[Callable[[], None]] = []
+        self.ticket: Ticket | None = None  # of the append that holds ``lock`` now, if it had to wait for room
 
     def settle(self) -> None:
         """Take what is durable as all that was pushed: nobody is writing."""

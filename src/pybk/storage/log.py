@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageFullError
+from pybk.storage.admission import Admission
 from pybk.storage.commit import Commit, StagedRun
 from pybk.storage.commit_writer import CommitObserver, CommitWriter, LogFiles
 from pybk.storage.failures import is_from_signal_handler
@@ -58,6 +59,7 @@ class Log:
             store_id=store_id, files=files, watermark=watermark, observer=observer, next_lsn=next_lsn
         )
         self._outstanding_max = outstanding_bytes_max
+        self.admission = Admission(outstanding_bytes_max)
         self._held = False
         self._mutex = threading.Lock()
         self._forming = Commit()
@@ -159,7 +161,7 @@ class Log:
                 or descriptor.error is not None
                 or self._error is not None
                 or self._held
-                or self.outstanding_bytes + size > self._outstanding_max
+                or self.outstanding_bytes + size > self.admission.room
             ):
                 run = self._open_run(descriptor, entry_id, size, base_length, overhead, wanted)
                 if run is None:
@@ -181,7 +183,13 @@ class Log:
             raise descriptor.error.with_traceback(None)
         commit = self._forming
         outstanding = self.outstanding_bytes
-        if self._held or (outstanding and outstanding + nbytes > self._outstanding_max):
+        ticket = descriptor.ticket
+        if ticket is None:
+            room = self.admission.room
+            full = (outstanding or room < self._outstanding_max) and outstanding + nbytes > room
+        else:
+            full = ticket is not self.admission.first or (outstanding and outstanding + nbytes > self._outstanding_max)
+        if self._held or full:
             return None
         run = descriptor.staging
         if run is None or run.commit is not commit:

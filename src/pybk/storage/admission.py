@@ -1,0 +1,94 @@
+"""The queue of appends that found no room: first come, first served.
+
+An append is refused while too many bytes are outstanding. If those that are refused just tried again, a flood of small
+appends would take each bit of room as it comes free, and a large append would wait for ever. So an append that has to
+wait joins a queue with the bytes that it needs, and appends that come later may take only the room beyond those bytes.
+
+A large batch and the entries of an advanced ledger wait with their ledger's lock held, because nothing may come between
+its parts. Such an append goes ahead of the others of its ledger, which need the lock to go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pybk.storage.descriptor import LedgerDescriptor
+
+
+class Ticket:
+    """The place of one append in the queue.
+
+    Attributes:
+        descriptor: The ledger appended to.
+        nbytes: Bytes that it needs.
+    """
+
+    __slots__ = ("_gate", "descriptor", "nbytes")
+
+    def __init__(self, descriptor: LedgerDescriptor, nbytes: int) -> None:
+        self.descriptor = descriptor
+        self.nbytes = nbytes
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def open(self) -> None:
+        """Let the append try; called by the queue, which holds its lock."""
+        if self._gate.locked():
+            self._gate.release()
+
+    def wait(self) -> None:
+        """Return when the append is first in the queue for the first time; called once."""
+        self._gate.acquire()
+
+
+class Admission:
+    """The queue of one log.
+
+    Attributes:
+        room: Bytes that may be outstanding after an append without a ticket: the bound less what the queue needs.
+        first: The ticket whose append may take all room there is; None while nothing waits.
+
+    Invariant: A ticket whose append holds the ledger's lock stands before all others of that ledger, so that no append
+    waits for one that stands behind it.
+
+    Threads: any.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._queue: list[Ticket] = []
+        self.room = bytes_max
+        self.first: Ticket | None = None
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the queue needs."""
+        return self._bytes_max - self.room
+
+    def join(self, ticket: Ticket, *, keeps_lock: bool = False) -> None:
+        """Join the queue, at its end; the caller holds the ledger's lock.
+
+        Args:
+            ticket: The place.
+            keeps_lock: Whether the append holds the ledger's lock while it waits; it goes ahead of its ledger's others.
+        """
+        with self._lock:
+            places = (place for place, each in enumerate(self._queue) if each.descriptor is ticket.descriptor)
+            self._queue.insert(next(places, len(self._queue)) if keeps_lock else len(self._queue), ticket)
+            self._settle()
+
+    def leave(self, ticket: Ticket) -> None:
+        """Leave the queue, after which the next may try; nothing if it has left or never joined."""
+        with self._lock:
+            self._queue = [each for each in self._queue if each is not ticket]
+            self._settle()
+
+    def _settle(self) -> None:
+        """Bring everything in line with the queue; the caller holds the lock. May be repeated."""
+        self.room = self._bytes_max - sum(each.nbytes for each in self._queue)
+        self.first = self._queue[0] if self._queue else None
+        if self.first is not None:
+            self.first.open()
