@@ -120,12 +120,12 @@ class Nemesis:
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
-    def run(self, seconds: float) -> None:
-        """Break and mend for so long, then mend everything."""
+    def run(self, seconds: float, faults: int = 0) -> None:
+        """Break and mend for so long, and until bookies met so many faults under load, then mend everything."""
         end = time.monotonic() + seconds
         at = 0.0
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end or not self._enough(faults):
                 self._keep_writing()
                 self._mend(time.monotonic())
                 if time.monotonic() >= at:
@@ -138,6 +138,14 @@ class Nemesis:
             self._reader.end()
             for thread in self._recoveries:
                 thread.join()
+
+    def _enough(self, faults: int) -> bool:
+        """Return whether bookies met so many faults, and writers had 20 entries acknowledged for each."""
+        met = sum(count for what, count in self.counts.items() if what.startswith("bookies "))
+        writers = self._cluster.writers
+        acknowledged = sum(len(writer.said("acked")) for writer in writers)
+        ledgers = sum(bool(writer.said("ledger")) for writer in writers)
+        return met >= faults and (not faults or (acknowledged >= 20 * faults and ledgers >= 2))
 
     def _in(self, seconds: float, call: Callable[[], None]) -> None:
         heappush(self._later, (time.monotonic() + seconds, len(self._later) + self.counts.total(), call))
@@ -279,11 +287,13 @@ class Nemesis:
                 self.counts[f"writers ended by {error.split()[0]}"] += 1
 
 
-def torment(directory: Path, seconds: float, seed: int, *, secret: bytes | None = SECRET) -> Counter[str]:
-    """Run a cluster under faults for some seconds, check it, and return what was done and found."""
+def torment(
+    directory: Path, seconds: float, seed: int, *, secret: bytes | None = SECRET, faults: int = 0
+) -> Counter[str]:
+    """Run a cluster under faults for some seconds, check it, and return what was done and found; see ``run``."""
     with running(directory, BOOKIES, secret=secret) as cluster:
         nemesis = Nemesis(cluster, seed)
-        nemesis.run(seconds)
+        nemesis.run(seconds, faults)
         nemesis.check()
         return nemesis.counts
 

@@ -51,7 +51,7 @@ def test_writing_needs_no_metadata_store_and_a_lost_bookie_is_replaced_when_it_i
 def test_bookies_whose_sessions_ended_are_there_again_and_a_writer_goes_on(
     cluster: Cluster, zookeeper_server: ZooKeeperServer
 ) -> None:
-    writer = cluster.writer(pause_s=0.002)
+    writer = cluster.writer(pause_s=0.01)
     writer.wait_for(lambda: last_acked(writer) > 10)  # until then bookies ask whether there is such a ledger
     zookeeper_server.kill()
     before = last_acked(writer)
