@@ -254,6 +254,7 @@ class StoreView:
                     take_runs(runs, max_bytes, span_max=span_max),
                     direct=direct,
                     check=digest_bytes == 0,
+                    bytes_max=max_bytes,
                 )
             except (KeyError, FileNotFoundError):
                 self.refresh(descriptor)
@@ -364,7 +365,9 @@ class StoreView:
             return None
         return buffer, (first, count_stride, file_id << 32, body_flags)
 
-    def load(self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False) -> Loaded:
+    def load(
+        self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
+    ) -> Loaded:
         """Bring the plain bodies of some records of one file into one buffer.
 
         Args:
@@ -372,6 +375,8 @@ class StoreView:
             runs: Records, all in one file.
             direct: Past the page cache, into private memory.
             check: Check headers, identity and body checksums.
+            bytes_max: Plain bytes after which no further compressed record is unpacked, because only then their plain
+                sizes are known. The result may have fewer records, at least one.
 
         Raises:
             KeyError, FileNotFoundError: The file is gone: its entries were moved.
@@ -392,7 +397,7 @@ class StoreView:
             base, end = span(runs)
             buffer = self.volumes.read(file_id, base, end)
         if (runs["flags"] & RUN_COMPRESSED).any():
-            return self._load_compressed(ledger_id, runs, buffer, base)
+            return self._load_compressed(ledger_id, runs, buffer, base, bytes_max)
         starts = runs["offset"].astype(np.int64) - base
         if check:
             for start, run in zip(starts.tolist(), runs, strict=True):
@@ -414,14 +419,18 @@ class StoreView:
         check_body(header, body, where=where)
         return header, body
 
-    def _load_compressed(self, ledger_id: int, runs: Runs, buffer: memoryview, base: int) -> Loaded:
-        bodies = []
+    def _load_compressed(self, ledger_id: int, runs: Runs, buffer: memoryview, base: int, bytes_max: int) -> Loaded:
+        bodies: list[bytes | memoryview] = []
+        left = bytes_max
         for run in runs:
+            if bodies and left <= 0:
+                break
             header, body = self._record(
                 buffer, int(run["offset"]) - base, ledger_id, int(run["first"]), int(run["file"])
             )
             bodies.append(decompress(header, body))
-        return _joined(runs, bodies)
+            left -= len(bodies[-1])
+        return _joined(runs[: len(bodies)], bodies)
 
     def _load_from_environment(self, ledger_id: int, file_id: int, runs: Runs, *, check: bool) -> Loaded:
         firsts = runs["first"].tolist()
