@@ -21,6 +21,7 @@ from pybk.errors import (
 )
 from pybk.metadata import lmdb_records as records
 from pybk.metadata.callbacks import Callback, Callbacks
+from pybk.metadata.changes import ChangeSignal
 from pybk.metadata.hostfile import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb_records import FORMAT_NAME, Record, Session, node_name
 from pybk.metadata.tree import Node, checked_key, checked_value
@@ -32,10 +33,10 @@ T = TypeVar("T")
 
 TREE_FORMAT: Final = 1
 HOST_FILE: Final = "sessions"
-POLL_S: Final = 0.01
 BEAT_S: Final = 0.25
 """How often a session is kept alive and dead ones are looked for, at most."""
 
+_DATA_FILE: Final = "data.mdb"
 _MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
 _PAUSE_MAX_S: Final = 0.0005
@@ -99,11 +100,12 @@ class LmdbTree:
         self._readers_due = time.monotonic() + _READERS_S
         self._seen: dict[Callback, tuple[int, object]] = {}
         self._closed = False
-        self._wake = threading.Event()
+        self._wake = ChangeSignal(os.path.join(self._path, _DATA_FILE))
         self._keeper: threading.Thread | None = None
         try:
             self._check_format()
         except BaseException:
+            self._wake.close()
             self._file.close()
             self._environment.close()
             raise
@@ -224,6 +226,7 @@ class LmdbTree:
                 self._change(lambda transaction, number: records.end_session(transaction, session))
             except (MetadataUnreachableError, StorageError) as error:
                 logger.info("%s: leases are left for others to remove: %s", self._path, error)
+        self._wake.close()
         self._file.close()
         self._environment.close()
 
@@ -404,9 +407,8 @@ class LmdbTree:
     def _keep(self) -> None:
         failed = False
         while not self._closed:
-            pause = POLL_S if self._seen else self._beat_s if self._session else None
-            self._wake.wait(pause)
-            self._wake.clear()
+            watching = bool(self._seen)
+            self._wake.wait(self._beat_s if watching or self._session else None, changes=watching)
             try:
                 self._poll()
                 if self._session and time.monotonic() - self._beat_at >= self._beat_s:

@@ -1,0 +1,96 @@
+"""Waiting for a change of a file by any process of the host, or for a call of this one, without polling."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import threading
+import time
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+REST_S: Final = 0.01
+"""Least time from one change that is reported to the next; how often the caller looks where files cannot be watched."""
+
+_MODIFIED: Final = 0x2
+_EVENTS_BYTES: Final = 4096
+
+
+class ChangeSignal:
+    """Returns from ``wait`` when a file was written to, or when ``set`` was called.
+
+    The system reports writes of all processes of the host (inotify). Where it does not, as when a user's watches are
+    used up, ``wait`` returns every ``REST_S`` instead.
+
+    Args:
+        path: The file; it must exist when ``wait`` is called with ``changes`` for the first time.
+
+    Threads: one waits; any may call ``set``.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._inotify: int | None = None
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._reported = 0.0
+
+    def set(self) -> None:
+        """Have ``wait`` return, now or when it is called next; nothing once closed."""
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def wait(self, timeout_s: float | None, *, changes: bool) -> None:
+        """Wait.
+
+        Args:
+            timeout_s: Seconds at most; None for ever.
+            changes: Return for changes of the file, too.
+        """
+        if changes and self._inotify is None:
+            self._inotify = _watch(self._path)
+            if self._inotify >= 0:
+                self._poll.register(self._inotify, select.POLLIN)
+                return  # what changed before this was not watched
+        if changes and self._inotify == -1:
+            timeout_s = REST_S if timeout_s is None else min(timeout_s, REST_S)
+        while True:
+            ready = [descriptor for descriptor, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000)]
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if self._inotify in ready:
+                # One commit writes several times, and many commits may follow one another: wait for the rest of them.
+                rest_s = self._reported + REST_S - time.monotonic()
+                time.sleep(max(0.001, min(rest_s, REST_S)))
+                os.read(self._inotify, _EVENTS_BYTES)
+                self._reported = time.monotonic()
+                if not changes and self._wake not in ready:
+                    continue
+            return
+
+    def close(self) -> None:
+        """Close the descriptors; nobody waits any more."""
+        with self._lock:
+            for descriptor in (self._wake, self._inotify):
+                if descriptor is not None and descriptor >= 0:
+                    os.close(descriptor)
+            self._wake = -1
+            self._inotify = -1
+
+
+def _watch(path: str) -> int:
+    """Return a descriptor that is readable after writes to a file; -1 if the system has none to give."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+    if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED) >= 0:
+        return descriptor
+    logger.warning("%s is looked at every %.0f ms: %s", path, REST_S * 1000, os.strerror(ctypes.get_errno()))
+    if descriptor >= 0:
+        os.close(descriptor)
+    return -1
