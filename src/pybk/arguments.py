@@ -43,6 +43,9 @@ class ClusterOptions(TypedDict, total=False):
     Attributes:
         metadata: Where the cluster's metadata is, as for ``connect``; needed.
         listen: Address to serve on, or several: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``; needed.
+        advertise: Address, or several, that others are told instead of those that are listened on, such as
+            ``tcp://bookie1.example.org:3181``; needed where ``listen`` names none that they can connect to, such as
+            ``tcp://0.0.0.0:3181``. Port ``*`` takes the one listened on. The bookie tries the first before it serves.
         cluster_secret: The cluster's; None for a cluster of this host alone.
         bookie_id: The bookie's name; None keeps that of the directory, or makes one.
         rack: Where it stands, such as ``/room/rack``.
@@ -52,6 +55,7 @@ class ClusterOptions(TypedDict, total=False):
 
     metadata: str
     listen: str | Sequence[str]
+    advertise: str | Sequence[str]
     cluster_secret: bytes | None
     bookie_id: str | None
     rack: str
@@ -73,6 +77,7 @@ def join_cluster(
     listen, url = options.get("listen"), options.get("metadata")
     if not listen or not url:
         raise UsageError("a bookie needs both metadata='zk://...' and listen='tcp://127.0.0.1:3181'")
+    advertise = options.get("advertise", ())
     return join(
         root,
         [listen] if isinstance(listen, str) else list(listen),
@@ -84,6 +89,7 @@ def join_cluster(
         rack=options.get("rack", ""),
         moved=options.get("moved", False),
         replace_lost=options.get("replace", False),
+        advertise=[advertise] if isinstance(advertise, str) else list(advertise),
     )
 
 

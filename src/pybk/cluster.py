@@ -96,6 +96,7 @@ def join(
     rack: str = "",
     moved: bool = False,
     replace_lost: bool = False,
+    advertise: Sequence[str] = (),
 ) -> ClusterHome:
     """Return the ledgers of a cluster, for a process that is a bookie, too; it serves on return.
 
@@ -116,6 +117,7 @@ def join(
             rack=rack,
             moved=moved,
             replace_lost=replace_lost,
+            advertise=advertise,
         )
         undo.callback(bookie.close)
         home = ClusterHome(url, Directory(metadata, bookie.bookie.bookie_id), lambda: Links(keys), config, bookie)

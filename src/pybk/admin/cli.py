@@ -133,6 +133,13 @@ def _add_bookie_options(bookie: argparse.ArgumentParser) -> None:
         help="tcp://host:port (port * for any) or ipc://path; several times for several, the first is told to others",
     )
     bookie.add_argument(
+        "--advertise",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="address that others are told instead, such as tcp://bookie1.example.org:3181; needed with tcp://0.0.0.0:...",
+    )
+    bookie.add_argument(
         "--metadata",
         required=True,
         metavar="URL",
@@ -413,6 +420,7 @@ def _bookie(parsed: argparse.Namespace) -> int:
             parsed.metadata,
             secret_of(parsed),
             bookie_id=parsed.id,
+            advertise=parsed.advertise,
             rack=parsed.rack,
             moved=parsed.moved,
             replace=parsed.replace,

@@ -23,6 +23,7 @@ def serve(
     secret: bytes | None,
     *,
     bookie_id: str | None,
+    advertise: Sequence[str],
     rack: str,
     moved: bool,
     replace: bool,
@@ -38,6 +39,7 @@ def serve(
         url: Where the cluster's metadata is.
         secret: The cluster's, None for none.
         bookie_id: The bookie's name; None keeps that of the directory, or makes one.
+        advertise: Addresses that others are told instead of those listened on, none for the same.
         rack: Where it stands.
         replace: It takes the name of a bookie whose directory is lost for good.
         moved: Its directory was moved since its last start, not copied.
@@ -60,6 +62,7 @@ def serve(
             config=StoreConfig(),
             bookie_id=bookie_id,
             rack=rack,
+            advertise=advertise,
             moved=moved,
             replace_lost=replace,
         )

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Final, Self
 
+from pybk.bookie.advertising import advertised, check_reachable
 from pybk.bookie.description import Description
 from pybk.bookie.introduction import introduce
 from pybk.bookie.position import PositionRecorder, find_losses
@@ -86,7 +87,7 @@ class BookieService:
 
     Attributes:
         bookie: Its name and instance.
-        addresses: Where it listens.
+        addresses: Where others reach it.
         replicas: What it keeps.
 
     Threads: any may call; one of its own serves, another looks after things.
@@ -106,6 +107,7 @@ class BookieService:
         rack: str = "",
         moved: bool = False,
         replace_lost: bool = False,
+        advertise: Sequence[str] = (),
         metrics: Metrics | None = None,
     ) -> Self:
         """Open a bookie's directory, making it if there is none, listen, and register.
@@ -114,7 +116,7 @@ class BookieService:
 
         Args:
             root: The directory.
-            listen: Addresses; the first is the one that others are told.
+            listen: Addresses; unless ``advertise`` names others, the first is the one that others are told.
             metadata: The cluster's.
             keys: The cluster's; None without a secret.
             config: As for a store.
@@ -123,6 +125,7 @@ class BookieService:
             rack: Where it stands.
             moved: The directory was moved since the last start, not copied: no other is left.
             replace_lost: Take the name of a bookie whose directory is lost for good.
+            advertise: Addresses that others are told instead of those listened on; the first is tried before that.
             metrics: Where to count.
 
         Raises:
@@ -138,7 +141,7 @@ class BookieService:
             bookie = introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
             if replicas.store.salvage is not None or losses:
                 doubt_everything(replicas, metadata, bookie, losses)
-            return cls(replicas, bookie, listen, metadata, keys, rack)
+            return cls(replicas, bookie, listen, metadata, keys, rack, advertise)
         except BaseException:
             replicas.close()
             raise
@@ -151,6 +154,7 @@ class BookieService:
         metadata: ClusterMetadata,
         keys: ClusterKeys | None,
         rack: str,
+        advertise: Sequence[str] = (),
     ) -> None:
         self.replicas: Final = replicas
         self.bookie: Final = bookie
@@ -160,7 +164,11 @@ class BookieService:
         self._final: dict[int, tuple[int, Description | None]] = {}
         self._describe = lru_cache(_DESCRIPTIONS)(self._description)
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
-        self.addresses: Final = self._server.addresses
+        try:
+            self.addresses: Final = advertised(listen, self._server.addresses, advertise)
+        except BaseException:
+            self._server.close()
+            raise
         self._wake_ns: int | None = None
         self._registered: RegisteredBookie | None = None
         self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
@@ -176,6 +184,7 @@ class BookieService:
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
         self._thread.start()
         try:
+            check_reachable(bookie, self.addresses[0], keys, self._server.public_key)
             registered = self._registered = metadata.register(self._registration())
         except BaseException:
             self._stop_serving()

@@ -1,0 +1,108 @@
+"""The addresses that a bookie registers: those that others can reach it at."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from pybk.errors import UsageError
+from pybk.replication.messages import Reply, Status
+from pybk.transport.codec import Ping
+from pybk.transport.curve import check_address
+from pybk.transport.links import Links
+
+if TYPE_CHECKING:
+    from pybk.ledger import Bookie
+    from pybk.transport.keys import ClusterKeys
+
+REACH_SECONDS: Final = 15.0
+"""How long a bookie tries to reach itself at the address that it registers."""
+
+_PING_NS: Final = 2 * 10**9
+
+
+def advertised(listen: Sequence[str], bound: Sequence[str], advertise: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses that a bookie registers.
+
+    Args:
+        listen: Where it was asked to listen.
+        bound: The same as bound, with the ports that were given.
+        advertise: What it was asked to register, none for ``bound``. A port ``*`` takes that of the bound address at
+            the same place, or of the last.
+
+    Raises:
+        UsageError: One of them is no address that another process could connect to.
+    """
+    for address in advertise:
+        check_address(address, secret=True)
+    found = []
+    for place, address in enumerate(advertise or bound):
+        if address.endswith(":*"):
+            address = f"{address[:-1]}{urlsplit(bound[min(place, len(bound) - 1)]).port or 0}"
+        host = urlsplit(address).hostname or ""
+        asked = address if advertise else listen[place]
+        if address.startswith("tcp:") and _is_wildcard(host):
+            raise UsageError(
+                f"{asked} stands for every address of this host and is none that others can connect to: say which one "
+                f"they are to use, such as advertise='tcp://HOST:{urlsplit(address).port}' or `pybk bookie --advertise`"
+            )
+        if not advertise and _is_name_of_loopback(asked, host):
+            raise UsageError(
+                f"{asked} is {host} here, which no other host can connect to: listen on the address of a network "
+                "interface, or say what others are to use: advertise=... or `pybk bookie --advertise`"
+            )
+        found.append(address)
+    return tuple(found)
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host in ("", "*")
+
+
+def _is_name_of_loopback(asked: str, host: str) -> bool:
+    """Return whether an address was asked for by a host's name and is bound to the loopback; ``localhost`` says so."""
+    name = urlsplit(asked).hostname or ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        try:
+            return name != "localhost" and ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return False
+    return False
+
+
+def check_reachable(bookie: Bookie, address: str, keys: ClusterKeys | None, public_key: bytes | None) -> None:
+    """Check that a bookie that serves can be reached at the address that it will register.
+
+    Raises:
+        UsageError: It cannot, or something else answers there; names the address.
+
+    Cost: One connection.
+    """
+    if address.startswith("inproc:"):
+        return
+    why, number = "nothing answered", 0
+    until = time.monotonic() + REACH_SECONDS
+    with Links(keys) as links:
+        link = links.connect(bookie, address, public_key)
+        while time.monotonic() < until:
+            if not link.outstanding:
+                number += 1
+                link.send(number, Ping(), _PING_NS)
+            for _, _, reply in links.poll(200):
+                if isinstance(reply, Reply) and reply.status is Status.OK:
+                    return
+                why = link.why_down or why
+                if isinstance(reply, Reply) and reply.status is Status.WRONG_INSTANCE:
+                    why, until = "another bookie answers there", 0.0
+    raise UsageError(
+        f"{bookie} cannot be reached at {address}, which it would tell others: {why}; say which address leads here: "
+        "advertise=... or `pybk bookie --advertise`"
+    )
