@@ -24,6 +24,21 @@ GOLDEN = (
 )
 
 
+GOLDEN_SEALED = (
+    GOLDEN.replace(
+        b'"ensemble_size":3,"format":1,"key_epoch":2,',
+        b'"ensemble_size":3,"extra":{"later":[1]},"format":3,"fragments":[],"key_epoch":2,"key_format":1,',
+    )
+    .replace(b'"last_entry_id":41,', b'"last_digest":"ZGlnZXN0IQ==","last_entry_id":41,')
+    .replace(b'"state":"closed",', b'"seal":"c2VhbCBvZiAzMiBieXRlcywgbm90IHdvcnRoIG1vcmU=","state":"closed",')
+)
+SEALED: dict[str, Any] = {
+    "key_format": 1,
+    "seal": b"seal of 32 bytes, not worth more",
+    "last_digest": b"digest!",
+    "extra": {"later": [1]},
+}
+
 HARMLESS: list[tuple[str, object]] = [
     ("custom_metadata", {}),
     ("ledger_type", "€"),
@@ -69,6 +84,40 @@ def test_encoding_never_changes() -> None:
     assert LedgerMetadata.decode(GOLDEN, where="here") == metadata()
 
 
+def test_encoding_of_sealed_ledgers_never_changes() -> None:
+    assert metadata(**SEALED).encode() == GOLDEN_SEALED
+    decoded = LedgerMetadata.decode(GOLDEN_SEALED, where="here")
+    assert decoded == metadata(**SEALED)
+    assert decoded.sealed
+    assert not metadata().sealed
+
+
+@pytest.mark.parametrize("name", SEALED)
+def test_the_format_is_the_oldest_that_can_say_it(name: str) -> None:
+    changed = metadata(**{name: SEALED[name]})
+    assert json.loads(changed.encode())["format"] == 3
+    assert LedgerMetadata.decode(changed.encode(), where="here") == changed
+
+
+@pytest.mark.parametrize("name", [*SEALED, "fragments"])
+@pytest.mark.parametrize("value", [None, 1.0, -2, 2**63, "€", "=", ["x"], {"a": 1}, "c2g="])
+def test_a_wrong_value_about_the_seal_is_corruption(name: str, value: object) -> None:
+    values = json.loads(GOLDEN_SEALED)
+    if (name, value) in [("extra", {"a": 1}), ("last_digest", "c2g=")]:
+        return
+    with pytest.raises(CorruptError, match="here: "):
+        LedgerMetadata.decode(json.dumps({**values, name: value}).encode(), where="here")
+    del values[name]
+    with pytest.raises(CorruptError, match="here: "):
+        LedgerMetadata.decode(json.dumps(values).encode(), where="here")
+
+
+def test_keys_of_a_later_format_are_refused_by_their_number() -> None:
+    data = GOLDEN_SEALED.replace(b'"key_format":1', b'"key_format":2')
+    with pytest.raises(UnsupportedFormatError, match="key format 2"):
+        LedgerMetadata.decode(data, where="here")
+
+
 def test_decoded_values_have_their_types() -> None:
     decoded = LedgerMetadata.decode(GOLDEN, where="here")
     for each in fields(LedgerMetadata):
@@ -100,7 +149,7 @@ def test_system_types_are_decoded() -> None:
     assert LedgerMetadata.decode(made.encode(), where="here") == made
 
 
-@pytest.mark.parametrize("number", [0, 3, 99])
+@pytest.mark.parametrize("number", [0, 4, 99])
 def test_another_format_is_named(number: int) -> None:
     data = changed(lambda values: values.update(format=number, news=1))
     with pytest.raises(UnsupportedFormatError, match=f"here: .*format {number}"):

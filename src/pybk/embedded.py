@@ -9,6 +9,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.home import Health, Identity, Quorums, Replicated, health_of
 from pybk.ledger import LedgerMetadata
+from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log import Log
 from pybk.storage.readonly import ReadOnlyStore
@@ -113,8 +114,10 @@ class EmbeddedHome:
         """Create a ledger."""
         return self._live().create(metadata)
 
-    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, digest: EntryDigest) -> None:
-        """Nothing to do: within one process the handles check passwords."""
+    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
+        """Have the ledger sealed when it is closed."""
+        if descriptor.sealer is None:
+            descriptor.sealer = seal
 
     def log_of(self, descriptor: LedgerDescriptor) -> Log:
         """Return the store's one log."""
@@ -127,6 +130,10 @@ class EmbeddedHome:
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Close a ledger behind everything staged so far."""
         self._live().close_ledger(descriptor, fence=False)
+
+    def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
+        """Record the seal of a closed ledger."""
+        self._live().reseal(descriptor, sealed)
 
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Make everything pushed so far durable and confirmed."""

@@ -95,6 +95,10 @@ class LedgerRecoveryError(LedgerError):
     code = -10
 
 
+class LedgerUnsealedError(LedgerError):
+    """A sealed ledger was asked for, and this one has no seal: it is open, or was closed without one."""
+
+
 class EntryError(PybkError):
     """Something about entries of a ledger."""
 
@@ -181,6 +185,10 @@ class CorruptError(StorageError):
         super().__init__(message, outcome_unknown=outcome_unknown)
         self.path = path
         self.offset = offset
+
+
+class SealMismatchError(CorruptError):
+    """A ledger's recorded kind or end is not what was sealed with its password: somebody or something changed it."""
 
 
 class UnsupportedFormatError(StorageError):

@@ -18,6 +18,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
+from pybk.seal import LedgerSeal
 from pybk.storage.admission import Admission
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
@@ -223,8 +224,8 @@ class LedgerHome(Protocol):
     def descriptor(self, ledger_id: int) -> LedgerDescriptor:
         """Return a ledger's descriptor."""
 
-    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, digest: EntryDigest) -> None:
-        """Have a ledger's keys used for what is done with this descriptor."""
+    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
+        """Have a ledger's keys used for what is done with this descriptor, and for the seal when it is closed."""
 
     def log_of(self, descriptor: LedgerDescriptor) -> AppendLog:
         """Return what makes this ledger's appends durable."""
@@ -234,6 +235,9 @@ class LedgerHome(Protocol):
 
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Close a ledger behind everything staged so far, as its writer."""
+
+    def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
+        """Record the seal of a closed ledger, unless its end has changed since it was checked; durable on return."""
 
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Make everything pushed so far durable and confirmed; return the last add confirmed."""

@@ -18,6 +18,13 @@ METADATA_FORMAT: Final = 1
 FRAGMENTS_FORMAT: Final = 2
 """Format of metadata with fragments, which is that of format 1 and the fragments."""
 
+SEALS_FORMAT: Final = 3
+"""Format of metadata with a key format or a seal: that of format 2, and the four fields from ``key_format`` on."""
+
+KEY_FORMAT_MAX: Final = 1
+SEAL_BYTES: Final = 32
+LAST_DIGEST_BYTES_MAX: Final = 64
+
 INSTANCE_BYTES: Final = 16
 CUSTOM_METADATA_BYTES_MAX: Final = 64 << 10
 """Bound on the keys, as UTF-8, and values of a ledger's custom metadata together."""
@@ -34,14 +41,22 @@ _INTS: Final = (
     ("creation_sequence", 0),
     ("key_epoch", 0),
     ("version", 0),
+    ("key_format", 0),
 )
+_SEAL_KEYS: Final = frozenset({"key_format", "seal", "last_digest", "extra"})
+_OLD_INTS: Final = tuple(name for name, _ in _INTS if name not in _SEAL_KEYS)
 _KEYS: Final = frozenset(
     {
-        *(name for name, _ in _INTS),
-        *("advanced", "custom_metadata", "digest_type", "format", "key_salt", "ledger_type", "state"),
+        *_OLD_INTS,
+        *("advanced", "custom_metadata", "digest_type", "key_salt", "ledger_type", "state"),
         *("storage_hints", "tier", "verifier", "write_flags"),
     }
 )
+_KEYS_OF: Final = {
+    METADATA_FORMAT: _KEYS,
+    FRAGMENTS_FORMAT: _KEYS | {"fragments"},
+    SEALS_FORMAT: _KEYS | {"fragments"} | _SEAL_KEYS,
+}
 
 
 class Bookie(NamedTuple):
@@ -106,6 +121,10 @@ class LedgerMetadata:
         verifier: Shows that a password is the right one.
         version: One more with each change.
         fragments: Which bookies hold its entries, ascending; none for a ledger of an embedded store.
+        key_format: What its keys depend on: 0 for id, epoch and salt; 1 for digest type and write flags, too.
+        seal: MAC of the closed ledger's kind and end under a key from its password; empty for an unsealed ledger.
+        last_digest: Digest of the last entry of a sealed ledger; empty without entries, and where entries carry none.
+        extra: Reserved: what a later version adds, kept as it is.
 
     Raises:
         UsageError: A value is of another type or out of its range.
@@ -134,6 +153,10 @@ class LedgerMetadata:
     verifier: bytes = field(repr=False)
     version: int = 0
     fragments: tuple[Fragment, ...] = ()
+    key_format: int = 0
+    seal: bytes = field(default=b"", repr=False)
+    last_digest: bytes = field(default=b"", repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -148,10 +171,22 @@ class LedgerMetadata:
             )
         if type(self.advanced) is not bool:
             raise UsageError(f"advanced is {self.advanced!r}; it takes True or False")
-        for name in ("key_salt", "verifier"):
+        for name in ("key_salt", "verifier", "seal", "last_digest"):
             if type(getattr(self, name)) is not bytes:
                 raise UsageError(f"{name} is a {type(getattr(self, name)).__name__}; it takes bytes")
+        if self.key_format > KEY_FORMAT_MAX:
+            raise UsageError(
+                f"key_format is {self.key_format}; this pybk derives keys of formats 0 to {KEY_FORMAT_MAX}"
+            )
+        if len(self.seal) not in (0, SEAL_BYTES) or len(self.last_digest) > LAST_DIGEST_BYTES_MAX:
+            raise UsageError(
+                f"a seal of {len(self.seal)} bytes and a last digest of {len(self.last_digest)}; a seal has "
+                f"{SEAL_BYTES} bytes or none, a digest at most {LAST_DIGEST_BYTES_MAX}"
+            )
+        if not isinstance(self.extra, Mapping):
+            raise UsageError(f"extra is a {type(self.extra).__name__}; it takes a mapping")
         put = object.__setattr__
+        put(self, "extra", FrozenDict(self.extra))
         put(self, "ledger_type", LedgerType(self.ledger_type))
         put(self, "custom_metadata", _checked_custom(self.custom_metadata))
         put(self, "fragments", _checked_fragments(self.fragments, self.ensemble_size))
@@ -164,15 +199,36 @@ class LedgerMetadata:
         except ValueError as error:
             raise UsageError(f"ledger {self.ledger_id}: {error}") from error
 
+    @property
+    def sealed(self) -> bool:
+        """Whether its kind and end are sealed; opening it with the password checks the seal."""
+        return bool(self.seal)
+
+    @property
+    def key_binding(self) -> tuple[bytes, ...]:
+        """What its keys depend on besides id, epoch and salt."""
+        if not self.key_format:
+            return ()
+        return self.digest_type.to_bytes(4, "big"), self.write_flags.to_bytes(4, "big")
+
     def encode(self) -> bytes:
         """Return the metadata as JSON in UTF-8 with sorted keys, bytes as base64.
 
+        The format is the oldest that can say it: 1 in a store, 2 with fragments, 3 with a key format or a seal.
+
         Cost: 15 microseconds, and what the custom metadata costs.
         """
-        values: dict[str, Any] = {name: getattr(self, name) for name, _ in _INTS}
+        values: dict[str, Any] = {name: getattr(self, name) for name in _OLD_INTS}
         values["format"] = METADATA_FORMAT
+        if self.key_format or self.seal or self.last_digest or self.extra:
+            values["format"] = SEALS_FORMAT
+            values["key_format"] = self.key_format
+            values["seal"] = _to_base64(self.seal)
+            values["last_digest"] = _to_base64(self.last_digest)
+            values["extra"] = dict(self.extra)
+            values["fragments"] = []
         if self.fragments:
-            values["format"] = FRAGMENTS_FORMAT
+            values["format"] = max(FRAGMENTS_FORMAT, values["format"])
             values["fragments"] = [
                 [fragment.first_entry_id, [[name, _to_base64(instance)] for name, instance in fragment.ensemble]]
                 for fragment in self.fragments
@@ -207,10 +263,16 @@ class LedgerMetadata:
             values = json.loads(data.decode(), object_pairs_hook=_unique)
             if not isinstance(values, dict) or type(values.get("format")) is not int:
                 raise ValueError("no object with a format")
-            if values["format"] not in (METADATA_FORMAT, FRAGMENTS_FORMAT):
+            if not METADATA_FORMAT <= values["format"] <= SEALS_FORMAT:
                 raise UnsupportedFormatError(
-                    f"{where}: ledger metadata of format {values['format']}; this pybk reads {METADATA_FORMAT} and "
-                    f"{FRAGMENTS_FORMAT}: open it with the pybk that wrote it, or newer"
+                    f"{where}: ledger metadata of format {values['format']}; this pybk reads {METADATA_FORMAT} to "
+                    f"{SEALS_FORMAT}: open it with the pybk that wrote it, or newer"
+                )
+            key_format = values.get("key_format", 0)
+            if type(key_format) is int and KEY_FORMAT_MAX < key_format <= _INT_MAX:
+                raise UnsupportedFormatError(
+                    f"{where}: a ledger of key format {key_format}; this pybk derives keys of formats 0 to "
+                    f"{KEY_FORMAT_MAX}: open it with the pybk that wrote it, or newer"
                 )
             return cls._from_values(values)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -222,10 +284,9 @@ class LedgerMetadata:
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Self:
         """Make metadata of decoded JSON; raises ValueError or TypeError if it is something else."""
-        keys = _KEYS | {"fragments"} if values["format"] == FRAGMENTS_FORMAT else _KEYS
+        keys = _KEYS_OF[values.pop("format")]
         if values.keys() != keys:
             raise ValueError(f"missing or unknown are {sorted(values.keys() ^ keys)}")
-        del values["format"]
         values["fragments"] = [
             Fragment(first, tuple(Bookie(name, _from_base64(instance)) for name, instance in ensemble))
             for first, ensemble in values.get("fragments", ())
@@ -238,6 +299,11 @@ class LedgerMetadata:
         values["custom_metadata"] = {key: _from_base64(value) for key, value in values["custom_metadata"].items()}
         values["key_salt"] = _from_base64(values["key_salt"])
         values["verifier"] = _from_base64(values["verifier"])
+        if "seal" in values:
+            if not isinstance(values["extra"], dict):
+                raise ValueError("extra is no object")
+            values["seal"] = _from_base64(values["seal"])
+            values["last_digest"] = _from_base64(values["last_digest"])
         return cls(**values)
 
 

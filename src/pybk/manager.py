@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 
 from pybk.arguments import (
     ClusterOptions,
@@ -29,19 +29,25 @@ from pybk.arguments import (
 )
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
-from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
+from pybk.digest import DigestType, KeyRing, entry_digest
 from pybk.embedded import EmbeddedHome
-from pybk.errors import LedgerExistsError, UnauthorizedError
+from pybk.errors import LedgerExistsError, LedgerUnsealedError, UnauthorizedError
+from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.home import Health, LedgerHome, Replicated
-from pybk.ledger import LedgerMetadata
-from pybk.metrics import MetricsSnapshot
+from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
+from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader
+from pybk.seal import LedgerSeal, keys_of, unlocked
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
+
+logger = logging.getLogger(__name__)
+
+_HOW_TO_SEAL: Final = "LedgerManager.reseal, or `pybk reseal`, checks a closed ledger and seals it"
 
 # Without a handler of its own a library's warnings would be printed to stderr by logging's last resort.
 logging.getLogger("pybk").addHandler(logging.NullHandler())
@@ -61,6 +67,7 @@ class LedgerManager:
         self._home = home
         identity = home.identity
         self._keys = KeyRing(identity.store_id, identity.salt, cost=identity.scrypt_cost)
+        self._unsealed: set[int] = set()
         self._ending = Ending(home)
 
     # ---- opening and closing -------------------------------------------------------------------------------------
@@ -277,7 +284,6 @@ class LedgerManager:
         flags = member_of(WriteFlag, write_flags, "write_flags")
         digest_type = digest_type_of(digest_type, insecure=insecure)
         password = checked_password(password)
-        salt = secrets.token_bytes(16)
         describe = partial(
             LedgerMetadata,
             ledger_type=ledger_type,
@@ -289,30 +295,33 @@ class LedgerManager:
             custom_metadata=custom_metadata or {},
             tier=next((tier for tier in StorageHint if tier in hints), home.config.default_tier),
             advanced=ledger_id is not None,
-            key_salt=salt,
+            key_salt=secrets.token_bytes(16),
+            key_format=KEY_FORMAT_MAX if home.feature_level >= FeatureLevel.SEALS else 0,
             **home.quorums(quorums)._asdict(),
         )
-        return self._create(home, ledger_id, password, salt, describe)
+        return self._create(home, ledger_id, password, describe)
 
     def _create(
         self,
         home: LedgerHome,
         ledger_id: int | None,
         password: bytes,
-        salt: bytes,
         describe: Callable[..., LedgerMetadata],
     ) -> LedgerWriter:
         """Create a ledger of the id asked for, or of the next one that nobody took."""
         while True:
             new_id = id_for(home, ledger_id)
-            keys = self._keys.ledger_keys(password, new_id, salt, 0)
+            metadata = describe(ledger_id=new_id, verifier=b"")
+            keys = keys_of(self._keys, password, metadata)
             try:
-                descriptor = home.create(describe(ledger_id=new_id, verifier=home.verifier(keys)))
+                descriptor = home.create(replace(metadata, verifier=home.verifier(keys)))
             except LedgerExistsError:
                 if ledger_id is not None:
                     raise
             else:
-                return LedgerWriter(home, descriptor, self._digest(descriptor, keys), self)
+                seal = LedgerSeal(keys, entry_digest(descriptor.metadata.digest_type, new_id, keys.entry_key))
+                home.unlock(descriptor, keys, seal)
+                return LedgerWriter(home, descriptor, seal.digest, self)
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
@@ -325,6 +334,7 @@ class LedgerManager:
         password: bytes = b"",
         read_flags: ReadFlag = ReadFlag.NONE,
         recover: bool | None = None,
+        require_seal: bool = False,
     ) -> LedgerReader:
         """Open a ledger for reading.
 
@@ -334,6 +344,8 @@ class LedgerManager:
             read_flags: How it is read.
             recover: True fences whoever is writing it and closes it, so that its last entry is final: every
                 acknowledged entry is in it. False leaves it alone. None: True, but False in a read-only manager.
+            require_seal: Refuse a ledger that is not sealed: one that is open, was closed by an older pybk, or whose
+                seal was taken away. Without it such a ledger opens with a warning in the log.
 
         Returns:
             A reader of the entries up to its last add confirmed.
@@ -341,6 +353,8 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
             UnauthorizedError: The password is another; nothing was changed.
+            SealMismatchError: The ledger's kind or end was changed after it was created or sealed.
+            LedgerUnsealedError: ``require_seal`` is True, and the ledger is not sealed.
             IllegalOperationError: ``recover`` is True in a read-only manager.
             StorageFailedError: The store failed and can close no ledger; ``recover=False`` still reads.
 
@@ -355,12 +369,15 @@ class LedgerManager:
             home.check_writable()
         home.catch_up()
         descriptor = home.descriptor(existing_id(ledger_id))
-        digest = self._unlock(descriptor, password)
+        seal = self._unlock(descriptor, password)
         if recover:
             home.recover(descriptor)
         else:
             home.look(descriptor)
-        return LedgerReader(home, descriptor, digest, flags, self)
+        check_end = partial(self._check_end, require_seal=require_seal)
+        if require_seal and descriptor.metadata.state is not LedgerState.CLOSED:
+            check_end(descriptor.metadata, seal)
+        return LedgerReader(home, descriptor, seal, flags, check_end, self)
 
     def open_ledger_async(
         self,
@@ -369,27 +386,48 @@ class LedgerManager:
         password: bytes = b"",
         read_flags: ReadFlag = ReadFlag.NONE,
         recover: bool | None = None,
+        require_seal: bool = False,
     ) -> Opening[LedgerReader]:
         """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(
             "open_ledger_async",
-            lambda: self.open_ledger(ledger_id, password=password, read_flags=read_flags, recover=recover),
+            lambda: self.open_ledger(
+                ledger_id, password=password, read_flags=read_flags, recover=recover, require_seal=require_seal
+            ),
         )
 
-    def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> EntryDigest:
+    def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> LedgerSeal:
+        """Check a ledger's password, have its keys used, and return what checks its entries and its end."""
         metadata = descriptor.metadata
-        keys = self._keys.ledger_keys(
-            checked_password(password), metadata.ledger_id, metadata.key_salt, metadata.key_epoch
-        )
-        if not hmac.compare_digest(self._home.verifier(keys), metadata.verifier):
-            raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}; nothing was changed")
-        return self._digest(descriptor, keys)
+        keys = unlocked(self._keys, self._home.verifier, checked_password(password), metadata)
+        if keys is None:
+            also = ", or its digest type, write flags or key salt were changed" if metadata.key_format else ""
+            raise UnauthorizedError(
+                f"the password is not that of ledger {metadata.ledger_id}{also}; nothing was changed"
+            )
+        seal = LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
+        self._home.unlock(descriptor, keys, seal)
+        return seal
 
-    def _digest(self, descriptor: LedgerDescriptor, keys: LedgerKeys) -> EntryDigest:
-        """Return the digest of a ledger's entries, and have its keys used."""
-        digest = entry_digest(descriptor.metadata.digest_type, descriptor.ledger_id, keys.entry_key)
-        self._home.unlock(descriptor, keys, digest)
-        return digest
+    def _check_end(self, metadata: LedgerMetadata, seal: LedgerSeal, *, require_seal: bool) -> None:
+        """Check the seal of a closed ledger, or say that it has none."""
+        if metadata.sealed:
+            seal.check(metadata)
+            return
+        if require_seal:
+            raise LedgerUnsealedError(
+                f"ledger {metadata.ledger_id} is {metadata.state.value} and not sealed, and require_seal is given; "
+                f"{_HOW_TO_SEAL}"
+            )
+        home = self._home
+        home.metrics.add(UNSEALED_LEDGERS, 1, metadata.ledger_type, metadata.tier)
+        if home.feature_level >= FeatureLevel.SEALS and metadata.ledger_id not in self._unsealed:
+            self._unsealed.add(metadata.ledger_id)
+            logger.warning(
+                "ledger %d is closed and not sealed, so that nothing proves where it ends; %s",
+                metadata.ledger_id,
+                _HOW_TO_SEAL,
+            )
 
     def delete_ledger(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.

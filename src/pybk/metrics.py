@@ -24,6 +24,9 @@ READ_LATENCY: Final = "read_latency_ns"
 REQUEST_FAULTS: Final = "request_faults"
 """Requests that a bookie refused because it failed at them in a way that no request should be able to cause."""
 
+UNSEALED_LEDGERS: Final = "unsealed_ledgers"
+"""Readers that found their ledger closed without a seal."""
+
 SINGLE_READS_MAX: Final = 64
 """Entries read one by one that are counted together."""
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from operator import index
 from typing import Final, Self, SupportsIndex
 
-from pybk.digest import EntryDigest
 from pybk.entry import Entry, EntryBatch
 from pybk.errors import ClosedError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
@@ -18,6 +17,7 @@ from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.loopcalls import call_in
 from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
+from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.reading import entry_span
 
@@ -43,21 +43,26 @@ class LedgerReader:
         self,
         home: LedgerHome,
         descriptor: LedgerDescriptor,
-        digest: EntryDigest,
+        seal: LedgerSeal,
         read_flags: ReadFlag,
+        check_end: Callable[[LedgerMetadata, LedgerSeal], None],
         manager: object = None,
     ) -> None:
         self._home = home
         self._manager = manager  # which is closed when nobody holds it any more
         self._descriptor = descriptor
-        self._digest = digest
+        self._seal = seal
+        self._check_end = check_end
+        self._digest = digest = seal.digest
         self._direct = ReadFlag.DONT_CACHE in read_flags
         self._plain = not self._direct and digest.size > 0
         self._closed = False
         self._lock = threading.Lock()
         self._waiting: dict[Callable[[], None], None] = {}  # wakes each follower that waits; changed by single steps
         self._last_add_confirmed = descriptor.last_add_confirmed
-        self._metered, self._meter = self._new_meter()
+        self._sealed_last = -1
+        self._metered: LedgerMetadata | None = None
+        self._take_metadata()
         self.ledger_id: Final = descriptor.ledger_id
 
     def __repr__(self) -> str:
@@ -89,6 +94,8 @@ class LedgerReader:
         self._check_open()
         self._home.look(self._descriptor)
         self._check_open()
+        if self._metered is not self._descriptor.metadata:
+            self._take_metadata()
         return self._advance()
 
     def _advance(self) -> int:
@@ -121,6 +128,7 @@ class LedgerReader:
         Raises:
             ReadRangeError: The range is not within 0 to ``last_add_confirmed``.
             DigestMismatchError: An entry is not what the writer made; raised when iteration comes to it, or before.
+            SealMismatchError: The ledger was closed, and its end, or its last entry, is not what was sealed.
             CorruptError: An entry is known to exist and cannot be read; raised when iteration comes to it, or before.
         """
         if type(first) is not int or type(last) is not int:
@@ -264,6 +272,8 @@ class LedgerReader:
         if first > self._advance():
             self._home.look(self._descriptor, follows=True)
             self._check_open()
+        if self._metered is not self._descriptor.metadata:
+            self._take_metadata()
         final = self.is_closed
         return self._advance(), final
 
@@ -283,7 +293,7 @@ class LedgerReader:
     def _entry(self, entry_id: int) -> Entry:
         """Read one entry by the shortest way: a cached run, a mapped file."""
         if self._metered is not self._descriptor.metadata:
-            self._metered, self._meter = self._new_meter()
+            self._take_metadata()
         singles = self._meter.single_reads
         began_ns = 0 if singles else time.monotonic_ns()
         try:
@@ -296,6 +306,8 @@ class LedgerReader:
         buffer, words = found
         start, end = entry_span(buffer, words, entry_id)
         entry = self._digest.open(buffer, start, end, entry_id)
+        if entry_id == self._sealed_last:
+            self._seal.check_digest(self._descriptor.metadata, buffer, start)
         singles.append(end - start)
         if began_ns:
             self._meter.observe(READ_LATENCY, time.monotonic_ns() - began_ns)
@@ -314,15 +326,22 @@ class LedgerReader:
         except PybkError:
             self._check_open()  # deleted or closed meanwhile: then that is why
             raise
-        if self._metered is not self._descriptor.metadata:
-            self._metered, self._meter = self._new_meter()
+        metadata = self._descriptor.metadata
+        if self._metered is not metadata:
+            self._take_metadata()
+        if self._sealed_last >= 0:
+            self._seal.check_last(metadata, batch)
         self._meter.read(len(batch), int(batch.sizes.sum()), time.monotonic_ns() - began_ns)
         return batch
 
-    def _new_meter(self) -> tuple[LedgerMetadata, MetricsScope]:
-        """Return the scope to count reads in, and the metadata that it was chosen by."""
+    def _take_metadata(self) -> None:
+        """Check the end that the ledger's metadata says, if it is closed, and choose the scope to count reads in."""
         metadata = self._descriptor.metadata
-        return metadata, self._home.metrics.scope(metadata.ledger_type, metadata.tier)
+        if metadata.state is LedgerState.CLOSED:
+            self._check_end(metadata, self._seal)
+        self._sealed_last = metadata.last_entry_id if metadata.sealed else -1
+        self._meter: MetricsScope = self._home.metrics.scope(metadata.ledger_type, metadata.tier)
+        self._metered = metadata  # last, as other threads look at it
 
     def _check_range(self, first: int, last: int, most: int) -> None:
         if self._closed or self._descriptor.deleted or self._home.ended:

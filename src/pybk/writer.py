@@ -276,6 +276,7 @@ class LedgerWriter:
             return None
         descriptor.last_pushed = entry_id
         descriptor.length_pushed = before + size
+        descriptor.last_prefix = prefix
         return entry_id, commit
 
     def _stage_many(self, payloads: Iterable[Payload], *, wait: bool = True) -> tuple[range, Commit]:
@@ -329,7 +330,8 @@ class LedgerWriter:
         first = descriptor.last_pushed + 1
         before = descriptor.length_pushed
         parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
-        parts[::2] = self._digest.seal_many(first, descriptor.last_add_confirmed, before, payloads, lengths)
+        prefixes = self._digest.seal_many(first, descriptor.last_add_confirmed, before, payloads, lengths)
+        parts[::2] = prefixes
         parts[1::2] = payloads
         sizes = array("q", (lengths + self._overhead).tobytes())
         payload_bytes = int(lengths.sum())
@@ -346,6 +348,7 @@ class LedgerWriter:
         if commit is not None:
             descriptor.last_pushed = first + len(payloads) - 1
             descriptor.length_pushed = before + payload_bytes
+            descriptor.last_prefix = prefixes[-1]
         return commit
 
     def _refuse(self) -> None:
@@ -460,7 +463,10 @@ class LedgerWriter:
         descriptor = self._descriptor
         entry_id, before = descriptor.last_pushed + 1, descriptor.length_pushed
         prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
-        return self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
+        commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
+        if commit is not None:
+            descriptor.last_prefix = prefix
+        return commit
 
     def _give_up_early(self, error: PybkError) -> None:
         """Fail the futures of entries whose turn did not come; the caller holds the ledger's lock."""

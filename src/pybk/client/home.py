@@ -20,10 +20,12 @@ from pybk.client.replicating import Replicator
 from pybk.client.telling import flush, move, repair
 from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
+from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import (
     ClosedError,
     EntryUnknownError,
     ForkedProcessError,
+    IllegalOperationError,
     LedgerRecoveryError,
     MetadataError,
     MetadataVersionError,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from pybk.entry import EntryBatch
     from pybk.flags import StorageHint
     from pybk.metadata.ledgers import StoredLedger
+    from pybk.seal import LedgerSeal
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.transport.links import Links
 
@@ -273,6 +276,7 @@ class ClusterHome:
     def _hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
         ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
         ledger.on_followed = self._following.follow
+        ledger.ends_are_sealed = lambda: self.feature_level >= FeatureLevel.SEALS
         self._held.add(ledger)
         return ledger
 
@@ -280,9 +284,9 @@ class ClusterHome:
         """Return a ledger as the metadata store has it now."""
         return self._hold(*self._metadata.read_ledger(ledger_id))
 
-    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, digest: EntryDigest) -> None:
-        """Have entries checked and rights shown; then see how far an open ledger is."""
-        _remote(descriptor).unlock(keys, digest)
+    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
+        """Have entries checked, rights shown, and the ledger sealed when it is closed."""
+        _remote(descriptor).unlock(keys, seal)
 
     def log_of(self, descriptor: LedgerDescriptor) -> LedgerAppender:
         """Begin to write a ledger that was just created."""
@@ -318,7 +322,31 @@ class ClusterHome:
             self.force(descriptor)
         else:
             writing.appender.flush()
+        self._know_last(ledger)
         self.engine.run(writing, writing.close)
+
+    def _know_last(self, ledger: RemoteLedger) -> None:
+        """Read the last entry of a ledger that is about to be closed, if an interrupt left its digest unknown."""
+        last = ledger.last_add_confirmed
+        if last >= 0 and ledger.seals and ledger.last_prefix[8:16] != last.to_bytes(8, "big"):
+            batch = self.read_verified(ledger, last, last, 1, digest=ledger.digest, direct=False)
+            ledger.last_prefix = bytes(batch.buffer[int(batch.offsets[0]) :][: ENTRY_HEADER_BYTES + ledger.digest.size])
+
+    def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
+        """Record the seal by compare-and-swap; tier and bookies may have changed since the ledger was checked."""
+        ledger = _remote(descriptor)
+        while True:
+            found = self._metadata.read_ledger(ledger.ledger_id)
+            wanted = replace(found.metadata, seal=sealed.seal, last_digest=sealed.last_digest)
+            same = replace(wanted, tier=sealed.tier, version=sealed.version, fragments=sealed.fragments)
+            if same != sealed:
+                raise IllegalOperationError(f"ledger {ledger.ledger_id} was changed while it was checked; try again")
+            wanted = replace(wanted, version=wanted.version + 1)
+            try:
+                ledger.renew(wanted, self._metadata.write_ledger(wanted, found.version), anyway=True)
+            except MetadataVersionError:
+                continue
+            return
 
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Have everything pushed so far made durable by its quorums."""

@@ -13,6 +13,7 @@ from pybk.errors import DigestMismatchError, UnauthorizedError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.messages import Run
 from pybk.replication.runs import length_at, whole
+from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class RemoteLedger(LedgerDescriptor):
         description: What never changes about it, as bookies check it.
         writing: Its writer's conversation, once there is a writer.
         on_followed: Called when somebody waits for it to go on.
+        ends_are_sealed: Says whether the cluster takes sealed metadata.
         following: Whether bookies were asked to tell when it does.
         watched: Whether the metadata store was asked to tell when it ends.
         look_at: When who follows it looks at it again, on the monotonic clock.
@@ -40,6 +42,7 @@ class RemoteLedger(LedgerDescriptor):
         "_digest",
         "_keys",
         "description",
+        "ends_are_sealed",
         "entry_bytes",
         "following",
         "look_at",
@@ -57,6 +60,7 @@ class RemoteLedger(LedgerDescriptor):
         self.description = description
         self.writing: Writing | None = None
         self.on_followed: Callable[[RemoteLedger], None] | None = None
+        self.ends_are_sealed: Callable[[], bool] = lambda: False
         self.following = False
         self.watched = False
         self.entry_bytes = 0
@@ -67,10 +71,11 @@ class RemoteLedger(LedgerDescriptor):
 
     # ---- keys ----------------------------------------------------------------------------------------------------
 
-    def unlock(self, keys: LedgerKeys, digest: EntryDigest) -> None:
-        """Have entries checked with a digest, and rights shown with keys."""
+    def unlock(self, keys: LedgerKeys, seal: LedgerSeal) -> None:
+        """Have entries and the end checked and made with a seal, and rights shown with keys."""
         self._keys = keys
-        self._digest = digest
+        self._digest = seal.digest
+        self.sealer = seal
 
     def check_by(self, digest: EntryDigest) -> None:
         """Have entries checked with a digest, and no rights shown."""
@@ -94,6 +99,20 @@ class RemoteLedger(LedgerDescriptor):
         if self._digest is None:
             raise UnauthorizedError(f"ledger {self.ledger_id} was not opened with its password")
         return self._digest
+
+    @property
+    def seals(self) -> bool:
+        """Whether its end is to be sealed when it is closed here."""
+        return self.sealer is not None and (self.metadata.key_format > 0 or self.ends_are_sealed())
+
+    def sealed(self, closed: LedgerMetadata, last_entry: bytes | memoryview) -> LedgerMetadata:
+        """Return the last metadata of the ledger with its seal, if its end is to be sealed.
+
+        Args:
+            closed: The metadata to be written.
+            last_entry: The last entry, encoded and checked, or its header and digest.
+        """
+        return self.sealer.sealed(closed, last_entry) if self.sealer is not None and self.seals else closed
 
     @property
     def is_final(self) -> bool:

@@ -192,7 +192,7 @@ class Recovering(Conversation[RecoveryMachine]):
     """Establishes the end of a ledger and closes it."""
 
     def __init__(self, engine: Engine, ledger: RemoteLedger) -> None:
-        super().__init__(engine, ledger, RecoveryMachine(ledger.metadata, ledger.version))
+        super().__init__(engine, ledger, RecoveryMachine(ledger.metadata, ledger.version, seal=ledger.sealed))
 
     def take(self, effect: Effect) -> None:
         """Take the closed metadata over."""

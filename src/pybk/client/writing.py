@@ -66,7 +66,13 @@ class Writing(Conversation[WriterMachine]):
         outstanding_bytes_max: int,
     ) -> None:
         metadata = ledger.metadata
-        machine = WriterMachine(metadata, ledger.version, straggler_bytes=straggler_bytes, deferred=ledger.deferred)
+        machine = WriterMachine(
+            metadata,
+            ledger.version,
+            straggler_bytes=straggler_bytes,
+            deferred=ledger.deferred,
+            seal=lambda closed: ledger.sealed(closed, ledger.last_prefix),
+        )
         super().__init__(engine, ledger, machine)
         self.appender = LedgerAppender(ledger, engine.baton, lambda: engine.formed(self), outstanding_bytes_max)
         self._meter = meter

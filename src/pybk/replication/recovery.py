@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from itertools import count
@@ -75,11 +76,19 @@ class RecoveryMachine:
     Args:
         metadata: The ledger's as read.
         version: The metadata store's.
+        seal: Returns the metadata of the closed ledger with what proves its end, given the last entry as it was read,
+            nothing for an empty ledger; a function of its arguments alone. None leaves the metadata as it is.
 
     Threads: one at a time.
     """
 
-    def __init__(self, metadata: LedgerMetadata, version: int) -> None:
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        version: int,
+        *,
+        seal: Callable[[LedgerMetadata, bytes | memoryview], LedgerMetadata] | None = None,
+    ) -> None:
         self._metadata = metadata
         self._version = version
         self._wanted = metadata
@@ -96,6 +105,8 @@ class RecoveryMachine:
         self._known = 0
         self._lac = -1
         self._refusals: dict[int, str] = {}
+        self._seal = seal
+        self._last_entry: bytes | memoryview = b""
 
     def start(self, now_ns: int) -> list[Effect]:
         """Begin.
@@ -185,6 +196,8 @@ class RecoveryMachine:
             fragments=found.fragments[:-1] + own,
             version=found.version + 1,
         )
+        if self._seal is not None:
+            self._wanted = self._seal(self._wanted, self._last_entry)
         return [WriteMetadata(self._wanted, version)]
 
     # ---- fencing ---------------------------------------------------------------------------------------------------
@@ -359,6 +372,7 @@ class RecoveryMachine:
         """Write entries, as they were read, to all who take them (AR5)."""
         self._tries = 0
         self._length_known = True
+        self._last_entry = entries[-1]
         first = self._next - len(entries)
         runs = cut(first, [len(entry) for entry in entries], entries, self._quorum)
         return self._adds.submit(Batch(first, self._next - 1, length_at(entries[-1]), runs))
@@ -393,7 +407,8 @@ class RecoveryMachine:
         if isinstance(reply, ReadReply) and reply.run is not None and reply.run.first == self._lac:
             if not self._length_known:
                 self._length_known = True
-                self._adds.length = length_at(entries_of(reply.run)[0])
+                self._last_entry = entries_of(reply.run)[0]
+                self._adds.length = length_at(self._last_entry)
         else:
             self._note(place, reply)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from itertools import count
@@ -73,6 +74,8 @@ class WriterMachine:
         version: The metadata store's.
         straggler_bytes: A bookie that owes more confirmed bytes than this is replaced.
         deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
+        seal: Returns the metadata of the closed ledger with what proves its end; a function of its argument alone.
+            None leaves the metadata as it is.
 
     Attributes:
         metadata: The ledger's metadata as far as this writer knows that it is written.
@@ -81,11 +84,20 @@ class WriterMachine:
     Threads: one at a time.
     """
 
-    def __init__(self, metadata: LedgerMetadata, version: int, *, straggler_bytes: int, deferred: bool = False) -> None:
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        version: int,
+        *,
+        straggler_bytes: int,
+        deferred: bool = False,
+        seal: Callable[[LedgerMetadata], LedgerMetadata] | None = None,
+    ) -> None:
         self.metadata = metadata
         self.last_submitted = -1
         self._version = version
         self._deferred = deferred
+        self._seal = seal
         self._tokens = count(1)
         quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._adds = Adds(
@@ -280,13 +292,14 @@ class WriterMachine:
     def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """Return metadata with the new ensemble from the first entry that is not confirmed, or with the end."""
         if self._phase is _Phase.CLOSING:
-            return replace(
+            closed = replace(
                 metadata,
                 state=LedgerState.CLOSED,
                 last_entry_id=self._adds.lac,
                 length=self._adds.length,
                 version=metadata.version + 1,
             )
+            return closed if self._seal is None else self._seal(closed)
         ensemble = list(self._adds.ensemble)
         for place, bookie in self._replacements.items():
             ensemble[place] = bookie

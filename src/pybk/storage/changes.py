@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import (
+    CorruptError,
+    DigestMismatchError,
+    IllegalOperationError,
     LedgerExistsError,
     LedgerFencedError,
     NoSuchLedgerError,
@@ -15,8 +19,10 @@ from pybk.errors import (
     StorageError,
     StorageFullError,
 )
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.seal import names
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log import Log
@@ -25,6 +31,8 @@ from pybk.storage.view import StoreView
 
 if TYPE_CHECKING:
     from pybk.storage.maintenance import Maintenance
+
+logger = logging.getLogger(__name__)
 
 CHANGED_LEDGERS_MAX: Final = 8192
 """Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
@@ -188,6 +196,8 @@ class ChangingView(StoreView):
     def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
         """Close a ledger behind everything staged so far; durable on return. A closed ledger stays as it is.
 
+        The end is sealed if a handle has opened the ledger with its password.
+
         Args:
             descriptor: The ledger.
             fence: Refuse whoever may still be writing: its appends raise ``LedgerFencedError`` from now on.
@@ -227,7 +237,50 @@ class ChangingView(StoreView):
         closed = replace(
             metadata, state=LedgerState.CLOSED, last_entry_id=last, length=length, version=metadata.version + 1
         )
+        closed = self._sealed(descriptor, closed)
         return self._stage_change(descriptor, closed, unless_changed=(descriptor, failed))
+
+    def _sealed(self, descriptor: LedgerDescriptor, closed: LedgerMetadata) -> LedgerMetadata:
+        """Return a ledger's last metadata with its seal, if it can be made here; the caller holds the ledger's lock."""
+        sealer = descriptor.sealer
+        if sealer is None or not (closed.key_format or self.feature_level >= FeatureLevel.SEALS):
+            return closed
+        if names(descriptor.last_prefix, closed):
+            return sealer.sealed(closed, descriptor.last_prefix)
+        last = closed.last_entry_id
+        if last > descriptor.last_durable:
+            self.log.flush()  # an entry can be read only once it is durable
+        try:
+            batch = self.read_batch(descriptor, last, last, 1, digest_bytes=sealer.digest.size, direct=False)
+            sealer.digest.check_many(batch)
+        except (CorruptError, DigestMismatchError) as error:
+            # Refusing to close would make the entries before it unreadable, too.
+            logger.warning("ledger %d is closed without a seal, because of its last entry: %s", closed.ledger_id, error)
+            return closed
+        return sealer.sealed(closed, batch.buffer[int(batch.offsets[0]) :])
+
+    def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
+        """Make the seal of a closed ledger durable.
+
+        Args:
+            descriptor: The ledger.
+            sealed: Its metadata with the seal, as it was when the ledger was checked.
+
+        Raises:
+            IllegalOperationError: Its end is another by now.
+            NoSuchLedgerError: It was deleted.
+        """
+        with descriptor.lock:
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            metadata = descriptor.metadata_pushed
+            wanted = replace(metadata, seal=sealed.seal, last_digest=sealed.last_digest)
+            if replace(wanted, tier=sealed.tier, version=sealed.version) != sealed:
+                raise IllegalOperationError(
+                    f"ledger {descriptor.ledger_id} was changed while it was checked; try again"
+                )
+            commit = self._stage_change(descriptor, replace(wanted, version=metadata.version + 1))
+        self._finish_change(descriptor, commit)
 
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Make everything pushed so far durable and confirmed; return the last add confirmed."""

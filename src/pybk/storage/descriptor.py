@@ -21,6 +21,7 @@ from pybk.storage.record import RUN_DTYPE, Runs
 
 if TYPE_CHECKING:
     from pybk.metrics import MetricsScope
+    from pybk.seal import LedgerSeal
     from pybk.storage.admission import Ticket
     from pybk.storage.commit import StagedRun
 
@@ -49,7 +50,9 @@ class LedgerDescriptor:
 
     Threads: ``lock`` guards what appends change; ``place_lock`` guards where entries lie. A thread that needs both
     takes ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock. ``created`` is False until
-    the commit that creates the ledger is durable, if entries of it may be staged before.
+    the commit that creates the ledger is durable, if entries of it may be staged before. ``last_prefix`` is the header
+    and digest of the entry that a writer staged last, if it is known; ``sealer`` seals the ledger when it is closed,
+    once a handle has opened it with its password.
     """
 
     __slots__ = (
@@ -64,6 +67,7 @@ class LedgerDescriptor:
         "last_add_confirmed",
         "last_checked",
         "last_durable",
+        "last_prefix",
         "last_pushed",
         "ledger_id",
         "length_durable",
@@ -75,6 +79,7 @@ class LedgerDescriptor:
         "page_firsts",
         "pages",
         "place_lock",
+        "sealer",
         "staging",
         "tail",
         "tail_firsts",
@@ -97,6 +102,8 @@ class LedgerDescriptor:
         self.length_durable = length
         self.last_add_confirmed = last_add_confirmed
         self.last_checked = last_checked
+        self.last_prefix = b""
+        self.sealer: LedgerSeal | None = None
         self.error: PybkError | None = None
         self.created = True
         self.deleted = False
@@ -114,6 +121,7 @@ class LedgerDescriptor:
         """Take what is durable as all that was pushed: nobody is writing."""
         self.last_pushed = self.last_durable
         self.length_pushed = self.length_durable
+        self.last_prefix = b""
 
     def readmit(self) -> bool:
         """Go on behind what is durable, after entries were refused for want of room; tell whether that is done with.

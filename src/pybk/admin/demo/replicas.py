@@ -17,6 +17,7 @@ from pybk.ledger import Fragment, LedgerMetadata
 from pybk.metadata.cluster import ClusterIdentity
 from pybk.replication.messages import Status
 from pybk.replication.runs import whole
+from pybk.seal import LedgerSeal, keys_of
 
 READ_BYTES: Final = 1 << 20
 
@@ -47,9 +48,9 @@ def fragments_of(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int, int]
 def unlocked(metadata: LedgerMetadata, identity: ClusterIdentity, password: bytes) -> RemoteLedger:
     """Return a ledger that checks entries' digests."""
     ring = KeyRing(identity.cluster_id, identity.salt, cost=identity.cost)
-    keys = ring.ledger_keys(password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
+    keys = keys_of(ring, password, metadata)
     ledger = RemoteLedger(metadata, 0, b"")
-    ledger.unlock(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
+    ledger.unlock(keys, LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key)))
     return ledger
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -12,6 +11,7 @@ from pybk.digest import DigestType, EntryDigest, entry_digest
 from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType
 from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.seal import unlocked
 from pybk.spark.connection import Connection, Where, connection
 from pybk.storage.extent import Extent
 
@@ -113,9 +113,8 @@ def opens(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | No
 
 
 def _entry_key(manager: LedgerManager, metadata: LedgerMetadata, password: bytes) -> bytes | None:
-    keys = manager._keys.ledger_keys(password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
-    right = hmac.compare_digest(manager._home.verifier(keys), metadata.verifier)
-    return keys.entry_key if right else None
+    keys = unlocked(manager._keys, manager._home.verifier, password, metadata)
+    return None if keys is None else keys.entry_key
 
 
 def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:

@@ -1,0 +1,209 @@
+"""Seals: what proves, to a holder of a ledger's password, that the ledger's recorded kind and end are its own.
+
+A seal is a MAC over a ledger's immutable metadata, last entry id, length and last digest, under a key that is derived
+from the ledger's password. The writer makes it when it closes the ledger, or recovery does. It is deterministic: two
+recoveries that find the same end make the same seal. See ``docs/seals.md`` and ``docs/format.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+from binascii import b2a_base64
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from struct import Struct
+from typing import Final
+
+from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
+from pybk.errors import SealMismatchError
+from pybk.flags import WriteFlag
+from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
+
+logger = logging.getLogger(__name__)
+
+_LABEL: Final = b"pybk ledger seal 1\0"
+_unpack_header = Struct(">qqqq").unpack_from
+_encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+Verifier = Callable[[LedgerKeys], bytes]
+"""Returns what metadata keeps of a ledger's keys; ``LedgerHome.verifier``."""
+
+
+def keys_of(ring: KeyRing, password: bytes, metadata: LedgerMetadata) -> LedgerKeys:
+    """Derive the keys of a ledger as its metadata describes it; see ``KeyRing.ledger_keys``."""
+    return ring.ledger_keys(
+        password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch, binding=metadata.key_binding
+    )
+
+
+def unlocked(ring: KeyRing, verifier: Verifier, password: bytes, metadata: LedgerMetadata) -> LedgerKeys | None:
+    """Derive the keys of a ledger, and check that the password is the ledger's.
+
+    Args:
+        ring: Derives keys.
+        verifier: Returns what metadata keeps of keys.
+        password: The password.
+        metadata: The ledger's.
+
+    Returns:
+        The keys; None if the password is another.
+
+    Raises:
+        SealMismatchError: The password is the ledger's, but the ledger was created with another digest type or other
+            write flags, or with its keys bound to them.
+
+    Cost: As ``KeyRing.ledger_keys``; for another password ten times that.
+    """
+    keys = keys_of(ring, password, metadata)
+    if hmac.compare_digest(verifier(keys), metadata.verifier):
+        return keys
+    for kind in _other_kinds(metadata):
+        if hmac.compare_digest(verifier(keys_of(ring, password, kind)), metadata.verifier):
+            raise SealMismatchError(
+                f"ledger {metadata.ledger_id} was created with digest {kind.digest_type.name}, write flags "
+                f"{kind.write_flags!r} and key format {kind.key_format}, but its metadata say "
+                f"{metadata.digest_type.name}, {metadata.write_flags!r} and {metadata.key_format}: they were changed; "
+                "restore them"
+            )
+    return None
+
+
+def _other_kinds(metadata: LedgerMetadata) -> list[LedgerMetadata]:
+    """Return the ledger as it would be with other immutable metadata that its keys may be bound to."""
+    kinds = [
+        replace(metadata, digest_type=digest_type, write_flags=flags, key_format=KEY_FORMAT_MAX)
+        for digest_type in DigestType
+        for flags in {WriteFlag.NONE, *WriteFlag}
+    ]
+    if metadata.key_format:
+        kinds.append(replace(metadata, key_format=0))
+    return [kind for kind in kinds if kind != metadata]
+
+
+class LedgerSeal:
+    """Makes and checks the seal of one ledger.
+
+    Args:
+        keys: The ledger's keys.
+        digest: Checks the ledger's entries.
+
+    Threads: any.
+    """
+
+    def __init__(self, keys: LedgerKeys, digest: EntryDigest) -> None:
+        self._keys = keys
+        self.digest: Final = digest
+
+    @cached_property
+    def _key(self) -> bytes:
+        return self._keys.seal_key()
+
+    def sealed(self, closed: LedgerMetadata, last_entry: bytes | memoryview) -> LedgerMetadata:
+        """Return the metadata of a closed ledger with its seal.
+
+        Args:
+            closed: The metadata to be written; state, last entry id and length are final.
+            last_entry: The encoded last entry, or its header and digest; nothing for an empty ledger. The caller has
+                checked its digest.
+
+        Returns:
+            The metadata; without a seal, and a warning in the log, if ``last_entry`` is another entry than the last.
+
+        Cost: One HMAC, and one HKDF the first time.
+        """
+        if not names(last_entry, closed):
+            logger.warning(
+                "ledger %d is closed without a seal: its last entry is not entry %d with %d bytes in all; check the "
+                "ledger with verify",
+                closed.ledger_id,
+                closed.last_entry_id,
+                closed.length,
+            )
+            return replace(closed, seal=b"", last_digest=b"")
+        last_digest = b""
+        if closed.last_entry_id >= 0:
+            last_digest = bytes(last_entry[ENTRY_HEADER_BYTES : ENTRY_HEADER_BYTES + self.digest.size])
+        return replace(closed, seal=self._seal_of(closed, last_digest), last_digest=last_digest)
+
+    def check(self, metadata: LedgerMetadata) -> None:
+        """Check the seal of a sealed ledger.
+
+        Raises:
+            SealMismatchError: The seal is that of another kind or end.
+        """
+        right = metadata.state is LedgerState.CLOSED and hmac.compare_digest(
+            self._seal_of(metadata, metadata.last_digest), metadata.seal
+        )
+        if not right:
+            raise SealMismatchError(
+                f"ledger {metadata.ledger_id}: the seal is not that of a {metadata.digest_type.name} ledger that ends "
+                f"with entry {metadata.last_entry_id} and {metadata.length} bytes: its metadata were changed after it "
+                "was sealed; restore them"
+            )
+
+    def check_last(self, metadata: LedgerMetadata, batch: EntryBatch) -> None:
+        """Check that a batch that holds a sealed ledger's last entry holds the one that was sealed.
+
+        Raises:
+            SealMismatchError: It is another.
+        """
+        if int(batch.entry_ids[-1]) == metadata.last_entry_id:
+            self.check_digest(metadata, batch.buffer, int(batch.offsets[-1]))
+
+    @staticmethod
+    def check_digest(metadata: LedgerMetadata, buffer: memoryview, start: int) -> None:
+        """Check that the encoded entry at ``buffer[start:]`` carries the digest of a sealed ledger's last entry.
+
+        Raises:
+            SealMismatchError: It carries another.
+        """
+        at = start + ENTRY_HEADER_BYTES
+        if bytes(buffer[at : at + len(metadata.last_digest)]) != metadata.last_digest:
+            raise SealMismatchError(
+                f"ledger {metadata.ledger_id}: entry {metadata.last_entry_id}, its last, is not the one that was "
+                "sealed; restore the file it lies in"
+            )
+
+    def _seal_of(self, metadata: LedgerMetadata, last_digest: bytes) -> bytes:
+        custom = {key: b2a_base64(value, newline=False).decode() for key, value in metadata.custom_metadata.items()}
+        parts = (
+            metadata.ledger_id.to_bytes(8, "big"),
+            str(metadata.ledger_type).encode(),
+            metadata.write_flags.to_bytes(4, "big"),
+            metadata.digest_type.to_bytes(4, "big"),
+            bytes((metadata.advanced,)),
+            metadata.creation_time_ns.to_bytes(8, "big"),
+            metadata.creation_sequence.to_bytes(8, "big"),
+            hashlib.sha256(_encode_json(custom).encode()).digest(),
+            metadata.key_salt,
+            metadata.key_epoch.to_bytes(8, "big"),
+            metadata.key_format.to_bytes(4, "big"),
+            metadata.last_entry_id.to_bytes(8, "big", signed=True),
+            metadata.length.to_bytes(8, "big"),
+            last_digest,
+        )
+        content = b"".join((_LABEL, *(len(part).to_bytes(4, "big") + part for part in parts)))
+        return hmac.digest(self._key, content, "sha256")
+
+
+def names(entry: bytes | memoryview, closed: LedgerMetadata) -> bool:
+    """Tell whether an encoded entry, or its header, is the last one of a closed ledger by id and length."""
+    if closed.last_entry_id < 0:
+        return not closed.length
+    if len(entry) < ENTRY_HEADER_BYTES:
+        return False
+    ledger_id, entry_id, _, length = _unpack_header(entry)
+    return (ledger_id, entry_id, length) == (closed.ledger_id, closed.last_entry_id, closed.length)
+
+
+def seal_of(ring: KeyRing, verifier: Verifier, password: bytes, metadata: LedgerMetadata) -> LedgerSeal | None:
+    """Return what checks a ledger's entries and seal, None if the password is another; raises as ``unlocked``."""
+    keys = unlocked(ring, verifier, password, metadata)
+    if keys is None:
+        return None
+    return LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
