@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tomllib
+from binascii import a2b_base64
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Self
 
 from pybk.errors import UsageError
 
@@ -61,3 +64,71 @@ class Secret:
             return None
         file = os.environ.get(f"{self.variable}_FILE")
         return read_secret_file(file) if file else os.environb.get(self.variable.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Passwords:
+    """The passwords of many ledgers, so that one run can check all of them.
+
+    Attributes:
+        default: That of every ledger that is not named otherwise; None for none.
+        types: By ledger type.
+        ledgers: By ledger id.
+    """
+
+    default: bytes | None = field(default=None, repr=False)
+    types: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    ledgers: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+
+    def of(self, ledger_id: int, ledger_type: str) -> bytes | None:
+        """Return the password of a ledger: by its id, else by its type, else the default."""
+        return self.ledgers.get(ledger_id, self.types.get(ledger_type, self.default))
+
+    @classmethod
+    def read(cls, path: str, default: bytes | None = None) -> Self:
+        """Read passwords from a TOML file; see ``docs/seals.md``.
+
+        Args:
+            path: The file.
+            default: The default if the file has none.
+
+        Raises:
+            UsageError: The file cannot be read, or is no such file.
+        """
+        try:
+            with open(path, "rb") as file:
+                values = tomllib.load(file)
+        except OSError as error:
+            raise UsageError(f"{path} is to hold passwords, and cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is to hold passwords in TOML: {error}") from None
+        unknown = values.keys() - {"default", "types", "ledgers"}
+        types, ledgers = values.get("types", {}), values.get("ledgers", {})
+        if unknown or not isinstance(types, dict) or not isinstance(ledgers, dict):
+            raise UsageError(f"{path} holds default = PASSWORD and the tables [types] and [ledgers], and nothing else")
+        wrong = [name for name in ledgers if not name.isdecimal() or not name.isascii()]
+        if wrong:
+            raise UsageError(f"{path}: [ledgers] names ledgers by id, a whole number, not {wrong[0]!r:.100}")
+        return cls(
+            default=_password_in(path, "default", values["default"]) if "default" in values else default,
+            types={name: _password_in(path, f"types.{name}", value) for name, value in types.items()},
+            ledgers={int(name): _password_in(path, f"ledgers.{name}", value) for name, value in ledgers.items()},
+        )
+
+
+def _password_in(path: str, name: str, value: Any) -> bytes:
+    """Return the password that a value in a file of passwords says: a text, or a table with ``file`` or ``base64``."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and len(value) == 1:
+        [(how, text)] = value.items()
+        if how == "file" and isinstance(text, str):
+            return read_secret_file(text)
+        if how == "base64" and isinstance(text, str):
+            try:
+                return a2b_base64(text, strict_mode=True)
+            except ValueError:
+                raise UsageError(f"{path}: {name} is no base64") from None
+    raise UsageError(
+        f'{path}: {name} takes a password as "text", {{ file = "/path/of/a/file" }} or {{ base64 = "..." }}'
+    )

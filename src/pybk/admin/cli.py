@@ -21,7 +21,7 @@ from typing import Any, Final
 from tabulate import tabulate
 from tqdm import tqdm
 
-from pybk.admin.credentials import password_of, secret_of, takes_password, takes_secret
+from pybk.admin.credentials import password_of, passwords_of, secret_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.dump import dump_store
 from pybk.admin.serving import serve
 from pybk.admin.spark import add_spark
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     takes_secret(cat)
     add("dump", _dump, "print what lies in the files, record by record")
     verify = add("verify", _verify, "check everything, also beside a live writer, up to the durable watermark")
-    takes_password(verify)
+    takes_passwords(verify)
     rebuild = add("rebuild-index", _rebuild, "make the index again from the catalog and the files")
     rebuild.add_argument(
         "--accept-loss",
@@ -330,11 +330,11 @@ def _dump(parsed: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     with _progress("verify") as progress:
-        found = verify_store(_directory(parsed), password=password_of(parsed), progress=progress)
-    status = DAMAGED if found.problems else SOUND
+        found = verify_store(_directory(parsed), passwords=passwords_of(parsed), progress=progress)
+    status = DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
     if parsed.json:
         problems = [problem._asdict() for problem in found.problems]
-        _print_json({**found._asdict(), "problems": problems, "sound": not problems})
+        _print_json({**found._asdict(), "problems": problems, "sound": not problems, "complete": found.complete})
         return status
     if found.problems:
         _table(
@@ -362,8 +362,12 @@ def _summary(found: Verified) -> str:
     if found.unauthenticated:
         text += (
             f"; the entries of {found.unauthenticated} ledgers were checked by checksum only, their digests need the "
-            f"password: --password-file or {PASSWORD}"
+            f"password: --passwords, --password-file or {PASSWORD}"
         )
+    if found.seals_unchecked:
+        text += f"; the seals of {found.seals_unchecked} ledgers were not checked, for want of their passwords"
+    if found.unsealed:
+        text += f"; {found.unsealed} closed ledgers have no seal, `pybk reseal` makes it"
     return text
 
 

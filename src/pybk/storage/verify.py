@@ -6,20 +6,31 @@ is looked at again if a checkpoint came in between.
 
 from __future__ import annotations
 
-import hmac
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from pybk.config import StoreConfig
-from pybk.digest import DigestType, EntryDigest, KeyRing, entry_digest
-from pybk.entry import EntryBatch, decode_entry
-from pybk.errors import CookieError, CorruptError, EntryError, LedgerError, NoSuchLedgerError, PybkError, StorageError
+from pybk.credentials import Passwords
+from pybk.digest import KEY_BYTES, DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.errors import (
+    CookieError,
+    CorruptError,
+    EntryError,
+    LedgerError,
+    NoSuchLedgerError,
+    PybkError,
+    SealMismatchError,
+    StorageError,
+)
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.seal import LedgerSeal, seal_of
 from pybk.storage.catalog import CatalogState, read_catalog
 from pybk.storage.cold import ColdSegment
 from pybk.storage.creation import INDEX, OpenEnvironment, catalog_path, checked_mark, main_cookie, store_directories
@@ -69,6 +80,8 @@ class Verified(NamedTuple):
         durable_lsn: The log was checked up to this LSN.
         unauthenticated: Ledgers whose entries carry a digest that needs a password, which was not given or another one;
             their records' checksums were checked.
+        unsealed: Ledgers that are closed and have no seal, so that nothing proves where they end.
+        seals_unchecked: Sealed ledgers whose password was not given, or is another one.
     """
 
     problems: tuple[Problem, ...]
@@ -77,12 +90,30 @@ class Verified(NamedTuple):
     files: int
     durable_lsn: int
     unauthenticated: int
+    unsealed: int
+    seals_unchecked: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything could be checked."""
+        return not (self.unauthenticated or self.unsealed or self.seals_unchecked)
+
+
+class _End(NamedTuple):
+    """What the last entry of a record says: the ledger's length up to it, and its digest."""
+
+    length: int
+    digest: bytes
+
+
+_DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
 
 
 def verify_store(
     root: str,
     *,
     password: bytes | None = None,
+    passwords: Passwords | None = None,
     tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
     fs: FileSystem | None = None,
     environment: OpenEnvironment = open_environment_read_only,
@@ -92,7 +123,9 @@ def verify_store(
 
     Args:
         root: The store's directory.
-        password: Checks the entries of HMAC_SHA256 ledgers of this password, too.
+        password: Checks the seals of ledgers of this password, and the entries of HMAC_SHA256 ledgers, too.
+        passwords: The same for ledgers of several passwords, instead of ``password``. A password that is named for a
+            ledger's id and is not the ledger's is a problem. The empty password is tried where no other is right.
         tiers: The tier directories, if they are not where the store remembers them.
         fs: The file system.
         environment: Opens LMDB environments, read-only.
@@ -106,7 +139,8 @@ def verify_store(
     """
     fs = fs or OsFileSystem()
     root = os.path.abspath(root)
-    check = _Check(fs, root, password, environment, progress or (lambda done, total: None))
+    passwords = passwords or Passwords(password)
+    check = _Check(fs, root, passwords, environment, progress or (lambda done, total: None))
     try:
         check.run(tiers)
     finally:
@@ -118,11 +152,11 @@ class _Check:
     """One run of ``verify_store``. What cannot be opened is a problem, and what depends on it is left out."""
 
     def __init__(
-        self, fs: FileSystem, root: str, password: bytes | None, environment: OpenEnvironment, progress: Progress
+        self, fs: FileSystem, root: str, passwords: Passwords, environment: OpenEnvironment, progress: Progress
     ) -> None:
         self._fs = fs
         self._root = root
-        self._password = password
+        self._passwords = passwords
         self._environment = environment
         self._progress = progress
         self._problems: list[Problem] = []
@@ -135,6 +169,8 @@ class _Check:
         self._counts: dict[int, int] = {}
         self._files = self._durable_lsn = 0
         self._without_password: set[int] = set()
+        self._unsealed: set[int] = set()
+        self._seals_unchecked: set[int] = set()
         self._done_bytes = self._total_bytes = 0
 
     def close(self) -> None:
@@ -151,6 +187,8 @@ class _Check:
             self._files,
             self._durable_lsn,
             len(self._without_password),
+            len(self._unsealed),
+            len(self._seals_unchecked),
         )
 
     def run(self, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> None:
@@ -395,9 +433,14 @@ class _Check:
         if row is None:
             return
         extent = Extent.of(row.metadata) or Extent(ledger_id, 0, 1, 0)
-        digest = self._digest(row.metadata, extent.ledger_id)
+        try:
+            seal = self._seal(row.metadata)
+        except SealMismatchError as error:  # of another kind, so that its entries cannot be read as what they are
+            yield Problem(str(error), ledger_id=ledger_id)
+            return
+        digest = self._digest(row.metadata, extent.ledger_id, seal)
         after = NOTHING
-        length: int | None = 0
+        end: _End | None = _End(0, b"") if extent.first == 0 else None
         pages = self._index.pages(ledger_id) if row.last_entry_id >= 0 and self._index.ledger(ledger_id) else ()
         count = 0
         for runs in (*pages, tail):
@@ -411,13 +454,14 @@ class _Check:
                 )
                 return
             for run in runs.tolist():
-                problem, length = self._check_record(ledger_id, run, digest, extent)
+                problem, end = self._check_record(row.metadata, run, digest, extent, end)
                 if problem is not None:
                     yield problem
                 count += run[1]
             after = last_entry(runs) if len(runs) else after
         self._counts[ledger_id] = count
-        yield from self._check_end(row, after[0], length)
+        yield from self._check_end(row, after[0], None if end is None else end.length)
+        yield from self._check_seal(row.metadata, seal, end if row.metadata.last_entry_id == after[0] else None)
 
     def _known(self, store: ReadOnlyStore | None, ledger_id: int) -> tuple[LedgerRow | None, Runs]:
         """Return what is known of a ledger, and its runs that are not in the index; None if it was deleted."""
@@ -451,10 +495,47 @@ class _Check:
                 last_entry_id=max(known),
             )
 
+    def _check_seal(self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: _End | None) -> Iterable[Problem]:
+        """Check a closed ledger's seal, and that its last entry is the one that was sealed, if that is known."""
+        if metadata.state is not LedgerState.CLOSED or not metadata.verifier:
+            return  # a ledger without a verifier has no password: it is the store's own, or a bookie's extent
+        if not metadata.sealed:
+            self._unsealed.add(metadata.ledger_id)
+        elif seal is None:
+            self._seals_unchecked.add(metadata.ledger_id)
+        else:
+            try:
+                seal.check(metadata)
+            except SealMismatchError as error:
+                yield Problem(str(error), ledger_id=metadata.ledger_id)
+            if end is not None and end.digest != metadata.last_digest:
+                yield Problem(
+                    f"ledger {metadata.ledger_id}: entry {metadata.last_entry_id}, its last, is not the one that was "
+                    f"sealed; {_RESTORE}",
+                    ledger_id=metadata.ledger_id,
+                )
+
     def _check_record(
-        self, ledger_id: int, run: tuple[int, int, int, int, int, int, int], digest: EntryDigest, extent: Extent
-    ) -> tuple[Problem | None, int | None]:
-        """Return what is wrong with a record, and the ledger's length at its end if nothing is."""
+        self,
+        metadata: LedgerMetadata,
+        run: tuple[int, int, int, int, int, int, int],
+        digest: EntryDigest,
+        extent: Extent,
+        before: _End | None,
+    ) -> tuple[Problem | None, _End | None]:
+        """Check a record.
+
+        Args:
+            metadata: The ledger's.
+            run: Where the record lies.
+            digest: Checks its entries.
+            extent: What the ledger's entries are called.
+            before: What the entry before it says; None if that is not known.
+
+        Returns:
+            What is wrong, and what its last entry says if nothing is.
+        """
+        ledger_id = metadata.ledger_id
         first, count, stride, offset, file_id, body_bytes, _ = run
         last = first + (count - 1) * stride
         path = self._volumes.path_of(self._volumes.rows[file_id]) if file_id in self._volumes.rows else None
@@ -464,27 +545,97 @@ class _Check:
             starts = np.concatenate((np.array([start], np.int64), ends[:-1]))
             ids = extent.entry_ids(np.arange(first, last + 1, stride, dtype=np.int64))
             digest.check_many(EntryBatch(extent.ledger_id, ids, body, starts, ends - starts, digest.size))
-            length = decode_entry(body, int(starts[-1]), int(ends[-1]), digest.size).length
+            digest_bytes = _DIGEST_BYTES[metadata.digest_type]
+            known = before.length if before is not None and extent.stride == 1 else None
+            length = _length_at_end(body, starts, ends, ids, digest_bytes, known, dense=extent.stride == 1)
         except (KeyError, FileNotFoundError):
             message = f"ledger {ledger_id} entries {first} to {last} are missing in file {file_id:016x} ({path})"
         except _DAMAGE as error:
             message = f"ledger {ledger_id} entries {first} to {last} are damaged: {error}"
         else:
             self._read_bytes(body_bytes)
-            return None, length
+            at = int(starts[-1]) + ENTRY_HEADER_BYTES
+            return None, _End(length, bytes(body[at : at + digest_bytes]))
         self._seen.add((file_id, offset))
         return Problem(f"{message}; {_RESTORE}", path, offset, ledger_id, first, last), None
 
-    def _digest(self, metadata: LedgerMetadata, ledger_id: int) -> EntryDigest:
+    def _seal(self, metadata: LedgerMetadata) -> LedgerSeal | None:
+        """Return what checks a ledger's entries and seal, None if its password is not known.
+
+        Raises:
+            SealMismatchError: The password is the ledger's, and its kind was changed; or the password that is named
+                for this ledger is not the ledger's.
+        """
+        if self._keys is None or not metadata.verifier:
+            return None
+        named = self._passwords.ledgers.get(metadata.ledger_id)
+        candidates = [self._passwords.of(metadata.ledger_id, str(metadata.ledger_type))]
+        if metadata.sealed or metadata.digest_type is DigestType.HMAC_SHA256:
+            candidates.append(b"")
+        for password in dict.fromkeys(candidates):
+            seal = None if password is None else seal_of(self._keys, _verifier, password, metadata)
+            if seal is not None:
+                return seal
+        if named is not None:
+            raise SealMismatchError(
+                f"ledger {metadata.ledger_id}: the password that is given for it is another, or its id, digest type, "
+                f"write flags or key salt were changed; correct the password, or {_RESTORE}"
+            )
+        return None
+
+    def _digest(self, metadata: LedgerMetadata, ledger_id: int, seal: LedgerSeal | None) -> EntryDigest:
         """Return what checks a ledger's entries; only their ids and sizes if its password is not known."""
         if metadata.digest_type is not DigestType.HMAC_SHA256:
             return entry_digest(metadata.digest_type, ledger_id)
-        if self._password is not None and self._keys is not None:
-            keys = self._keys.ledger_keys(self._password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch)
-            if hmac.compare_digest(keys.verifier, metadata.verifier):
-                return entry_digest(metadata.digest_type, ledger_id, keys.entry_key)
+        if seal is not None:
+            return seal.digest
         self._without_password.add(metadata.ledger_id)
         return entry_digest(DigestType.NONE, ledger_id)
+
+
+def _verifier(keys: LedgerKeys) -> bytes:
+    return keys.verifier
+
+
+def _length_at_end(
+    body: memoryview,
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    ids: npt.NDArray[np.int64],
+    digest_bytes: int,
+    before: int | None,
+    *,
+    dense: bool,
+) -> int:
+    """Check that the cumulative lengths of entries add up, and return the last.
+
+    Args:
+        body: The entries.
+        starts: Where each begins, ``(n,)``.
+        ends: Where each ends, ``(n,)``.
+        ids: Their ids, ``(n,)``.
+        digest_bytes: Size of their digests.
+        before: The ledger's length before the first; None if it is not known.
+        dense: Whether the entries follow each other in their ledger; else entries of others lie between them.
+
+    Raises:
+        CorruptError: They do not.
+    """
+    payloads = ends - starts - ENTRY_HEADER_BYTES - digest_bytes
+    if int(payloads.min()) < 0:
+        raise CorruptError(f"entry {ids[int(payloads.argmin())]} is shorter than its header and digest")
+    headers = np.frombuffer(gather(body, starts, ENTRY_HEADER_BYTES), ">i8").reshape(-1, 4)
+    lengths = headers[:, 3].astype(np.int64)
+    first = int(lengths[0] - payloads[0]) if before is None else before
+    grown = np.diff(lengths, prepend=first)
+    wrong = np.flatnonzero(grown != payloads if dense else grown < payloads)
+    if len(wrong) or first < 0:
+        number = int(wrong[0]) if len(wrong) else 0
+        raise CorruptError(
+            f"entry {ids[number]} says that the ledger has {lengths[number]} bytes up to it, but {payloads[number]} of "
+            f"its own after {lengths[number] - grown[number]}"
+        )
+    return int(lengths[-1])
 
 
 def _problem(error: PybkError | FileNotFoundError) -> Problem:
