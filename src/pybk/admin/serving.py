@@ -48,9 +48,16 @@ def serve(
     Raises:
         PybkError: It cannot begin, or ended by itself, which is logged.
     """
-    told = threading.Event()
+    # Not an Event: its own lock may be held by what the handler interrupts.
+    told = threading.Lock()
+    told.acquire()
+
+    def end(*_: object) -> None:
+        if told.locked():
+            told.release()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        signal.signal(number, end)
     with ExitStack() as stack:
         metadata, keys = open_cluster(url, secret, create=True)
         stack.callback(metadata.close)
@@ -68,6 +75,6 @@ def serve(
         )
         stack.enter_context(closing(bookie))
         ready(bookie)
-        while not told.wait(_LOOK_SECONDS):
+        while not told.acquire(timeout=_LOOK_SECONDS):
             if not bookie.serving:
                 raise PybkError(f"bookie {bookie.bookie} serves no more; the error is logged above")
