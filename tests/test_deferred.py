@@ -17,7 +17,7 @@ from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, python
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
-from tests.waiting import wait_until
+from tests.waiting import PROCESS_S, wait_until
 
 DEFERRED = WriteFlag.DEFERRED_FORCE
 PASSWORD = b"correct horse"
@@ -51,7 +51,7 @@ def test_deferred_entries_survive_sigkill_without_a_force_or_another_append(tmp_
     assert process.stdout.readline() == "-1\n", "an entry that was not forced is confirmed"
     wait_until(lambda: written(tmp_path, b"entry 999"))
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PROCESS_S)
     with open_quick(tmp_path) as manager:
         assert contents(manager, 0, recover=True) == numbered(1000)
 
@@ -126,7 +126,7 @@ def test_only_what_is_asked_for_happens_without_a_background(tmp_path: Path) -> 
 def test_no_deferred_entry_is_lost_by_an_end_of_the_program_that_is_no_crash(tmp_path: Path, end: str) -> None:
     program = PROGRAM.replace("print(writer.last_add_confirmed, flush=True)\nsys.stdin.readline()\n", end)
     process = python(program, tmp_path)
-    process.communicate(timeout=100)
+    process.communicate(timeout=PROCESS_S)
     with open_quick(tmp_path) as manager:
         assert contents(manager, 0, recover=True) == numbered(1000)
 
@@ -167,7 +167,7 @@ def test_no_exception_of_a_callback_ends_the_committer(
         wait_until(lambda: done)
         assert manager.health().state == "ok"
         assert writer.append_async(b"z").result(60) == 4
-    assert "callback" in caplog.text or "goes on after an exception" in caplog.text
+    assert "callback" in caplog.text or "continues after an exception" in caplog.text
 
 
 def test_a_committer_that_ended_all_the_same_shows_in_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from pybk.manager import LedgerManager
 from tests.cluster.inside import inside
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, python
+from tests.waiting import PROCESS_S
 
 
 def make_and_drop(make: Callable[[], Any]) -> None:
@@ -199,7 +200,7 @@ del manager
 @pytest.mark.parametrize("how", ENDS)
 def test_a_manager_that_is_open_at_the_end_of_the_program_is_closed_then(tmp_path: Path, how: str) -> None:
     process = python(PROGRAM + ENDS[how], tmp_path)
-    output, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=PROCESS_S)
     assert process.returncode == (how == "exception"), output
     assert ("ValueError" in output) if how == "exception" else (output == "")
     with open_quick(tmp_path) as manager:

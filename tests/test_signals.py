@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import signal
 import sys
 import threading
@@ -21,12 +22,12 @@ from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
-from tests.realstore import contents, numbered, open_quick, python, stop_syncing
+from tests.realstore import ROOT, contents, numbered, open_quick, python, stop_syncing
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
 from tests.test_interrupts import _PATH, append_some, leaves_a_with
+from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
-_WAIT_SECONDS = 60.0
 _LOOKS = ("where_called", "_module")  # many lines that hold and change nothing
 
 
@@ -116,7 +117,7 @@ PROGRAM = """
 import os, random, signal, sys
 from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
-from tests.realstore import contents, open_quick
+from tests.realstore import ROOT, contents, open_quick
 
 class Leave(Exception):
     pass
@@ -163,7 +164,7 @@ print(len(outcomes), "rounds")
 
 def test_closing_in_a_real_handler_never_hangs_and_loses_nothing(tmp_path: Path) -> None:
     process = python(PROGRAM, tmp_path, "24")
-    output, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=PROCESS_S)
     assert (process.returncode, output) == (0, "24 rounds\n")
 
 
@@ -219,6 +220,21 @@ def test_an_error_that_a_handler_raises_is_no_failure_of_the_log(kind: int) -> N
         signal.signal(signal.SIGUSR1, old)
 
 
+def test_the_documented_recipe_loses_no_entry(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    process = python(program, tmp_path)
+    wait_until(lambda: any(b"an entry" in path.read_bytes() for path in tmp_path.rglob("*.log")))
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=PROCESS_S)
+    assert process.returncode == 0, output
+    with LedgerManager.open(tmp_path) as manager:
+        reader = manager.open_ledger(0, password=b"s3cret", recover=False)
+        assert reader.is_closed
+        assert f"{reader.last_add_confirmed + 1} entries\n" == output
+        assert [entry.payload for entry in reader.read(0, 9)] == [b"an entry"] * 10
+
+
 def test_a_handler_may_close_while_the_main_program_does_something_else(tmp_path: Path) -> None:
     manager = open_quick(tmp_path)
     writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
@@ -270,7 +286,7 @@ def test_a_callback_may_close_even_while_another_thread_does(tmp_path: Path) -> 
         manager.create_ledger().append_async(b"x").add_done_callback(close)
         for _ in range(others):
             manager.close()
-        assert closed.wait(_WAIT_SECONDS), "a close in a callback waits for the thread that it runs in"
+        assert closed.wait(WAIT_S), "a close in a callback waits for the thread that it runs in"
         with open_quick(tmp_path / str(others)) as manager:
             assert contents(manager, 0, recover=True) == [b"x"]
 

@@ -84,7 +84,8 @@ class StoreConfig:
         ssd_block_bytes: Entries per SSD record: one point read copies this much. Default 32 KiB.
         index_cache_bytes: Index pages kept in memory for readers. Default 32 MiB.
         fill_ratio: Files of which less than this share is live are packed anew. Default 0.85.
-        background: False leaves checkpoints, files made ahead and collection to explicit calls.
+        background: False leaves checkpoints, files made ahead, collection and the writing of deferred entries to
+            explicit calls.
     """
 
     max_entry_bytes: int = 5 * MIB

@@ -115,7 +115,8 @@ class LedgerWriter:
             StorageFullError: There is no room; nothing was written.
             StorageFailedError: Writing failed; whether the entry survives is unknown.
 
-        Durability: On return it is on disk; with ``WriteFlag.DEFERRED_FORCE`` only after ``force`` or ``close``.
+        Durability: On return it is on disk; with ``WriteFlag.DEFERRED_FORCE`` only after ``force`` or ``close``, but
+            it survives the end of the process from 100 ms later on.
         Cost: One synced write, shared by all who append meanwhile.
         """
         if self._advanced or entry_id is not None:

@@ -9,6 +9,7 @@ import pytest
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import contents, python
 from tests.test_signals import handled
+from tests.waiting import PROCESS_S
 
 _ROOMS = ("client/", "replication/", "transport/link", "pybk/writer.py")
 
@@ -74,7 +75,7 @@ for number in range(12):
 def run(program: str, cluster: Inside) -> list[list[int]]:
     """Run a client in a process of its own; return the numbers of each line that it printed."""
     process = python(_BEGIN + program, cluster.url, SECRET.hex())
-    output, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=PROCESS_S)
     assert process.returncode == 0, output
     return [[int(word) for word in line.split()] for line in output.splitlines()]
 
@@ -139,7 +140,7 @@ for number in range(10):
 """
     with inside(tmp_path, count=0) as cluster:
         process = python(_BEGIN + program, cluster.url, SECRET.hex(), str(tmp_path / "mine"))
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=PROCESS_S)
         assert (process.returncode, output) == (0, "")
         with cluster.connect() as client:
             assert not client._home.directory.bookies, "the bookie is registered still"  # type: ignore[attr-defined]

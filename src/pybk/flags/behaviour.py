@@ -26,7 +26,8 @@ class WriteFlag(_Flag):
     """How entries are written; recorded in the ledger's metadata.
 
     ``NONE`` acknowledges an append when it is durable. ``DEFERRED_FORCE`` acknowledges it before, and moves last add
-    confirmed only when ``force()`` or close made everything up to there durable.
+    confirmed only when ``force()`` or close made everything up to there durable. An entry acknowledged more than 100 ms
+    before the end of the process survives it, however the process ends.
     """
 
     NONE = 0

@@ -353,7 +353,7 @@ class Log:
                     while self._drive_for_futures():
                         pass
                 except BaseException:  # a callback may raise what it likes; those after it are called all the same
-                    logger.exception("the committer thread goes on after an exception")
+                    logger.exception("the committer thread continues after an exception")
                     with self._mutex:
                         self._kick_committer()
         finally:
