@@ -229,6 +229,8 @@ def want_of_room_leaves_nothing_behind() -> None:
     manager = open_world(fs)
     world = World()
     ledger_id = world.create(manager, StorageHint.HDD)
+    for _ in range(8):  # so that the catalog is not mostly history, and is added to
+        world.create(manager, StorageHint.HDD)
     world.append(ledger_id, 20)
     manager.checkpoint()
     world.append(ledger_id, 20)
@@ -344,8 +346,8 @@ MUTANTS = [
             Piece(
                 "registry.Registry.commit",
                 "catalog, mark = self._write_catalog(",
-                "first = self._change_index(mark, change, added, gone)\n"
-                "        change, added, gone = (lambda update: first), [], ()\n"
+                "first = self._change_index(mark, change, changed)\n"
+                "        change, changed = (lambda update: first), changed._replace(added=[], gone=[], named=[])\n"
                 "        catalog, mark = self._write_catalog(",
             )
         ],
