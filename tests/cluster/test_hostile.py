@@ -7,7 +7,9 @@ import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from pybk.replication.bookie import BookieEffect
 from pybk.replication.messages import Add, Read, ReadLac, Reply, Run, Status
 from pybk.transport.codec import WireReply, WireRequest
 from pybk.transport.keys import ClusterKeys, RightsKey
+from pybk.transport.link import Outcome
 from pybk.transport.links import Links
 from pybk.transport.log_limit import LINES_MAX
 from pybk.transport.server import Server
@@ -155,8 +158,74 @@ def test_a_lost_session_is_no_failed_bookie(three: Inside) -> None:
         service_of(manager)._post(forget)
         assert done.wait(10)
     assert writer.append(b"after") == 1
-    assert len(writer.metadata.fragments) == 1
+    assert len(client.ledger_metadata(writer.ledger_id).fragments) == 1
     assert home_of(client)._metadata.list_under_replicated() == []
     writer.close()
     with client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(0, 1)] == [b"before", b"after"]
+
+
+def test_nobody_can_have_a_verifier_of_their_own_stored(tmp_path: Path) -> None:
+    """Where a ledger is not known yet, only the metadata store says what its verifier is."""
+    with inside(tmp_path, count=4) as cluster, ExitStack() as stack:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=3, write_quorum=3, ack_quorum=3)
+        writer.append(b"first")
+        ensemble = writer.metadata.fragments[0].ensemble
+        (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
+        service = service_of(spare)
+        metadata = home_of(client)._metadata
+        own = RightsKey(b"\x07" * 32)
+        keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
+        links = stack.enter_context(Links(keys))
+        link = links.connect(service.bookie, service.addresses[0], service._server.public_key)
+        ledger_id = writer.ledger_id
+        links.grant(ledger_id, metadata.describe(replace(writer.metadata, verifier=own.public)), own)
+        entry = struct.pack(">qqqq", ledger_id, 5, 4, 60) + bytes(42)
+        wrong: list[Any] = [
+            Add(ledger_id, (one(5, entry),), 4),
+            ReadLac(ledger_id, fence=True),
+            Read(ledger_id, 0, 9, 1, 100, fence=True),
+        ]
+        for number, request in enumerate(wrong):
+            assert link.send(number, request)
+            (status,) = [reply.status for _, _, reply in outcomes(links) if reply is not None]
+            assert status is Status.UNAUTHORIZED
+        assert service.replicas.state(ledger_id) is None
+        # The writer comes to that bookie when one of its own is lost, and an owner can fence there.
+        cluster.bookies[int(ensemble[0].bookie_id[-1])].close()
+        assert writer.append(b"more") == 1
+        assert service.bookie in client.ledger_metadata(ledger_id).fragments[-1].ensemble
+        other = cluster.connect().open_ledger(ledger_id, password=PASSWORD)
+        assert other.is_closed
+        other.close()
+
+
+def outcomes(links: Links) -> list[Outcome]:
+    while True:
+        found = links.poll(1000)
+        if found:
+            return found
+
+
+def test_an_owner_fences_a_bookie_that_never_saw_the_ledger(tmp_path: Path) -> None:
+    with inside(tmp_path, count=4) as cluster, ExitStack() as stack:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
+        writer.append(b"first")
+        ensemble = writer.metadata.fragments[0].ensemble
+        (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
+        service = service_of(spare)
+        metadata = home_of(client)._metadata
+        ledger = writer._descriptor
+        assert isinstance(ledger, RemoteLedger)
+        keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
+        links = stack.enter_context(Links(keys))
+        link = links.connect(service.bookie, service.addresses[0], service._server.public_key)
+        links.grant(writer.ledger_id, metadata.describe(writer.metadata), RightsKey(ledger.keys.right_key))
+        assert link.send(1, ReadLac(writer.ledger_id, fence=True))
+        assert [reply.status for _, _, reply in outcomes(links) if reply is not None] == [Status.NO_SUCH_LEDGER]
+        state = service.replicas.state(writer.ledger_id)
+        assert state is not None
+        assert state.fenced
+        assert state.description is not None

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache, partial
 from struct import Struct
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pybk.bookie.advertising import advertised, check_reachable
 from pybk.bookie.description import Description
@@ -32,6 +32,7 @@ from pybk.feature_level import NEWEST_LEVEL
 from pybk.home import Health, health_of
 from pybk.ledger import Bookie
 from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
+from pybk.metadata.description import LedgerDescription
 from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.copying import fragment_end
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from pybk.bookie.replicas import Replicas
     from pybk.config import StoreConfig
     from pybk.flags import LedgerType, StorageHint
+    from pybk.ledger import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics
 
@@ -73,6 +75,11 @@ POSITION_SECONDS: Final = 1.0
 
 COLLECT_SECONDS: Final = 60.0
 """How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
+
+Effects = list[BookieEffect]
+
+ASIDE_BYTES_MAX: Final = 64 << 20
+"""Bytes of requests that may wait for the metadata store; more are refused."""
 
 SESSION_POLLS_MAX: Final = 1024
 """Long polls of one session; more are answered at once."""
@@ -179,6 +186,7 @@ class BookieService:
         self._closed = False
         self._seen_deleted: set[int] = set()
         self._served = 0
+        self._aside_bytes = 0
         self._retired = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
@@ -271,6 +279,8 @@ class BookieService:
             request = _request(message)
             if _needs_right(request) and request.ledger_id not in peer.rights:
                 self._without_right(peer, request_id, request, now_ns)
+            elif isinstance(request, Read | ReadLac) and request.fence and self._is_new(request.ledger_id):
+                self._look_aside(peer, request_id, request, self._check_fence)
             elif isinstance(request, Move):
                 self._moving.submit(self._move, peer, request_id, request)
             else:
@@ -316,9 +326,67 @@ class BookieService:
         if final is not None and all(run.last <= final[0] for run in request.runs):
             self._perform(self._receive((peer, request_id), request, final[1], now_ns))
             return
-        self._looking.submit(self._look_for_end, peer, request_id, request)
+        self._look_aside(peer, request_id, request, self._look_for_end)
 
-    def _look_for_end(self, peer: Peer, request_id: int, request: Add) -> None:
+    def _look_aside(
+        self, peer: Peer, request_id: int, request: Request, look: Callable[[Peer, int, Any], Callable[[], Effects]]
+    ) -> None:
+        """Have another thread look into the metadata store for a request, and then take the request.
+
+        ``look`` runs there, and returns what the serving thread does then. What waits for it is bounded.
+        """
+        size = 256 + (sum(map(sum, (run.sizes for run in request.runs))) if isinstance(request, Add) else 0)
+        if self._aside_bytes + size > ASIDE_BYTES_MAX:
+            self._server.reply(peer, request_id, _REFUSED)
+            return
+        self._aside_bytes += size
+
+        def aside() -> None:
+            then = look(peer, request_id, request)
+
+            def done() -> Effects:
+                self._aside_bytes -= size
+                return then()
+
+            self._post(done)
+
+        self._looking.submit(aside)
+
+    def _is_new(self, ledger_id: int) -> bool:
+        """Return whether nothing is known here that a ledger's description could be compared with."""
+        state = self.replicas.state(ledger_id)
+        return state is None or state.description is None
+
+    def _check_fence(self, peer: Peer, request_id: int, request: Read | ReadLac) -> Callable[[], Effects]:
+        """Check a right to fence against the metadata store, because the description may be the client's own."""
+        ledger_id, encoded = request.ledger_id, peer.rights.get(request.ledger_id, b"")
+        status = Status.OK
+        try:
+            metadata = self._metadata.read_ledger(ledger_id).metadata
+            if not self._is_description(encoded, metadata):
+                logger.warning("a client's right to ledger %d was refused: the description is not its own", ledger_id)
+                status = Status.UNAUTHORIZED
+        except NoSuchLedgerError:
+            status = Status.DELETED
+        except Exception as error:  # noqa: BLE001  # the client waits for an answer, whatever it is
+            logger.warning("the description of ledger %d cannot be checked: %s", ledger_id, error)
+            status = Status.UNKNOWN
+
+        def go_on() -> Effects:
+            if status is Status.OK:
+                return self._receive((peer, request_id), request, self._describe(encoded), time.monotonic_ns())
+            if status is Status.UNAUTHORIZED:
+                peer.rights.pop(ledger_id, None)
+            return [Respond((peer, request_id), Reply(status))]
+
+        return go_on
+
+    def _is_description(self, encoded: bytes, metadata: LedgerMetadata) -> bool:
+        """Return whether a description that a client showed is that of a ledger, its verifier included."""
+        described = self._metadata.check_description(encoded, where=f"ledger {metadata.ledger_id}")
+        return described == LedgerDescription.of(metadata)
+
+    def _look_for_end(self, peer: Peer, request_id: int, request: Add) -> Callable[[], Effects]:
         """Find out how far a ledger is final, and go on with a copy of its entries."""
         ledger_id = request.ledger_id
         final: tuple[int, Description | None] = -1, None
@@ -333,7 +401,7 @@ class BookieService:
         except Exception as error:  # noqa: BLE001  # as above
             logger.warning("a copy of ledger %d was refused: %s", ledger_id, error)
 
-        def go_on() -> list[BookieEffect]:
+        def go_on() -> Effects:
             if final[1] is None or any(run.last > final[0] for run in request.runs):
                 return [Respond((peer, request_id), _UNAUTHORIZED)]
             if len(self._final) >= _DESCRIPTIONS:
@@ -341,7 +409,7 @@ class BookieService:
             self._final[ledger_id] = final
             return self._receive((peer, request_id), request, final[1], time.monotonic_ns())
 
-        self._post(go_on)
+        return go_on
 
     def _timeout_ms(self) -> int:
         if self._posted:
@@ -374,15 +442,26 @@ class BookieService:
     def _look_up(self, ledger_id: int) -> None:
         """Find out whether a ledger exists that this bookie hears of for the first time (C11)."""
         exists: bool | None
+        metadata: LedgerMetadata | None = None
         try:
-            self._metadata.read_ledger(ledger_id)
+            metadata = self._metadata.read_ledger(ledger_id).metadata
             exists = True
         except NoSuchLedgerError:
             exists = False
         except Exception as error:  # noqa: BLE001  # whatever it is, somebody waits for an answer
             logger.warning("whether ledger %d exists cannot be found out: %s", ledger_id, error)
             exists = None
-        self._post(lambda: self._machine.ledger_known(ledger_id, exists, time.monotonic_ns(), receive=self._receive))
+
+        def is_right(description: Description | None) -> bool:
+            # The description may be the client's own, with a verifier of its own: nothing here could tell.
+            assert metadata is not None, "asked of ledgers that exist"
+            return description is not None and self._is_description(description.encoded, metadata)
+
+        def go_on() -> Effects:
+            now_ns = time.monotonic_ns()
+            return self._machine.ledger_known(ledger_id, exists, now_ns, receive=self._receive, is_right=is_right)
+
+        self._post(go_on)
 
     def _wake(self) -> None:
         with self._waking:

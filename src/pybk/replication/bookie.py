@@ -144,6 +144,9 @@ BookieEffect = Respond | LookUp | WakeAt
 Receive = Callable[[Sender, Request, Description, int], list[BookieEffect]]
 
 
+PARKED_BYTES_MAX: Final = 64 << 20
+"""Bytes of adds that may wait for the answer whether their ledgers exist; more are refused."""
+
 POLL_NS_MAX: Final = 30_000_000_000
 """How long anybody may wait for a last add confirmed; who asks for more is answered then, and asks again."""
 
@@ -257,6 +260,7 @@ class BookieMachine:
         self._dirty: set[int] = set()
         self._doubtful: set[int] = set()
         self._collected: set[int] = set()
+        self._parked_bytes = 0
         self._parked: dict[int, list[tuple[Sender, Add, Description]]] = {}
 
     def receive(self, sender: Sender, request: Request, description: Description, now_ns: int) -> list[BookieEffect]:
@@ -295,7 +299,13 @@ class BookieMachine:
         return [Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)) for sender, ledger_id in acks]
 
     def ledger_known(
-        self, ledger_id: int, exists: bool | None, now_ns: int, *, receive: Receive | None = None
+        self,
+        ledger_id: int,
+        exists: bool | None,
+        now_ns: int,
+        *,
+        receive: Receive | None = None,
+        is_right: Callable[[Description], bool] | None = None,
     ) -> list[BookieEffect]:
         """Take the adds that wait for the answer whether their ledger exists.
 
@@ -304,8 +314,10 @@ class BookieMachine:
             exists: Whether the metadata store has it; None if it could not be asked.
             now_ns: The time.
             receive: Takes each of them, as ``receive`` of the machine does; None for that one.
+            is_right: Returns whether a description is that of the ledger in the metadata store; None for always.
         """
         parked = self._parked.pop(ledger_id, [])
+        self._parked_bytes -= sum(_size_of(request) for _, request, _ in parked)
         if ledger_id in self._collected:
             self._collected.discard(ledger_id)
             exists = False  # what was found out is older than the deletion
@@ -314,6 +326,9 @@ class BookieMachine:
             return [Respond(sender, reply) for sender, _, _ in parked]
         effects: list[BookieEffect] = []
         for sender, request, description in parked:
+            if is_right is not None and not is_right(description):
+                effects.append(Respond(sender, Reply(Status.UNAUTHORIZED)))
+                continue
             if self._replicas.state(ledger_id) is None:
                 self._replicas.create(ledger_id, description)
             effects += (receive or self.receive)(sender, request, description, now_ns)
@@ -367,6 +382,10 @@ class BookieMachine:
             return [Respond(sender, Reply(refused))]
         if state is None:
             # An add never creates a ledger that was deleted (C11).
+            size = _size_of(request)
+            if self._parked_bytes + size > PARKED_BYTES_MAX:
+                return [Respond(sender, Reply(Status.REFUSED))]
+            self._parked_bytes += size
             parked = self._parked.setdefault(ledger_id, [])
             parked.append((sender, request, description))
             return [LookUp(ledger_id)] if len(parked) == 1 else []
@@ -527,6 +546,10 @@ class BookieMachine:
         for poll in due:
             self._polls.end(poll)
         return [Respond(poll.sender, reply) for poll in due]
+
+
+def _size_of(request: Add) -> int:
+    return sum(sum(run.sizes) for run in request.runs)
 
 
 def _status_of(error: StorageError) -> Status:
