@@ -150,6 +150,8 @@ class EmbeddedHome:
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """See what was appended since; a live store always knows."""
         self.store.catch_up()
+        if follows:
+            self.store.keep_looking()
 
     def replicate(self, what: int | str) -> Replicated:
         """Refuse: there is one copy, here."""

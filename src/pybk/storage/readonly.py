@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
@@ -27,7 +29,21 @@ from pybk.storage.view import StoreView
 from pybk.storage.volumes import ENTRIES, LOG, Volumes
 from pybk.storage.watermark import Watermark
 
+logger = logging.getLogger(__name__)
+
 _ATTEMPTS: Final = 16
+
+_LOOK_SECONDS: Final = 0.02
+"""How often followers look for new commits while commits come."""
+
+_REST_LOOK_SECONDS: Final = 0.25
+"""The longest pause: looks become rarer while no commit comes, so that waiting costs next to nothing."""
+
+_LOOKS_AT_REST: Final = 16
+"""The pause before the next look is this fraction of the time for which no commit has come."""
+
+_WHOLE_LOOK_SECONDS: Final = 10.0
+"""How often they look at the index, too, which may have moved on although the watermark says nothing."""
 _STEP_BYTES: Final = 256 << 10
 
 
@@ -46,12 +62,12 @@ def open_environment_read_only(path: str) -> Environment:
 class ReadOnlyStore(StoreView):
     """A store read by a process that does not own it; any number may do so.
 
-    It knows the index, and follows the log from the index's mark up to the durable watermark.
+    It knows the index, and follows the log from the index's mark up to the durable watermark. While anything follows a
+    ledger, one thread looks at the watermark for all followers: every 20 ms while commits come, and every 250 ms when
+    none came for 4 seconds. No system call tells that a mapped file was changed, so it has to look.
 
     Threads: any.
     """
-
-    poll_seconds: float | None = 0.02
 
     @classmethod
     def open(
@@ -110,6 +126,9 @@ class ReadOnlyStore(StoreView):
         self._watermark = watermark
         self._catching = threading.Lock()
         self._rebuilding = False
+        self._follower: threading.Thread | None = None  # guarded by the lock
+        self._stop = threading.Lock()  # locked until closing; cheaper to wait for than an Event
+        self._stop.acquire()
         self._start_at(mark)
         self.catch_up()
 
@@ -146,6 +165,47 @@ class ReadOnlyStore(StoreView):
                 f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
                 f"{self._watermark.stored_lsn()} were durable; run `pybk verify {self.volumes.root}`"
             )
+
+    def keep_looking(self) -> None:
+        """Have a thread look for new commits until nothing follows a ledger any more."""
+        with self._lock:
+            if self._follower is None and not self.ended:
+                self._follower = threading.Thread(target=self._follow_for_all, name="pybk-follow", daemon=True)
+                self._follower.start()
+
+    def _follow_for_all(self) -> None:
+        """Body of the thread that looks for new commits; applying them wakes the followers of their ledgers."""
+        try:
+            moved_at = whole_at = asked_at = time.monotonic()
+            pause = _LOOK_SECONDS
+            while not self._stop.acquire(timeout=pause):
+                now = time.monotonic()
+                if self._watermark.stored_lsn() >= self._lsn:
+                    moved_at = whole_at = now
+                    self.catch_up()
+                elif now >= whole_at + _WHOLE_LOOK_SECONDS:
+                    whole_at = now
+                    self.catch_up()
+                elif now >= asked_at + 1.0:
+                    asked_at = now
+                    if self._nothing_follows():
+                        return
+                pause = min(max(_LOOK_SECONDS, (now - moved_at) / _LOOKS_AT_REST), _REST_LOOK_SECONDS)
+        except Exception as error:  # noqa: BLE001  # each follower looks for itself now, and raises what it meets
+            logger.warning("%s: following the log failed, so followers look again: %s", self.volumes.root, error)
+            with self._lock:
+                self._follower = None
+                descriptors = list(self._descriptors.values())
+            for descriptor in descriptors:
+                descriptor.wake_followers()
+
+    def _nothing_follows(self) -> bool:
+        """Return whether no ledger is followed; the thread that looks has to end then."""
+        with self._lock:
+            if any(descriptor.advanced_callbacks for descriptor in self._descriptors.values()):
+                return False
+            self._follower = None
+        return True
 
     def _restart(self, mark: Mark) -> None:
         """Begin again from a newer checkpoint: what was tail is in the index now, maybe elsewhere."""
@@ -257,6 +317,12 @@ class ReadOnlyStore(StoreView):
     def close(self) -> None:
         """Close what was opened."""
         self.end()
+        if self._stop.locked():
+            self._stop.release()
+        with self._lock:
+            follower = self._follower
+        if follower is not None:
+            follower.join()
         self.volumes.close()
         self._watermark.close()
         for environment in self.entries.values():

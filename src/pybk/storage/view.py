@@ -147,6 +147,9 @@ class StoreView:
             "process that has it, or after that one has closed it"
         )
 
+    def keep_looking(self) -> None:
+        """Have followers woken when a ledger moves; a live store does so without being asked."""
+
     def catch_up(self) -> None:
         """See what was appended since; a live store always knows."""
 
