@@ -518,6 +518,7 @@ class LedgerManager:
 
         Raises:
             NoSuchLedgerError: There is no such ledger.
+            UsageError: The cluster knows no bookie of this name; the error names those that it knows.
             IllegalOperationError: This is no cluster.
 
         Durability: A fragment names a bookie only once that has all its entries on disk.

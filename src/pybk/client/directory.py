@@ -128,10 +128,10 @@ class Directory:
             NotEnoughBookiesError: There are too few.
         """
         size = metadata.ensemble_size
+        # A bookie that turned read-only stays registered, and of such changes no watch tells: the registrations are
+        # read for each ledger, which is little beside recording it.
+        self.refresh()
         found = self._choose(tuple(range(size)), (), frozenset(), metadata)
-        if len(found) < size:
-            self.refresh()
-            found = self._choose(tuple(range(size)), (), frozenset(), metadata)
         if len(found) < size:
             raise NotEnoughBookiesError(
                 f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({self._there()}): start "

@@ -403,8 +403,20 @@ class ClusterHome:
         """Complete a ledger, or all ledgers that a bookie is missing from."""
         replicator = Replicator(self.engine, self.directory)
         if isinstance(what, str):
+            self._check_known(what)
             return replicator.replicate(self._ledgers_on(what), what)
         return replicator.replicate([self._metadata.read_ledger(what)], None)
+
+    def _check_known(self, bookie_id: str) -> None:
+        """Raise unless the cluster knows a bookie of this name: registered, with a cookie, or named by a ledger.
+
+        Raises:
+            UsageError: It does not; the error names those that it knows.
+        """
+        known = {cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()} | self.directory.bookies.keys()
+        if bookie_id not in known and not any(self._ledgers_on(bookie_id)):
+            names = ", ".join(sorted(known)) or "none"
+            raise UsageError(f"no bookie of {self.where} is called {bookie_id!r:.100}; there are {names}")
 
     def _ledgers_on(self, bookie_id: str) -> Iterator[tuple[LedgerMetadata, int]]:
         """Yield the ledgers whose fragments name a bookie."""
