@@ -7,6 +7,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import zmq
 
 from pybk.ledger import Bookie
 from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
-from pybk.transport import lanes
+from pybk.transport import connections, lanes
 from pybk.transport import server as server_module
 from pybk.transport.codec import NONCE_BYTES, Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import Outgoing
@@ -572,3 +573,49 @@ def test_a_connection_that_floods_loses_its_session(monkeypatch: pytest.MonkeyPa
         ended = here.server.take_ended()
         assert len(ended) == 1
         assert ended[0] not in here.server._peers.values()
+
+
+def test_strangers_who_connect_and_say_nothing_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, keys: ClusterKeys | None
+) -> None:
+    monkeypatch.setattr(connections, "connections_max", lambda: 12)
+    with world(keys) as here, ExitStack() as stack:
+        link = here.link()
+        assert here.ask(link, add()) == OK
+        host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
+        strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
+        watched = here.server._connections
+        assert watched is not None
+        here.until(lambda: watched.ended >= 40 + 1 - 12)
+        assert here.ask(link, add()) == OK
+        for stranger in strangers:
+            stranger.close()
+        here.until(lambda: here.ask(here.link(), add()) == OK)
+        assert len(watched._open) <= 40
+
+
+def test_strangers_before_the_end_of_their_handshake_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "GREETING_MAX", 4)
+    with world() as here, ExitStack() as stack:
+        links = [here.link() for _ in range(3)]
+        for number, link in enumerate(links):
+            assert here.ask(link, add(), number) == OK
+        host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
+        for _ in range(20):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        watched = here.server._connections
+        assert watched is not None
+        here.until(lambda: watched.ended >= 16)
+        for number, link in enumerate(links):
+            assert here.ask(link, add(), number) == OK
+        stack.close()
+        here.until(lambda: here.ask(here.link(), add()) == OK)
+
+
+def test_connections_stay_below_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    assert connections.connections_max() == 1024 - connections.DESCRIPTORS_RESERVED
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    assert connections.connections_max() == connections.CONNECTIONS_MAX
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert connections.connections_max() == connections.CONNECTIONS_MAX

@@ -9,6 +9,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Self
 
 import zmq
@@ -30,6 +31,7 @@ from pybk.transport.codec import (
     decode_request,
     encode,
 )
+from pybk.transport.connections import Connections
 from pybk.transport.frames import (
     MESSAGE_BYTES_MAX,
     RUNS_MAX,
@@ -208,17 +210,24 @@ class Server:
         self._epoll = select.epoll()
         self._door: curve.DoorKeeper | None = None
         self._socket = self._context.socket(zmq.ROUTER)
+        self._connections: Connections | None = None
         try:
             _set_options(self._socket, message_bytes_max)
             if keys is not None:
                 self._door = self._keep_door(keys)
+            if not all(address.startswith("inproc:") for address in addresses):
+                self._connections = Connections(self._socket)
             self.addresses: Final = tuple(map(self._bind, addresses))
         except BaseException:
             self.close()
             raise
-        for socket in (self._socket, None if self._door is None else self._door.socket):
-            if socket is not None:
-                self._epoll.register(socket.fileno(), select.EPOLLIN)
+        self._watched: dict[int, Callable[[], object]] = {}
+        if self._door is not None:
+            self._watched[self._door.socket.fileno()] = self._door.serve
+        if self._connections is not None:
+            self._watched[self._connections.monitor.fileno()] = partial(self._connections.look, self.addresses)
+        for descriptor in (self._socket.fileno(), *self._watched):
+            self._epoll.register(descriptor, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
 
     def __enter__(self) -> Self:
@@ -273,8 +282,8 @@ class Server:
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
-            elif self._door is not None:
-                self._door.serve()
+            elif descriptor in self._watched:
+                self._watched[descriptor]()
         if ready and not lanes.busy:
             self._drain()
         arrived: list[tuple[Peer, int, WireRequest]] = []
@@ -511,6 +520,8 @@ class Server:
         """Stop listening; what was not sent is not."""
         self._peers.clear()
         self._epoll.close()
+        if self._connections is not None:
+            self._connections.close()
         self._socket.close(linger=0)
         if self._door is not None:
             self._door.close()
