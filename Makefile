@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-spark test check bench bench-cluster bench-spark bench-compare sim clean
+.PHONY: help demo demo-spark test test-floors sbom check bench bench-cluster bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,6 +23,8 @@ help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
 	@echo "make test [ARGS=...]     run the tests, in two processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
+	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
+	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
 	@echo "make check               ruff, mypy, import contracts, spelling"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
@@ -40,6 +42,20 @@ demo-spark: $(VENV)/.spark
 
 test: $(VENV)/.test
 	tools/java run $(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-floors: $(BIN)/python
+	$(BIN)/python -m venv --clear $(VENV)/floors
+	$(BIN)/python tools/floors metrics zookeeper zstd > $(VENV)/floors/constraints
+	$(VENV)/floors/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint $(VENV)/floors/constraints --editable ".[test,metrics,zstd]"
+	$(VENV)/floors/bin/python -m pytest $(ARGS)
+
+sbom: $(BIN)/python
+	$(BIN)/python -m venv --clear $(VENV)/sbom
+	$(VENV)/sbom/bin/python -m pip install --quiet --disable-pip-version-check .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
+	mkdir -p build
+	$(BIN)/python -m cyclonedx_py environment --output-file build/sbom.json $(VENV)/sbom/bin/python
 
 check: $(VENV)/.check
 	$(BIN)/ruff check .
