@@ -46,18 +46,21 @@ class ChangeSignal:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout_s: float | None, *, changes: bool) -> None:
+    def wait(self, timeout_s: float | None, *, changes: bool) -> bool:
         """Wait.
 
         Args:
             timeout_s: Seconds at most; None for ever.
             changes: Return for changes of the file, too.
+
+        Returns:
+            False if the time is up and nothing happened; True if something may have.
         """
         if changes and self._inotify is None:
             self._inotify = _watch(self._path)
             if self._inotify >= 0:
                 self._poll.register(self._inotify, select.POLLIN)
-                return  # what changed before this was not watched
+                return True  # what changed before this was not watched
         if changes and self._inotify == -1:
             timeout_s = REST_S if timeout_s is None else min(timeout_s, REST_S)
         while True:
@@ -72,7 +75,7 @@ class ChangeSignal:
                 self._reported = time.monotonic()
                 if not changes and self._wake not in ready:
                     continue
-            return
+            return bool(ready) or self._inotify == -1
 
     def close(self) -> None:
         """Close the descriptors; nobody waits any more."""

@@ -37,6 +37,12 @@ BEAT_S: Final = 0.25
 """How often a session is kept alive and dead ones are looked for, at most."""
 
 _DATA_FILE: Final = "data.mdb"
+_SWEEP_MAX_S: Final = 2.0
+"""How long a process at rest looks for no dead sessions at most, however many others do."""
+
+_CHECK_S: Final = 1.0
+"""How often a process looks at what it watches, and whether others ended its session, without a sign of a change."""
+
 _MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
 _PAUSE_MAX_S: Final = 0.0005
@@ -97,6 +103,9 @@ class LmdbTree:
         self._slot = 0
         self._beat_at = 0.0
         self._swept_at = 0.0
+        self._sessions_seen = 1
+        self._polled_at = 0.0
+        self._checked_at = 0.0
         self._readers_due = time.monotonic() + _READERS_S
         self._seen: dict[Callback, tuple[int, object]] = {}
         self._closed = False
@@ -356,10 +365,14 @@ class LmdbTree:
             return False
         return not self._file.locked(found.slot) or self._file.age_ns(found.slot) > found.timeout_ms * 1_000_000
 
-    def _sweep_is_due(self) -> bool:
-        """Tell whether nobody has looked for dead sessions for a while."""
+    def _sweep_is_due(self, share: int = 1) -> bool:
+        """Return whether it is time to look for dead sessions.
+
+        Args:
+            share: How many processes look at rest, so that each looks the less often: all would look at all.
+        """
         now = time.monotonic()
-        due = now - self._swept_at >= self._beat_s
+        due = now - self._swept_at >= min(self._beat_s * max(share, 1), max(self._beat_s, _SWEEP_MAX_S))
         if due:
             self._swept_at = now
         return due
@@ -368,6 +381,7 @@ class LmdbTree:
         """Return the sessions whose owners give no sign of life."""
         with self._damage(), self._environment.read() as transaction:
             found = [session.number for session in records.sessions(transaction)]
+            self._sessions_seen = len(found)
             return [session for session in found if self._is_dead(transaction, session)]
 
     def _sweep(self) -> None:
@@ -408,13 +422,15 @@ class LmdbTree:
         failed = False
         while not self._closed:
             watching = bool(self._seen)
-            self._wake.wait(self._beat_s if watching or self._session else None, changes=watching)
+            changed = self._wake.wait(self._beat_s if watching or self._session else None, changes=watching)
             try:
-                self._poll()
+                if changed or time.monotonic() - self._polled_at >= _CHECK_S:
+                    self._polled_at = time.monotonic()
+                    self._poll()
                 if self._session and time.monotonic() - self._beat_at >= self._beat_s:
                     self._beat()
                 self._release_dead_readers()
-                if self._sweep_is_due() and self._dead():
+                if self._sweep_is_due(self._sessions_seen) and self._dead():
                     # Not here: a sync may take long, and signs of life must not wait for it.
                     self._callbacks.due(self._sweeping)
                 failed = False
@@ -428,11 +444,13 @@ class LmdbTree:
     def _beat(self) -> None:
         """Give a sign of life, unless others have ended the session."""
         session = self._session
-        with self._damage(), self._environment.read() as transaction:
-            found = records.get_session(transaction, session)
-        if found is None:
-            self._session_lost(session)
-            return
+        if time.monotonic() - self._checked_at >= _CHECK_S:
+            self._checked_at = time.monotonic()
+            with self._damage(), self._environment.read() as transaction:
+                found = records.get_session(transaction, session)
+            if found is None:
+                self._session_lost(session)
+                return
         self._file.beat(self._slot)
         self._beat_at = time.monotonic()
 
