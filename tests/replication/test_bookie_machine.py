@@ -361,3 +361,66 @@ def test_polls_that_were_answered_leave_nothing() -> None:
     polls = bookie.machine._polls
     assert (polls.count, polls.by_ledger, polls._owned) == (0, {}, {})
     assert len(polls._deadlines) <= 100
+
+
+def test_a_fence_that_failed_is_made_again_until_it_is_durable() -> None:
+    """AB3: in memory it may be there, and refuse adds; that is no reason to answer that it is."""
+    for request in (ReadLac(LEDGER, fence=True), read(fence=True)):
+        bookie = Bookie()
+        bookie.disk.error = StorageFailedError("sync")
+        for _ in range(2):
+            assert bookie.reply(request).status is Status.UNKNOWN
+            bookie.disk.fenced = True
+        bookie.disk.error = None
+        assert bookie.reply(request).status is not Status.UNKNOWN
+        assert bookie.disk.fence_durable
+
+
+def test_a_fence_that_failed_for_one_ledger_holds_up_no_other() -> None:
+    bookie = Bookie()
+    bookie.disk.fenced = bookie.disk.fence_durable = True
+    bookie.machine.receive("r", ReadLac(LEDGER + 1, fence=True), b"description", 0)
+    bookie.disk.error = StorageFailedError("sync")
+    assert bookie.reply(ReadLac(LEDGER, fence=True)).status is Status.OK
+
+
+def test_what_the_storage_cannot_read_is_unknown() -> None:
+    """K5."""
+    bookie = Bookie()
+    bookie.disk.errors = 1.0
+    assert bookie.reply(read()) == ReadReply(Status.UNKNOWN, None, -1)
+    assert bookie.reply(ReadLac(LEDGER)) == LacReply(Status.UNKNOWN)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_what_a_failed_sync_left_staged_is_synced_before_it_is_read(deferred: bool) -> None:
+    """Or it would be unknown for ever, and no recovery could find the ledger's end (I10)."""
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 1, deferred=deferred))
+    bookie.ask("f", Force(LEDGER))
+    bookie.disk.error = StorageFullError("full")
+    assert {effect.reply.status for effect in bookie.machine.commit() if isinstance(effect, Respond)} == {
+        Status.READ_ONLY
+    }
+    assert bookie.reply(read()).status is not Status.OK
+    bookie.disk.error = None
+    assert bookie.reply(read()).run.last == 1
+
+
+def test_what_was_staged_before_an_error_is_synced_before_it_is_read() -> None:
+    """I10."""
+    bookie = Bookie()
+    other = Run(2, 1, array("q", [5]), (b"other",))
+    bookie.ask("a", Add(LEDGER, (other,), -1))
+    bookie.machine.commit()
+    two = Add(LEDGER, (run(0, 1), run(2, 2)), -1)
+    assert bookie.reply(two).status is Status.CONFLICT
+    assert bookie.reply(read(0, 1)).run.last == 1
+
+
+def test_a_deletion_answers_nobody_who_waits_for_another_ledger() -> None:
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 0))
+    bookie.ask("p", ReadLac(LEDGER, beyond=5, wait_ns=10))
+    assert bookie.machine.ledger_deleted(LEDGER + 1) == []
+    assert bookie.machine.commit() == [Respond("a", Reply(Status.OK, watched=True))]

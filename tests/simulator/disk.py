@@ -1,4 +1,4 @@
-"""A bookie's disk as a model: what is durable, what a crash takes, and what was damaged."""
+"""A bookie's disk as a model: what is durable, what a crash or an error takes, and what was damaged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from random import Random
 from struct import Struct
 from typing import NamedTuple, Protocol
 
-from pybk.replication.bookie import Replicas
+from pybk.errors import StorageError, StorageFullError
+from pybk.replication.bookie import Replicas, ReplicaState
 from pybk.replication.messages import Run, Status
 from pybk.replication.runs import entries_of
 
@@ -31,6 +32,10 @@ class Disk(Replicas, Protocol):
 
     @property
     def fenced(self) -> bool: ...
+
+    @property
+    def fence_durable(self) -> bool:
+        """Whether the ledger is fenced, and would be after a crash."""
 
     @property
     def description(self) -> object: ...
@@ -82,17 +87,18 @@ class ModelReplicas:
     description: object = b"description"
     stopped = False
 
-    def __init__(self, random: Random, *, deferred: bool, short: float) -> None:
+    def __init__(self, random: Random, *, deferred: bool, short: float, errors: float = 0.0) -> None:
         self.random = random
         self.deferred = deferred
         self.short = short
+        self.errors = errors
         self.durable: dict[int, bytes] = {}
         self.staged: dict[int, bytes] = {}
         self.lost: dict[int, bytes] = {}
         """What was durable once, and is gone for a fault that the protocol does not survive on more bookies."""
         self.corrupt: dict[int, None] = {}
         self.known = self.known_durable = False
-        self.fenced = False
+        self.fenced = self.fence_durable = False
         self.limbo = self.gap = False
         self.lac = -1
         self.packet: tuple[int, bytes] | None = None
@@ -116,16 +122,48 @@ class ModelReplicas:
                 new[entry_id] = entry
             elif here != entry:
                 return Status.CONFLICT
+        error = self._error()
+        if error is not None:
+            self.staged.update({entry_id: entry for entry_id, entry in new.items() if self.random.random() < 0.5})
+            raise error
         self.staged.update(new)
         return Status.OK
 
     def commit(self) -> None:
+        error = self._error()
+        if error is not None:
+            self._commit_in_part()
+            raise error
         self.durable.update(self.staged)
         self.staged.clear()
         self.known_durable = self.known
 
     def fence(self, ledger_id: int, description: object) -> None:
-        self.fenced = self.known = self.known_durable = True
+        error = self._error()
+        if error is None:
+            self.fenced = self.fence_durable = self.known = self.known_durable = True
+            return
+        if self.random.random() < 0.7:  # it is in memory, and on disk or not
+            self.fenced = self.known = True
+            if self.random.random() < 0.3:
+                self.fence_durable = self.known_durable = True
+        raise error
+
+    def _error(self) -> StorageError | None:
+        """Return what the storage raises now, if anything."""
+        if not self.errors or self.random.random() >= self.errors:
+            return None
+        return StorageFullError("simulated") if self.random.random() < 0.3 else StorageError("simulated")
+
+    def _commit_in_part(self) -> None:
+        """Make some of what is staged durable, and drop some, unless it was acknowledged as deferred."""
+        for entry_id, entry in list(self.staged.items()):
+            chance = self.random.random()
+            if chance < 0.3:
+                self.durable[entry_id] = entry
+                self.known_durable = True
+            if chance < 0.3 or (chance < 0.6 and not self.deferred):
+                del self.staged[entry_id]
 
     def read(
         self,
@@ -138,6 +176,9 @@ class ModelReplicas:
         checked: bool = False,
         recovery: bool = False,
     ) -> tuple[Status, Run | None]:
+        error = self._error()
+        if error is not None:
+            raise error
         entries: list[bytes] = []
         fit = self.random.randint(1, 3) if self.random.random() < self.short else last + 1
         status = Status.OK
@@ -155,6 +196,9 @@ class ModelReplicas:
         return status, Run(first, stride, array("q", map(len, entries)), (b"".join(entries),))
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes] | None:
+        error = self._error()
+        if error is not None:
+            raise error
         last = max(self.durable, default=-1)
         return None if last < 0 or last in self.corrupt else (last, self.durable[last])
 
@@ -170,7 +214,7 @@ class ModelReplicas:
         self.staged.clear()
         self.lost.clear()
         self.corrupt.clear()
-        self.known = self.known_durable = self.fenced = self.limbo = self.gap = False
+        self.known = self.known_durable = self.fenced = self.fence_durable = self.limbo = self.gap = False
         self.lac, self.packet = -1, None
 
     # ---- faults ----------------------------------------------------------------------------------------------------
@@ -183,6 +227,7 @@ class ModelReplicas:
                 self.known_durable = True
         self.staged.clear()
         self.known = self.known_durable
+        self.fenced = self.fence_durable
         # Of the last add confirmed, what the entries carry is left.
         self.lac = max((_unpack_lac(entry, LAC_OFFSET)[0] for entry in self.durable.values()), default=-1)
         self.packet = None
@@ -190,7 +235,7 @@ class ModelReplicas:
 
     def forget(self) -> None:
         self.lose()
-        self.fenced = self.known = self.known_durable = False
+        self.fenced = self.fence_durable = self.known = self.known_durable = False
         self.lac = -1
         self.limbo = True
         self.gap = True
@@ -208,11 +253,12 @@ class ModelReplicas:
             self.durable.setdefault(entry_id, entry)
             self.lac = max(self.lac, _unpack_lac(entry, LAC_OFFSET)[0])
         self.known = self.known_durable = True
-        self.fenced = self.fenced or (self.gap and closed)
+        self.fenced = self.fence_durable = self.fence_durable or (self.gap and closed)
         self.limbo = self.gap = False
 
     def heal(self) -> None:
-        """Nothing breaks by itself here."""
+        """Have no more errors."""
+        self.errors = 0.0
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -228,3 +274,53 @@ class ModelReplicas:
 
     def had(self, entry_id: int) -> bool:
         return entry_id in self.durable or entry_id in self.lost
+
+
+class Shelf(Replicas):
+    """The disks of several ledgers of one bookie, which are synced and lost together."""
+
+    stopped = False
+
+    def __init__(self, disks: dict[int, Disk]) -> None:
+        self.disks = disks
+
+    def state(self, ledger_id: int) -> ReplicaState | None:
+        return self.disks[ledger_id].state(ledger_id)
+
+    def create(self, ledger_id: int, description: object) -> None:
+        self.disks[ledger_id].create(ledger_id, description)
+
+    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+        return self.disks[ledger_id].stage(ledger_id, run, durable, recovery=recovery)
+
+    def commit(self) -> None:
+        for disk in self.disks.values():
+            disk.commit()
+
+    def fence(self, ledger_id: int, description: object) -> None:
+        self.disks[ledger_id].fence(ledger_id, description)
+
+    def read(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        stride: int,
+        bytes_max: int,
+        *,
+        checked: bool = False,
+        recovery: bool = False,
+    ) -> tuple[Status, Run | None]:
+        return self.disks[ledger_id].read(ledger_id, first, last, stride, bytes_max, checked=checked, recovery=recovery)
+
+    def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:
+        return self.disks[ledger_id].lac_proof(ledger_id)
+
+    def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
+        return self.disks[ledger_id].lac_packet(ledger_id)
+
+    def note_lac(self, ledger_id: int, lac: int, packet: bytes) -> None:
+        self.disks[ledger_id].note_lac(ledger_id, lac, packet)
+
+    def delete(self, ledger_id: int) -> None:
+        self.disks[ledger_id].delete(ledger_id)

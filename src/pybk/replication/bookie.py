@@ -290,12 +290,13 @@ class BookieMachine:
     def _sync(self) -> list[BookieEffect]:
         """Make everything durable that was taken."""
         acks, self._acks = self._acks, []
-        self._dirty.clear()
         try:
             self._replicas.commit()
         except StorageError as error:
+            # The ledgers stay dirty: some entries may still be staged, and read as unknown until a sync succeeds.
             reply = Reply(_status_of(error))
             return [Respond(sender, reply) for sender, _ in acks]
+        self._dirty.clear()
         return [Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)) for sender, ledger_id in acks]
 
     def ledger_known(
@@ -389,6 +390,7 @@ class BookieMachine:
             parked = self._parked.setdefault(ledger_id, [])
             parked.append((sender, request, description))
             return [LookUp(ledger_id)] if len(parked) == 1 else []
+        self._dirty.add(ledger_id)  # also if an error follows: some of the runs may be staged by then
         for run in request.runs:
             try:
                 status = self._replicas.stage(ledger_id, run, not request.deferred, recovery=request.recovery)
@@ -397,7 +399,6 @@ class BookieMachine:
             if status is not Status.OK:
                 return [Respond(sender, Reply(status))]
         effects = self._note_lac(ledger_id, state.lac, request.lac, b"")
-        self._dirty.add(ledger_id)
         if request.deferred:
             effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)))
         else:
