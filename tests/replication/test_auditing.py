@@ -148,3 +148,12 @@ def test_spans_that_go_on_are_one() -> None:
     assert str(Span(0, 6, 3)) == "0-6 by 3"
     assert str(Span(4, 4, 3)) == "4"
     assert Span(0, 6, 3).entries == 3
+
+
+def test_spans_are_named_by_their_entries() -> None:
+    assert [str(Span(3, 3, 1)), str(Span(3, 5, 1)), str(Span(0, 4, 2)), str(Span(1, 9, 4))] == [
+        "3",
+        "3-5",
+        "0-4 by 2",
+        "1-9 by 4",
+    ]

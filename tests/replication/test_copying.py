@@ -15,6 +15,7 @@ from pybk.replication.messages import (
     Failed,
     MetadataIs,
     MetadataRefused,
+    MetadataUnreachable,
     MetadataWritten,
     Read,
     ReadMetadata,
@@ -167,3 +168,25 @@ def test_long_fragments_go_window_by_window() -> None:
     (read,) = copy.sends
     assert isinstance(read.request, Read)
     assert (read.request.first, read.request.last) == (copying.WINDOW_ENTRIES, last)
+
+
+def test_a_deleted_ledger_is_not_copied() -> None:
+    copy = Driven(CopyMachine(LEDGER, 0, frozenset({bookie(1)})))
+    copy.take(copy.machine.start(0))
+    copy.tell(MetadataIs(None, -1))
+    assert copy.only(Failed).reason is Reason.DELETED
+
+
+def test_after_the_end_nothing_is_done() -> None:
+    """A failed copy asks and writes nothing, whatever is answered then."""
+    copy = Copying(closed(), 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(7, Reply(Status.READ_ONLY))
+    assert copy.only(Failed).reason is Reason.UNDECIDED
+    assert copy.tell(MetadataIs(closed(), 3)) == []
+    assert copy.tell(MetadataUnreachable()) == []
+
+
+def test_bookies_are_chosen_once() -> None:
+    copy = Copying(closed(), 1)
+    assert copy.tell(BookiesChosen({1: bookie(8)})) == []

@@ -80,3 +80,18 @@ def test_what_a_failed_force_may_have_left_behind_is_recorded() -> None:
     writer.answer(2, Reply(Status.LIMBO))
     writer.tell(BookiesChosen({}))
     assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)
+
+
+def test_entries_are_acknowledged_in_order() -> None:
+    """I15: the application is told of none before those that come before it."""
+    writer = Writer(deferred=True)
+    writer.submit(0, 0)
+    writer.submit(1, 1)
+    first = [writer.sends.pop(0) for _ in range(3)]
+    writer.answer(0)
+    writer.answer(1)
+    assert writer.effects == []
+    writer.sends = first
+    writer.answer(0)
+    writer.answer(1)
+    assert writer.effects == [Acknowledged(1)]

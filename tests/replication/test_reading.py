@@ -64,6 +64,10 @@ class Reading(Driven):
             if isinstance(send.request, Read)
         ]
 
+    def hurry(self, first: int) -> None:
+        """Put the reads that begin with an entry to the front."""
+        self.sends.sort(key=lambda send: not isinstance(send.request, Read) or send.request.first != first)
+
 
 def ids(reading: Reading) -> list[int]:
     return [
@@ -331,3 +335,44 @@ def test_waiting_goes_on_at_another_bookie() -> None:
     lac.lose(1)
     lac.lose(2)
     assert lac.only(Failed).reason is Reason.UNDECIDED
+
+
+def test_two_slow_replicas_with_a_part_each_are_both_asked_on() -> None:
+    """Whoever answered first is asked for the rest, though the other one still owes an answer."""
+    reading = Reading(0, 9)
+    reading.now = 100
+    reading.tell(Woken())
+    assert reading.asked() == [(0, 0, 9), (1, 0, 9)]
+    reading.answer(0, ReadReply(Status.OK, run(0, 3)))
+    assert reading.asked() == [(1, 0, 9), (0, 4, 9)]
+    reading.answer(1, ReadReply(Status.OK, run(0, 3)))
+    assert reading.asked() == [(0, 4, 9)]
+
+
+def striped() -> Reading:
+    """Return a read of entries 0 to 3, one for each of four write sets, whose second entry nobody has."""
+    reading = Reading(0, 3, metadata((4, 2, 2)))
+    for number in (1, 2):
+        reading.hurry(1)
+        reading.answer(number, NO)
+    reading.only(ReadMetadata)
+    return reading
+
+
+def test_only_what_is_exhausted_is_asked_of_new_bookies() -> None:
+    reading = striped()
+    before = sorted(reading.asked())
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 7, 2, 3))), 8))
+    assert sorted(reading.asked()) == sorted([*before, (7, 1, 3)])
+
+
+def test_what_is_exhausted_later_is_tried_with_the_metadata_that_came_last() -> None:
+    reading = striped()
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 7, 2, 8))), 8))
+    for number in (2, 3):
+        reading.hurry(2)
+        reading.answer(number, NO)
+    reading.only(ReadMetadata)
+    reading.tell(MetadataUnreachable())
+    assert (8, 2, 3) in reading.asked()
+    assert reading.machine.metadata.fragments[0].ensemble[3] == bookie(8)

@@ -28,7 +28,7 @@ from pybk.replication.messages import (
     WriteLac,
     WriteMetadata,
 )
-from pybk.replication.writing import METADATA_TRIES
+from pybk.replication.writing import METADATA_RETRY_NS, METADATA_TRIES
 from tests.replication.driving import Writer, batch, bookie, confirmed, metadata
 
 
@@ -459,3 +459,20 @@ def test_a_bookie_that_knows_the_end_before_the_writer_does_does_not_end_it() ->
         else:
             writer.tell(MetadataRefused(replace(metadata(), state=LedgerState.IN_RECOVERY), 9))
         assert writer.only(outcome)
+
+
+def test_a_refusal_that_nobody_waits_for_changes_nothing() -> None:
+    writer = Writer()
+    assert writer.tell(MetadataRefused(None, -1)) == []
+    writer.submit(0, 0)
+    assert len(writer.sends) == 3
+
+
+def test_the_metadata_store_is_asked_again_after_pauses_that_double() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.replace(0, 3, place=0)
+    for tries in range(3):
+        writer.tell(MetadataUnreachable())
+        assert writer.only(WakeAt).time_ns == METADATA_RETRY_NS << tries
+        writer.tell(Woken())

@@ -1,0 +1,239 @@
+"""What a recovery records of bookies that miss entries, also by answers that come after the ledger was closed (C13)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pybk.ledger import LedgerState
+from pybk.replication.messages import (
+    ChooseBookies,
+    Failed,
+    Force,
+    LacReply,
+    MetadataRefused,
+    MetadataWritten,
+    Read,
+    ReadReply,
+    Reason,
+    Reply,
+    Status,
+    UnderReplicated,
+    WakeAt,
+    Woken,
+)
+from tests.replication.driving import Writer, bookie, metadata, run
+from tests.replication.test_recovery import NO, Recovery
+
+
+def lacking(recovery: Recovery) -> list[UnderReplicated]:
+    return [effect for effect in recovery.effects if isinstance(effect, UnderReplicated)]
+
+
+def fenced(recovery: Recovery, number: int, *, lac: int, held: int) -> None:
+    """Fence a bookie that has the entries up to one."""
+    recovery.answer(number, LacReply(Status.OK, lac, entry_id=held))
+
+
+def close_at_the_lac(recovery: Recovery, lac: int) -> None:
+    """Let nothing be found after the last add confirmed, and the end be written."""
+    for number in (0, 1):
+        recovery.told(number, NO, first=lac + 1)
+    recovery.told(0, ReadReply(Status.OK, run(lac, lac)), first=lac)
+    recovery.tell(MetadataWritten(5))
+
+
+def test_what_a_fenced_bookie_lacks_of_the_confirmed_is_recorded_when_the_ledger_is_closed() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=2)
+    close_at_the_lac(recovery, 4)
+    assert lacking(recovery) == [UnderReplicated(bookie(1), 3)]
+
+
+def test_a_fence_answered_after_the_coverage_and_before_the_close_counts() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=4)
+    fenced(recovery, 2, lac=0, held=0)
+    close_at_the_lac(recovery, 4)
+    assert lacking(recovery) == [UnderReplicated(bookie(2), 1)]
+
+
+def test_a_fence_answered_after_the_close_counts() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=4)
+    close_at_the_lac(recovery, 4)
+    assert lacking(recovery) == []
+    fenced(recovery, 2, lac=-1, held=-1)
+    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+
+
+def test_a_fence_that_is_never_answered_says_nothing() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=4)
+    close_at_the_lac(recovery, 4)
+    recovery.lose(2)
+    assert lacking(recovery) == []
+
+
+def test_a_bookie_that_has_all_that_it_takes_lacks_nothing() -> None:
+    """Of five entries, place 1 of four takes 0, 1 and 4; place 3 takes 2 and 3."""
+    recovery = Recovery(metadata((4, 2, 2)))
+    recovery.mark()
+    for number, held in enumerate((4, 4, 2, 3)):
+        fenced(recovery, number, lac=4, held=held)
+    for number in (1, 2):
+        recovery.told(number, NO, first=5)
+    recovery.told(0, ReadReply(Status.OK, run(4, 4, 4)), first=4)
+    recovery.tell(MetadataWritten(5))
+    assert lacking(recovery) == []
+
+
+def test_what_a_bookie_lacks_is_counted_by_the_residues_that_it_takes() -> None:
+    recovery = Recovery(metadata((4, 2, 2)))
+    recovery.mark()
+    for number, held in enumerate((4, 1, 2, 2)):
+        fenced(recovery, number, lac=4, held=held)
+    for number in (1, 2):
+        recovery.told(number, NO, first=5)
+    recovery.told(0, ReadReply(Status.OK, run(4, 4, 4)), first=4)
+    recovery.tell(MetadataWritten(5))
+    assert lacking(recovery) == [UnderReplicated(bookie(1), 2), UnderReplicated(bookie(3), 3)]
+
+
+def test_only_the_last_fragment_is_looked_at() -> None:
+    """Its bookies owe nothing of the fragments before it, even those that were in them."""
+    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (3, (0, 1, 2))))
+    recovery.mark()
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=-1)
+    close_at_the_lac(recovery, 4)
+    assert lacking(recovery) == [UnderReplicated(bookie(1), 3)]
+
+
+def closing(*, answered: int = 2) -> Recovery:
+    """Return a recovery that wrote entries 0 to 2 back to so many bookies, and is writing the end."""
+    recovery = Recovery()
+    recovery.reading()
+    recovery.told(0, ReadReply(Status.NO_SUCH_ENTRY, run(0, 2)))
+    recovery.told(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 2)))
+    for number in range(answered):
+        recovery.added(number)
+    assert recovery.closes().last_entry_id == 2
+    recovery.sends = recovery.adds()
+    return recovery
+
+
+def test_who_does_not_take_what_is_written_back_is_recorded_by_an_answer_after_the_close() -> None:
+    recovery = closing()
+    recovery.tell(MetadataWritten(5))
+    assert lacking(recovery) == []
+    recovery.answer(2, Reply(Status.READ_ONLY))
+    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+
+
+def test_who_is_silent_after_the_close_is_recorded_and_who_answers_is_not() -> None:
+    recovery = closing()
+    recovery.tell(MetadataWritten(5))
+    recovery.lose(2)
+    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+    recovery = closing()
+    recovery.tell(MetadataWritten(5))
+    recovery.answer(2)
+    assert lacking(recovery) == []
+
+
+def test_who_fails_while_the_end_is_written_is_recorded_with_it() -> None:
+    recovery = closing()
+    recovery.lose(2)
+    assert lacking(recovery) == []
+    recovery.tell(MetadataWritten(5))
+    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+
+
+def test_a_recovery_that_did_not_close_the_ledger_records_nothing() -> None:
+    recovery = closing()
+    recovery.tell(MetadataRefused(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=0), 9))
+    recovery.lose(2)
+    assert lacking(recovery) == []
+
+
+def test_a_failed_force_of_a_replaced_bookie_is_no_failure_of_the_new_one() -> None:
+    writer = Writer(deferred=True)
+    writer.submit(0, 0)
+    writer.answer(0)
+    writer.answer(1)
+    writer.take(writer.writer.force(0))
+    late = next(send for send in writer.pending(2) if isinstance(send.request, Force))
+    writer.sends.remove(late)
+    writer.replace(2, 3, place=2)
+    writer.tell(MetadataWritten(8))
+    writer.sends.insert(0, late)
+    writer.lose(2)
+    assert not any(isinstance(effect, ChooseBookies) for effect in writer.effects)
+
+
+def test_a_late_force_of_a_replaced_bookie_confirms_nothing() -> None:
+    """The new bookie has the entry only when it says so."""
+    writer = Writer(deferred=True)
+    writer.submit(0, 0)
+    for number in (0, 1, 2):
+        writer.answer(number)
+    writer.submit(1, 1)
+    for number in (0, 1):
+        writer.answer(number)
+    writer.take(writer.writer.force(0))
+    late = next(send for send in writer.pending(2) if isinstance(send.request, Force))
+    writer.sends.remove(late)
+    writer.answer(0)
+    writer.replace(2, 3, place=2)
+    writer.tell(MetadataWritten(8))
+    writer.sends.insert(0, late)
+    writer.answer(2)
+    assert writer.writer.last_add_confirmed == -1
+    writer.answer(3)
+    assert writer.writer.last_add_confirmed == 0
+
+
+def test_nothing_is_read_after_the_end_that_was_decided() -> None:
+    """When only the length is not known, the last confirmed entry is asked for again, and what follows it is not."""
+    recovery = Recovery()
+    recovery.reading(lac=3)
+    for number in (0, 1):
+        recovery.told(number, NO, first=4)
+    recovery.told(2, ReadReply(Status.UNKNOWN), first=4)
+    for number in (0, 1, 2):
+        recovery.told(number, ReadReply(Status.UNKNOWN), first=3)
+    assert recovery.reads() == []
+    recovery.only(WakeAt)
+    recovery.tell(Woken())
+    assert [send.request.first for send in recovery.reads() if isinstance(send.request, Read)] == [3, 3, 3]
+
+
+def test_each_residue_is_read_on_though_others_wait() -> None:
+    recovery = Recovery(metadata((4, 2, 2)))
+    recovery.mark()
+    for number in range(4):
+        recovery.answer(number, LacReply(Status.OK, -1))
+    recovery.told(2, ReadReply(Status.OK, run(1, 1, 4)), first=1)
+    assert [send.request.first for send in recovery.pending(2) if isinstance(send.request, Read)] == [2, 5]
+
+
+def test_a_close_refused_for_another_last_fragment_is_undecided() -> None:
+    """The writer changed it before the mark was seen: what was read may not be all."""
+    for state, fragments in (
+        (LedgerState.OPEN, (0, (0, 1, 2))),
+        (LedgerState.IN_RECOVERY, (0, (0, 1, 7))),
+    ):
+        recovery = Recovery()
+        recovery.reading()
+        recovery.answer(0, NO)
+        recovery.answer(1, NO)
+        recovery.tell(MetadataRefused(replace(metadata((3, 3, 2), fragments), state=state), 9))
+        assert recovery.only(Failed).reason is Reason.UNDECIDED
