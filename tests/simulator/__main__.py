@@ -27,8 +27,7 @@ def run(seed: int, *, traced: bool = False, real: bool = False) -> tuple[World, 
     except Exception as error:  # noqa: BLE001  # whatever a machine raises is a failure of the seed
         return world, error
     finally:
-        for disk in world.disks.values():
-            disk.close()
+        world.close()
     return world, None
 
 

@@ -9,13 +9,76 @@ BOOKIE = "bookie:BookieMachine."
 
 BOOKIE_MUTANTS = (
     Mutant(
+        "E1",
+        "a fence that failed is made again before it is answered (AB3)",
+        (Piece(BOOKIE + "_fence", "ledger_id not in self._doubtful", "True"),),
+    ),
+    Mutant(
+        "E2",
+        "what could not be synced is not acknowledged (K11)",
+        (Piece(BOOKIE + "_sync", "Reply(_status_of(error))", "Reply(Status.OK)"),),
+    ),
+    Mutant(
+        "E3",
+        "what could not be staged is not acknowledged (K11)",
+        (Piece(BOOKIE + "_add", "status = _status_of(error)", "status = Status.OK"),),
+    ),
+    Mutant(
+        "E4",
+        "what the storage cannot read is unknown (K5)",
+        (Piece(BOOKIE + "_read_entries", "(Status.UNKNOWN, None)", "(Status.NO_SUCH_ENTRY, None)"),),
+    ),
+    Mutant(
+        "E5",
+        "a fence that failed is not answered as done (AB3)",
+        (Piece(BOOKIE + "_fence", "(False, effects)", "(True, effects)"),),
+    ),
+    Mutant(
+        "E6",
+        "what a failed sync left is synced before it is said to be unknown for ever (I10)",
+        (
+            Piece(
+                BOOKIE + "_sync",
+                "acks, self._acks = self._acks, []",
+                "acks, self._acks = self._acks, []\nself._dirty.clear()",
+            ),
+        ),
+    ),
+    Mutant(
+        "E7",
+        "what was staged before an error is synced before it is said to be unknown for ever (I10)",
+        (
+            Piece(BOOKIE + "_add", "self._dirty.add(ledger_id)", "pass"),
+            Piece(
+                BOOKIE + "_note_lac",
+                "if lac > before or _1: ...",
+                "self._dirty.add(ledger_id)\nif lac > before or _1: ...",
+            ),
+        ),
+    ),
+    Mutant(
+        "H1",
+        "what is collected of a deleted ledger is not that of others (several ledgers)",
+        (Piece(BOOKIE + "ledger_deleted", "ack[1] != ledger_id", "False"),),
+    ),
+    Mutant(
+        "H2",
+        "a sync for one ledger acknowledges what others wait for (several ledgers)",
+        (Piece(BOOKIE + "_wake", "self._polls[ledger_id] = waiting", "self._polls = {ledger_id: waiting}"),),
+    ),
+    Mutant(
+        "H3",
+        "a ledger that is fenced fences no other one (several ledgers)",
+        (Piece(BOOKIE + "_fence", "ledger_id not in self._doubtful", "not self._doubtful"),),
+    ),
+    Mutant(
         "M5",
         "a fence reaches ledgers never seen (AB3)",
         (
             Piece(
                 BOOKIE + "_fence",
-                "if state is not None and state.fenced and ledger_id not in self._doubtful:",
-                "if state is None or (state.fenced and ledger_id not in self._doubtful):",
+                "state is not None and state.fenced and (ledger_id not in self._doubtful)",
+                "state is None or (state.fenced and ledger_id not in self._doubtful)",
             ),
             READS_UNFENCED,
         ),
@@ -73,7 +136,13 @@ BOOKIE_MUTANTS = (
     Mutant(
         "C7",
         "copies are added as recovery does (BK #4163)",
-        (Piece("copying:CopyMachine._write", "recovery=True", "recovery=False"),),
+        (
+            Piece(
+                "copying:CopyMachine._write",
+                "recovery=True",
+                "recovery=False",
+            ),
+        ),
     ),
     Mutant(
         "C11",
@@ -81,18 +150,28 @@ BOOKIE_MUTANTS = (
         (
             Piece(
                 BOOKIE + "_add",
-                "if state is None:\n",
-                "if state is None:\n"
-                "        self._replicas.create(ledger_id, description)\n"
-                "        state = self._replicas.state(ledger_id)\n"
-                "    if state is None:\n",
+                (
+                    "if state is None:\n"
+                    "    parked = self._parked.setdefault(ledger_id, [])\n"
+                    "    parked.append((sender, request, description))\n"
+                    "    return [LookUp(ledger_id)] if len(parked) == 1 else []"
+                ),
+                (
+                    "if state is None:\n"
+                    "    self._replicas.create(ledger_id, description)\n"
+                    "    state = self._replicas.state(ledger_id)\n"
+                    "if state is None:\n"
+                    "    parked = self._parked.setdefault(ledger_id, [])\n"
+                    "    parked.append((sender, request, description))\n"
+                    "    return [LookUp(ledger_id)] if len(parked) == 1 else []"
+                ),
             ),
         ),
     ),
     Mutant(
         "C12",
         "requests name the instance (BK #4812, K12)",
-        (Piece("tests.simulator.bookies:SimBookie.deliver", "if to != self.bookie:", "if False:"),),
+        (Piece("tests.simulator.bookies:SimBookie.deliver", "to != self.bookie", "False"),),
     ),
     Mutant(
         "C15",
@@ -108,27 +187,55 @@ BOOKIE_MUTANTS = (
     Mutant(
         "K8",
         "read-only bookies are fenced (BK #208)",
-        (Piece(BOOKIE + "_fence", "state = ", "if self.read_only:\n        return False, []\n    state = "),),
+        (
+            Piece(
+                BOOKIE + "_fence",
+                "state = self._replicas.state(ledger_id)",
+                ("if self.read_only:\n    return (False, [])\nstate = self._replicas.state(ledger_id)"),
+            ),
+        ),
     ),
     Mutant(
         "K9",
         "a fenced ledger takes no adds of its writer (AB2, BK #4701)",
-        (Piece(BOOKIE + "_refused", "if state is not None and state.fenced:", "if False:"),),
+        (Piece(BOOKIE + "_refused", "state is not None and state.fenced", "False"),),
     ),
     Mutant(
         "K11",
         "an acknowledgement follows the sync",
-        (Piece(BOOKIE + "_add", "if request.deferred:", "if True:"),),
+        (
+            Piece(
+                BOOKIE + "_add",
+                (
+                    "if request.deferred:\n"
+                    "    effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls)))\n"
+                    "else:\n"
+                    "    self._acks.append((sender, ledger_id))"
+                ),
+                (
+                    "if True:\n"
+                    "    effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls)))\n"
+                    "else:\n"
+                    "    self._acks.append((sender, ledger_id))"
+                ),
+            ),
+        ),
     ),
     Mutant(
         "K12",
         "in limbo nothing is denied (D6)",
-        (Piece(BOOKIE + "_read", "if before.limbo and status in NEGATIVE and", "if False and"),),
+        (
+            Piece(
+                BOOKIE + "_read",
+                "before.limbo and status in NEGATIVE and (before.gap or not request.fence)",
+                "False and (before.gap or not request.fence)",
+            ),
+        ),
     ),
     Mutant(
         "L1",
         "in limbo nothing can be forced (D6)",
-        (Piece(BOOKIE + "_force", "if state is not None and state.limbo:", "if False:"),),
+        (Piece(BOOKIE + "_force", "state is not None and state.limbo", "False"),),
     ),
     Mutant(
         "L2",
@@ -138,13 +245,13 @@ BOOKIE_MUTANTS = (
     Mutant(
         "B1",
         "a bookie's LAC never goes down (I13)",
-        (Piece(BOOKIE + "_note_lac", "if lac > before or (packet and lac == before):", "if True:"),),
+        (Piece(BOOKIE + "_note_lac", "lac > before or (packet and lac == before)", "True"),),
     ),
     Mutant(
         "B2",
         "what was taken and is not synced is synced before it is denied (I17)",
         (
-            Piece(BOOKIE + "_read", "if status is not Status.OK and ledger_id in self._dirty:", "if False:"),
+            Piece(BOOKIE + "_read", "status is not Status.OK and ledger_id in self._dirty", "False"),
             Piece(
                 "tests.simulator.disk:ModelReplicas.read",
                 "unknown = entry_id in self.corrupt or entry_id in self.staged",
@@ -159,15 +266,21 @@ BOOKIE_MUTANTS = (
         (
             Piece(
                 "copying:CopyMachine._go_on",
-                "if self._reader is not None or self._adding or self._writing or self._ended:",
-                "if self._reader is not None or self._writing or self._ended:",
+                "self._reader is not None or self._adding or self._writing or self._ended",
+                "self._reader is not None or self._writing or self._ended",
             ),
         ),
     ),
     Mutant(
         "P2",
         "an open last fragment is not copied",
-        (Piece("copying:fragment_end", "LedgerState.CLOSED else None", "LedgerState.CLOSED else 0"),),
+        (
+            Piece(
+                "copying:fragment_end",
+                "metadata.last_entry_id if metadata.state is LedgerState.CLOSED else None",
+                "metadata.last_entry_id if metadata.state is LedgerState.CLOSED else 0",
+            ),
+        ),
     ),
     Mutant(
         "P3",
@@ -186,8 +299,8 @@ BOOKIE_MUTANTS = (
         (
             Piece(
                 "reading:LacMachine.step",
-                "if self._beyond is None and self._quorum.covered(self._known):",
-                "if self._beyond is None:",
+                "self._beyond is None and self._quorum.covered(self._known)",
+                "self._beyond is None",
             ),
         ),
     ),
@@ -210,7 +323,7 @@ BOOKIE_MUTANTS = (
     Mutant(
         "S4",
         "a read that has its bytes ends before the first entry that was not read",
-        (Piece("reading:ReadMachine._end_if_done", "min(unread", "max(unread"),),
+        (Piece("reading:ReadMachine._end_if_done", "min", "max"),),
     ),
     Mutant(
         "L6",
@@ -228,15 +341,15 @@ BOOKIE_MUTANTS = (
         (
             Piece(
                 BOOKIE + "_read",
-                "if request.fence:",
-                "if request.fence and not (before is not None and before.limbo):",
+                "if request.fence: ...",
+                "if request.fence and (not (before is not None and before.limbo)): ...",
             ),
         ),
     ),
     Mutant(
         "L9",
         "a fenced ledger's writer forces no more (D6)",
-        (Piece(BOOKIE + "_force", "if state is not None and state.fenced:", "if False:"),),
+        (Piece(BOOKIE + "_force", "state is not None and state.fenced", "False"),),
     ),
     Mutant(
         "L10",
@@ -278,11 +391,11 @@ BOOKIE_MUTANTS = (
     Mutant(
         "L11",
         "a bookie that may have lost entries tells no LAC but to recoveries (D6)",
-        (Piece(BOOKIE + "_read_lac", "elif before is not None and before.gap:", "elif False:"),),
+        (Piece(BOOKIE + "_read_lac", "before is not None and before.gap", "False"),),
     ),
     Mutant(
         "L5",
         "in limbo a bookie takes no adds of writers (D6)",
-        (Piece(BOOKIE + "_refused", "if state is not None and state.limbo:", "if False:"),),
+        (Piece(BOOKIE + "_refused", "state is not None and state.limbo", "False"),),
     ),
 )

@@ -12,11 +12,13 @@ from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.copying import fragment_end
 from pybk.replication.messages import LacReply, ReadReply, Reply, Request, Status
 from tests.simdisk import SimCrash
-from tests.simulator.disk import LEDGER
+from tests.simulator.disk import Disk, Shelf
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
+    from pybk.replication.bookie import Replicas
     from tests.simulator.clients import Client
+    from tests.simulator.ledgers import SimLedger
     from tests.simulator.world import World
 
 
@@ -52,8 +54,13 @@ class SimBookie:
         """Be a new instance, with an empty disk."""
         self.instances += 1
         self.bookie = Bookie(self.name, bytes([self.number, self.instances]).ljust(INSTANCE_BYTES, b"-"))
-        self.replicas = self.world.make_disk(self.random, self.world.plan)
-        self.world.disks[self.bookie] = self.replicas
+        world = self.world
+        self.disks: dict[int, Disk] = {}
+        for ledger_id, ledger in world.ledgers.items():
+            own = self.random if ledger is world.ledger else Random(f"{ledger.source}/{self.name}/{self.instances}")
+            self.disks[ledger_id] = ledger.disks[self.bookie] = world.make_disk(own, ledger.plan)
+        first = self.disks[world.ledger.ledger_id]
+        self.replicas: Replicas = first if len(self.disks) == 1 else Shelf(self.disks)
         self.machine = BookieMachine(self.replicas)
 
     def deliver(self, client: Client, token: int, to: Bookie, request: Request) -> None:
@@ -65,7 +72,8 @@ class SimBookie:
             reply: Reply | LacReply | ReadReply = Reply(Status.WRONG_INSTANCE)
             self.world.network.send(self.name, client.name, client.answered, token, reply, to)
             return
-        self.let(lambda: self.machine.receive(asked, request, self.replicas.description, self.world.clock.now))
+        description = self.disks[request.ledger_id].description
+        self.let(lambda: self.machine.receive(asked, request, description, self.world.clock.now))
         self.commit_soon()
 
     def commit_soon(self) -> None:
@@ -91,18 +99,18 @@ class SimBookie:
             self.let(lambda: self.machine.ledger_known(ledger_id, exists, self.world.clock.now))
             self.commit_soon()
 
-    def ledger_deleted(self) -> None:
-        """Collect the deleted ledger."""
+    def ledger_deleted(self, ledger: SimLedger) -> None:
+        """Collect a deleted ledger."""
         if self.up:
-            self.world.judge.collected(self.bookie)
-            self.let(lambda: self.machine.ledger_deleted(LEDGER))
+            ledger.judge.collected(self.bookie)
+            self.let(lambda: self.machine.ledger_deleted(ledger.ledger_id))
 
     def let(self, act: Callable[[], list[BookieEffect]]) -> None:
         """Let the machine do something, in the middle of which the bookie may stop."""
         effects: list[BookieEffect] = []
         with suppress(SimCrash):
             effects = act()
-        if self.replicas.stopped:
+        if any(disk.stopped for disk in self.disks.values()):
             self.crash()
             self.world.clock.after(5 * MS, self.restart)
             return
@@ -114,34 +122,34 @@ class SimBookie:
         for effect in effects:
             if isinstance(effect, Respond):
                 asked: Asked = effect.sender
-                world.judge.replied(self.bookie, asked.request, effect.reply)
+                asked.client.ledger.judge.replied(self.bookie, asked.request, effect.reply)
                 world.network.send(
                     self.name, asked.client.name, asked.client.answered, asked.token, effect.reply, self.bookie
                 )
             elif isinstance(effect, LookUp):
-                world.metadata.look_up(self, self.life, effect.ledger_id)
+                world.ledgers[effect.ledger_id].metadata.look_up(self, self.life, effect.ledger_id)
             else:
                 world.clock.after(max(effect.time_ns - world.clock.now, 0), self.woken, self.life)
 
     # ---- limbo -----------------------------------------------------------------------------------------------------
 
-    def mend_soon(self) -> None:
+    def mend_soon(self, ledger: SimLedger) -> None:
         """Look in a moment whether the limbo can end; again and again only if more than the unforced may be lost."""
-        state = self.replicas.state(LEDGER)
-        if state is not None and state.limbo and (state.gap or self.world.metadata.is_closed()):
-            self.world.clock.after(MEND_NS, self.mend, self.life)
+        state = self.disks[ledger.ledger_id].state(ledger.ledger_id)
+        if state is not None and state.limbo and (state.gap or ledger.metadata.is_closed()):
+            self.world.clock.after(MEND_NS, self.mend, self.life, ledger)
 
-    def mend(self, life: int) -> None:
+    def mend(self, life: int, ledger: SimLedger) -> None:
         """Get what ended fragments have for this bookie from the others, and be out of limbo (``client/limbo.py``)."""
-        metadata = self.world.metadata.current
+        metadata = ledger.metadata.current
         if life != self.life or metadata is None:
             return
         if not self._has_end(metadata):
-            self.mend_soon()
+            self.mend_soon(ledger)
             return
-        entries = self.world.judge.entries_of(self.bookie, metadata)
-        self.replicas.mend(entries, closed=metadata.state is LedgerState.CLOSED)
-        self.world.judge.mended(self.bookie, entries)
+        entries = ledger.judge.entries_of(self.bookie, metadata)
+        self.disks[ledger.ledger_id].mend(entries, closed=metadata.state is LedgerState.CLOSED)
+        ledger.judge.mended(self.bookie, entries)
 
     def _has_end(self, metadata: LedgerMetadata) -> bool:
         """Tell whether nothing more is added here to what the ledger has, and no fence may be lost."""
@@ -159,7 +167,8 @@ class SimBookie:
         self.up = False
         self.life += 1
         self.committing = False
-        self.replicas.crash()
+        for disk in self.disks.values():
+            disk.crash()
 
     def restart(self) -> None:
         """Start again with what is durable."""
@@ -168,8 +177,9 @@ class SimBookie:
         self.up = True
         self.machine = BookieMachine(self.replicas)
         self.machine.read_only = self.full
-        self.world.judge.restarted(self.bookie, self.replicas.fenced)
-        self.mend_soon()
+        for ledger_id, ledger in self.world.ledgers.items():
+            ledger.judge.restarted(self.bookie, self.disks[ledger_id].fenced)
+            self.mend_soon(ledger)
         self.world.bookies_changed()
 
     def fill(self) -> None:
@@ -179,12 +189,14 @@ class SimBookie:
     def forget(self) -> None:
         """Come back without the entries and the fence, in limbo."""
         self.crash()
-        self.replicas.forget()
+        for disk in self.disks.values():
+            disk.forget()
         self.restart()
 
     def wipe(self) -> None:
         """Come back with empty directories, as another instance."""
         self.crash()
-        self.replicas.lose()
+        for disk in self.disks.values():
+            disk.lose()
         self.begin()
         self.restart()

@@ -7,11 +7,13 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
-from pybk.ledger import Bookie
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.adding import Batch
 from pybk.replication.copying import CopyMachine
 from pybk.replication.messages import (
+    NEGATIVE,
     Acknowledged,
+    Add,
     Answered,
     BookiesChosen,
     ChooseBookies,
@@ -20,12 +22,14 @@ from pybk.replication.messages import (
     Effect,
     Event,
     Failed,
+    Force,
     Got,
     LacIs,
     LacReply,
     MetadataIs,
     MetadataUnreachable,
     ReadEnded,
+    ReadLac,
     ReadMetadata,
     ReadReply,
     Reason,
@@ -42,11 +46,10 @@ from pybk.replication.reading import NO_LIMIT, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.runs import cut
 from pybk.replication.writing import WriterMachine
-from tests.simulator.disk import LEDGER
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
-    from tests.simulator.world import World
+    from tests.simulator.ledgers import SimLedger
 
 _pack_header = Struct(">qqqq").pack
 
@@ -60,16 +63,19 @@ class Machine(Protocol):
 class Client:
     """Performs what a machine asks for, and tells it what comes of it."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.random = Random(f"{world.seed}/{name}")
+    def __init__(self, ledger: SimLedger, name: str) -> None:
+        self.ledger = ledger
+        self.name = name + ledger.suffix
+        self.random = Random(f"{ledger.source}/{name}")
         self.machine: Machine | None = None
         self.machines = 0
         self.paused = False
         self.stopped = False
         self.waiting: list[tuple[int, Event]] = []
         self.open: dict[tuple[int, int], None] = {}
+        self.closing: tuple[int, LedgerMetadata] | None = None
+        self.closed_as: LedgerMetadata | None = None
+        """The end that a machine of this client wrote, and knows that it did."""
         self.wakes = 0
         self.performers = {
             Send: self.send,
@@ -107,7 +113,7 @@ class Client:
 
     def step(self, event: Event) -> None:
         if self.machine is not None:
-            self.perform(self.machine.step(event, self.world.clock.now))
+            self.perform(self.machine.step(event, self.ledger.clock.now))
 
     def resume(self) -> None:
         """Go on as if no time had passed."""
@@ -123,16 +129,16 @@ class Client:
     # ---- effects ---------------------------------------------------------------------------------------------------
 
     def send(self, effect: Send) -> None:
-        world = self.world
+        ledger = self.ledger
         machine, token, bookie = self.machines, effect.token, effect.bookie
         self.open[machine, token] = None
-        target = world.bookies[bookie.bookie_id]
+        target = ledger.bookies[bookie.bookie_id]
         key = machine << 32 | token
-        world.network.send(self.name, target.name, target.deliver, self, key, bookie, effect.request)
-        wait = world.plan.timeout_ns
-        if world.spurious and self.random.random() < world.spurious:
+        ledger.network.send(self.name, target.name, target.deliver, self, key, bookie, effect.request)
+        wait = ledger.plan.timeout_ns
+        if ledger.spurious and self.random.random() < ledger.spurious:
             wait = int(self.random.random() * 2 * MS)
-        world.clock.after(wait, self.timed_out, machine, token)
+        ledger.clock.after(wait, self.timed_out, machine, token)
 
     def timed_out(self, machine: int, token: int) -> None:
         """No answer came in time; one may come later all the same."""
@@ -147,23 +153,25 @@ class Client:
         self.tell(machine, Answered(token, reply))
 
     def write_metadata(self, effect: WriteMetadata) -> None:
-        self.world.metadata.write(self, effect)
+        if effect.metadata.state is LedgerState.CLOSED:
+            self.closing = (self.machines, effect.metadata)
+        self.ledger.metadata.write(self, effect)
 
     def read_metadata(self, effect: ReadMetadata) -> None:
         # What a read is denied for good must not rest on old metadata.
-        self.world.metadata.read(self, fresh=isinstance(self.machine, ReadMachine))
+        self.ledger.metadata.read(self, fresh=isinstance(self.machine, ReadMachine))
 
     def choose(self, effect: ChooseBookies) -> None:
-        self.world.clock.after(int(self.random.random() * MS), self.chosen, self.machines, effect)
+        self.ledger.clock.after(int(self.random.random() * MS), self.chosen, self.machines, effect)
 
     def chosen(self, machine: int, effect: ChooseBookies) -> None:
         """Bookies were found."""
-        unreachable = self.world.metadata.is_unreachable()
-        self.tell(machine, MetadataUnreachable() if unreachable else BookiesChosen(self.world.choose(effect)))
+        unreachable = self.ledger.metadata.is_unreachable()
+        self.tell(machine, MetadataUnreachable() if unreachable else BookiesChosen(self.ledger.choose(effect)))
 
     def wake_at(self, effect: WakeAt) -> None:
         self.wakes += 1
-        self.world.clock.after(max(effect.time_ns - self.world.clock.now, 0), self.woken, self.machines, self.wakes)
+        self.ledger.clock.after(max(effect.time_ns - self.ledger.clock.now, 0), self.woken, self.machines, self.wakes)
 
     def woken(self, machine: int, wake: int) -> None:
         """The time has come, if no later one was asked for."""
@@ -171,10 +179,19 @@ class Client:
             self.tell(machine, Woken())
 
     def under_replicated(self, effect: UnderReplicated) -> None:
-        self.world.under_replicated[effect.bookie, effect.first_entry_id] = None
+        self.ledger.under_replicated[effect.bookie, effect.first_entry_id] = None
 
     def ignore(self, effect: object) -> None:
         """Nothing to do."""
+
+    def note_closed(self, metadata: LedgerMetadata) -> None:
+        """Take note of it if the machine that has ended is the one that wrote the ledger's end."""
+        if self.closing == (self.machines, metadata):
+            self.closed_as = metadata
+
+    def answers_for(self, bookie: Bookie, entry_id: int) -> bool:
+        """Tell whether this client, which closed the ledger, has to have recorded it if a bookie misses an entry."""
+        return True
 
     def unexpected(self, effect: object) -> None:
         raise AssertionError(f"{self.name} was told {effect}")
@@ -201,30 +218,33 @@ class Client:
 class Writer(Client):
     """Writes batches with a window, forces, pauses, and may close."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world, "writer")
-        plan = world.plan
-        assert world.metadata.current is not None
+    def __init__(self, ledger: SimLedger) -> None:
+        super().__init__(ledger, "writer")
+        plan = ledger.plan
+        assert ledger.metadata.current is not None
         self.writer = WriterMachine(
-            world.metadata.current, 0, straggler_bytes=plan.straggler_bytes, deferred=plan.deferred
+            ledger.metadata.current, 0, straggler_bytes=plan.straggler_bytes, deferred=plan.deferred
         )
         self.take(self.writer)
         self.left = list(plan.batches)
         self.in_flight: list[int] = []
+        self.hasty: Bookie | None = None
+        """The bookie whose next add is not waited for."""
         self.next = 0
         self.length = 0
         self.ended = False
         self.end: Done | Failed | None = None
-        world.clock.after(0, self.act)
+        ledger.clock.after(0, self.act)
 
     def act(self) -> None:
         """Write the next batch if the window allows, or do what is due."""
         if self.stopped or self.ended:
             return
-        plan = self.world.plan
+        plan = self.ledger.plan
         if not self.paused:
-            now = self.world.clock.now
-            if self.left and len(self.in_flight) < plan.window:
+            now = self.ledger.clock.now
+            early = plan.forces_early and self.in_flight and self.random.random() < 0.3
+            if self.left and len(self.in_flight) < plan.window and not early:
                 self.submit(self.left.pop(0))
             elif plan.deferred and self.in_flight and self.random.random() < 0.5:
                 self.perform(self.writer.force(now))
@@ -233,11 +253,11 @@ class Writer(Client):
                 return
             else:
                 self.perform(self.writer.tell_lac())
-        self.world.clock.after(1 + int(self.random.random() * (plan.think_ns + MS)), self.act)
+        self.ledger.clock.after(1 + int(self.random.random() * (plan.think_ns + MS)), self.act)
 
     def closes_now(self) -> bool:
         """Close when all is confirmed, if ever; sometimes before (AW7)."""
-        closes, quiet = self.world.plan.closes, self.world.quiet
+        closes, quiet = self.ledger.plan.closes, self.ledger.quiet
         if not self.left and not self.in_flight:
             return closes or quiet
         return closes and not quiet and self.random.random() < 0.01
@@ -249,23 +269,36 @@ class Writer(Client):
         for entry_id in range(first, first + count):
             payload = b"%d;" % entry_id * (entry_id % 3 + 1)
             self.length += len(payload)
-            entry = _pack_header(LEDGER, entry_id, self.writer.last_add_confirmed, self.length) + payload
-            self.world.judge.sent(entry_id, entry, self.length)
+            entry = _pack_header(self.ledger.ledger_id, entry_id, self.writer.last_add_confirmed, self.length) + payload
+            self.ledger.judge.sent(entry_id, entry, self.length)
             entries.append(entry)
         self.next += count
         self.in_flight.append(self.next - 1)
-        runs = cut(first, array("q", map(len, entries)), entries, self.world.plan.quorum)
+        runs = cut(first, array("q", map(len, entries)), entries, self.ledger.plan.quorum)
         batch = Batch(first, self.next - 1, self.length, runs)
-        self.perform(self.writer.submit(batch, self.world.clock.now))
+        self.perform(self.writer.submit(batch, self.ledger.clock.now))
+
+    def send(self, effect: Send) -> None:
+        ledger = self.ledger
+        if ledger.plan.forces_early and isinstance(effect.request, Force) and self.random.random() < 0.3:
+            # The answer comes late, and the next add is given up before: another bookie takes the place meanwhile.
+            self.hasty = effect.bookie
+            until = ledger.clock.now + int(self.random.random() * 50 * MS)
+            ledger.network.clog(effect.bookie.bookie_id, self.name, until)
+        super().send(effect)
+        if effect.bookie == self.hasty and isinstance(effect.request, Add):
+            self.hasty = None
+            ledger.clock.after(int(self.random.random() * 2 * MS), self.timed_out, self.machines, effect.token)
 
     def confirmed(self, effect: Confirmed) -> None:
-        self.world.judge.writer_confirms(effect.last_add_confirmed)
+        self.ledger.judge.writer_confirms(effect.last_add_confirmed)
         while self.in_flight and self.in_flight[0] <= effect.last_add_confirmed:
             self.in_flight.pop(0)
 
     def done(self, effect: Done) -> None:
         self.ended, self.end = True, effect
-        judge = self.world.judge
+        self.note_closed(effect.metadata)
+        judge = self.ledger.judge
         judge.check(effect.metadata.last_entry_id == judge.confirmed, f"closed at {effect.metadata.last_entry_id}")
 
     def failed(self, effect: Failed) -> None:
@@ -275,16 +308,25 @@ class Writer(Client):
 class Recoverer(Client):
     """Opens the ledger with recovery, again and again until it is closed."""
 
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, f"recoverer{number}")
+    def __init__(self, ledger: SimLedger, number: int) -> None:
+        super().__init__(ledger, f"recoverer{number}")
         self.tries = 0
         self.end: Done | Failed | None = None
+        self.asked: dict[int, Bookie] = {}
+        self.held: dict[Bookie, int] = {}
+        """The last entry that each bookie of the last fragment had when it was fenced."""
+        self.known = -1
+        """What was confirmed as far as the recovery knew when it began to read."""
+        self.first = 0
+        """The first entry of the fragment that the recovery fenced."""
+        self.written_back = False
 
     def begin(self) -> None:
         """Read the metadata; the recovery begins with what they are."""
         if self.stopped:
             return
         self.tries += 1
+        self.asked, self.held, self.known, self.written_back = {}, {}, -1, False
         self.take(Opening(self))
         self.read_metadata(ReadMetadata())
 
@@ -295,18 +337,46 @@ class Recoverer(Client):
             return
         machine = RecoveryMachine(metadata.metadata, metadata.version)
         self.take(machine)
-        self.perform(machine.start(self.world.clock.now))
+        self.perform(machine.start(self.ledger.clock.now))
+
+    def write_metadata(self, effect: WriteMetadata) -> None:
+        if effect.metadata.state is LedgerState.IN_RECOVERY:
+            self.first = effect.metadata.fragments[-1].first_entry_id
+        super().write_metadata(effect)
+
+    def send(self, effect: Send) -> None:
+        request = effect.request
+        if isinstance(request, ReadLac):
+            self.asked[effect.token] = effect.bookie
+        elif isinstance(request, Add) and not self.written_back:
+            self.written_back, self.known = True, request.runs[0].first - 1
+        super().send(effect)
+
+    def step(self, event: Event) -> None:
+        if isinstance(event, Answered) and isinstance(event.reply, LacReply):
+            reply = event.reply
+            if reply.status is Status.OK or reply.status in NEGATIVE:
+                self.held[self.asked[event.token]] = reply.entry_id
+        super().step(event)
 
     def done(self, effect: Done) -> None:
         self.end = effect
-        self.machine = None
+        self.note_closed(effect.metadata)
+        if not self.written_back:
+            self.known = effect.metadata.last_entry_id
+
+    def answers_for(self, bookie: Bookie, entry_id: int) -> bool:
+        """Of what it did not write back it knows the bookies that it fenced, and what is after the last entry there."""
+        if entry_id > self.known:
+            return True
+        return entry_id >= self.first and entry_id > self.held.get(bookie, entry_id)
 
     def failed(self, effect: Failed) -> None:
         self.machine = None
         if effect.reason is Reason.DELETED:
             self.end = effect
             return
-        self.world.clock.after(int(self.random.random() * 100 * MS), self.begin)
+        self.ledger.clock.after(int(self.random.random() * 100 * MS), self.begin)
 
 
 class Opening:
@@ -320,15 +390,15 @@ class Opening:
             self.client.opened(event)
         elif isinstance(event, MetadataUnreachable):
             self.client.machine = None
-            self.client.world.clock.after(10 * MS, self.client.begin)
+            self.client.ledger.clock.after(10 * MS, self.client.begin)
         return []
 
 
 class Reader(Client):
     """Follows the ledger: reads or awaits the last add confirmed, then the entries up to it."""
 
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, f"reader{number}")
+    def __init__(self, ledger: SimLedger, number: int) -> None:
+        super().__init__(ledger, f"reader{number}")
         self.lac = -1
         self.next = 0
         self.ended: ReadEnded | None = None
@@ -344,15 +414,15 @@ class Reader(Client):
             return
         self.metadata = event.metadata
         poll = self.random.random() < 0.5
-        self.promise = -1 if poll else self.world.judge.promised_lac(event.metadata)
+        self.promise = -1 if poll else self.ledger.judge.promised_lac(event.metadata)
         machine = LacMachine(
-            event.metadata, beyond=self.lac if poll else None, wait_ns=self.world.plan.timeout_ns // 2 if poll else 0
+            event.metadata, beyond=self.lac if poll else None, wait_ns=self.ledger.plan.timeout_ns // 2 if poll else 0
         )
         self.take(machine)
-        self.perform(machine.start(self.world.clock.now))
+        self.perform(machine.start(self.ledger.clock.now))
 
     def lac_is(self, effect: LacIs) -> None:
-        self.world.judge.reader_sees_lac(effect.last_add_confirmed, self.promise)
+        self.ledger.judge.reader_sees_lac(effect.last_add_confirmed, self.promise)
         self.lac = max(self.lac, effect.last_add_confirmed)
         if self.next > self.lac:
             self.failed(Failed(Reason.UNDECIDED, "nothing new"))
@@ -373,47 +443,47 @@ class Reader(Client):
             total_bytes=300 if first % 3 else NO_LIMIT,
         )
         self.take(machine)
-        self.perform(machine.start(self.world.clock.now))
+        self.perform(machine.start(self.ledger.clock.now))
 
     def got(self, effect: Got) -> None:
         run = effect.run
-        self.world.judge.reader_got(run)
+        self.ledger.judge.reader_got(run)
         for entry_id in range(run.first, run.last + 1, run.stride):
-            self.world.judge.check(entry_id not in self.got_ids, f"entry {entry_id} was given twice")
+            self.ledger.judge.check(entry_id not in self.got_ids, f"entry {entry_id} was given twice")
             self.got_ids[entry_id] = None
 
     def read_ended(self, effect: ReadEnded) -> None:
         self.ended = effect
         end = self.lac + 1 if effect.missing is None else effect.missing
         for entry_id in range(self.next, end):
-            self.world.judge.check(entry_id in self.got_ids, f"entry {entry_id} was not given")
+            self.ledger.judge.check(entry_id in self.got_ids, f"entry {entry_id} was not given")
         if effect.status is Status.OK:
-            self.world.judge.check(end > self.next, "a read that nothing kept from reading gave no entry")
+            self.ledger.judge.check(end > self.next, "a read that nothing kept from reading gave no entry")
         elif effect.missing is not None:
-            self.world.judge.reader_misses(effect.missing, effect.status)
+            self.ledger.judge.reader_misses(effect.missing, effect.status)
         self.next = end
         self.failed(Failed(Reason.UNDECIDED, "next round"))
 
     def failed(self, effect: Failed) -> None:
         self.machine = None
-        self.world.clock.after(int(self.random.random() * 20 * MS), self.begin)
+        self.ledger.clock.after(int(self.random.random() * 20 * MS), self.begin)
 
 
 class Copier(Client):
     """Replicates one fragment."""
 
     def __init__(
-        self, world: World, number: int, first: int, lost: frozenset[Bookie], stay: frozenset[Bookie] = frozenset()
+        self, ledger: SimLedger, number: int, first: int, lost: frozenset[Bookie], stay: frozenset[Bookie] = frozenset()
     ) -> None:
-        super().__init__(world, f"copier{number}")
+        super().__init__(ledger, f"copier{number}")
         self.end: Done | Failed | None = None
         self.first, self.lost, self.stay = first, lost, stay
 
     def begin(self) -> None:
         """Copy."""
-        machine = CopyMachine(LEDGER, self.first, self.lost, stay=self.stay)
+        machine = CopyMachine(self.ledger.ledger_id, self.first, self.lost, stay=self.stay)
         self.take(machine)
-        self.perform(machine.start(self.world.clock.now))
+        self.perform(machine.start(self.ledger.clock.now))
 
     def done(self, effect: Done) -> None:
         self.end = effect

@@ -10,6 +10,7 @@ from tests.simulator.clients import Copier
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
+    from tests.simulator.ledgers import SimLedger
     from tests.simulator.world import World
 
 
@@ -23,6 +24,7 @@ class Faults:
         self.random = Random(f"{world.seed}/faults")
         self.stopped = False
         self.losses: dict[str, None] = {}
+        self.losses_max = min(ledger.plan.quorum.ack_quorum for ledger in world.ledgers.values()) - 1
         plan = world.plan
         kinds: list[tuple[bool, Callable[[], None]]] = [
             (plan.clogs, self.clog),
@@ -31,7 +33,7 @@ class Faults:
             (plan.pauses, self.pause),
             (plan.kills, self.kill),
             (plan.crashes, self.crash),
-            (bool(plan.loses_data) or plan.deferred, self.lose),
+            (bool(plan.loses_data) or (plan.deferred and not plan.forces_early), self.lose),
             (plan.swaps, self.replicate),
             (plan.deletes, self.delete),
             (plan.fills, self.fill),
@@ -52,9 +54,12 @@ class Faults:
             self.random.choice(self.kinds)()
             self.later()
 
+    def _any_ledger(self) -> SimLedger:
+        ledgers = list(self.world.ledgers.values())
+        return ledgers[0] if len(ledgers) == 1 else self.random.choice(ledgers)
+
     def _clients(self) -> list[str]:
-        world = self.world
-        return [client.name for client in (world.writer, *world.recoverers)]
+        return [client.name for ledger in self.world.ledgers.values() for client in (ledger.writer, *ledger.recoverers)]
 
     def _links(self) -> list[tuple[str, str]]:
         """Return one or two links, or all of one client or bookie; each way or one."""
@@ -87,17 +92,17 @@ class Faults:
 
     def pause(self) -> None:
         """Let a client stand still, for so long that others take it for dead."""
-        world = self.world
-        client = self.random.choice([world.writer, world.writer, *world.recoverers])
+        ledger = self._any_ledger()
+        client = self.random.choice([ledger.writer, ledger.writer, *ledger.recoverers])
         if not client.paused:
             client.paused = True
-            world.clock.after(int(self.random.choice((10, 100, 400)) * MS * self.random.random()), client.resume)
+            self.world.clock.after(int(self.random.choice((10, 100, 400)) * MS * self.random.random()), client.resume)
 
     def kill(self) -> None:
         """Let a client die in the middle of what it does; the recovery at the end always comes."""
-        world = self.world
         if self.random.random() < 0.2:
-            self.random.choice([world.writer, *world.recoverers]).stopped = True
+            ledger = self._any_ledger()
+            self.random.choice([ledger.writer, *ledger.recoverers]).stopped = True
 
     def crash(self) -> None:
         """Stop a bookie; it comes back."""
@@ -109,13 +114,13 @@ class Faults:
         """Take away what a bookie has; of fewer bookies than acknowledge an entry, as more is lost for good."""
         world = self.world
         name = self.random.choice(list(world.bookies))
-        if name not in self.losses and len(self.losses) >= world.plan.quorum.ack_quorum - 1:
+        if name not in self.losses and len(self.losses) >= self.losses_max:
             return
         if name in self.losses and world.plan.loses_data == "wiped":
             return  # each instance that is lost counts
         self.losses[name] = None
         bookie = world.bookies[name]
-        if world.plan.deferred and not world.plan.loses_data:
+        if not world.plan.loses_data:
             bookie.crash()
             bookie.restart()
         elif world.plan.loses_data == "forgets":
@@ -123,17 +128,18 @@ class Faults:
         elif world.plan.loses_data == "wiped":
             bookie.wipe()
         else:
-            bookie.replicas.damage(self.random)
+            for disk in bookie.disks.values():
+                disk.damage(self.random)
 
     def replicate(self) -> None:
         """Give the places of a bookie in some fragment to another, though nothing is wrong with it."""
-        world = self.world
-        metadata = world.metadata.current
-        if metadata is not None and len(world.copiers) < 3:
+        ledger = self._any_ledger()
+        metadata = ledger.metadata.current
+        if metadata is not None and len(ledger.copiers) < 3:
             fragment = self.random.choice(metadata.fragments)
             lost = frozenset((self.random.choice(fragment.ensemble),))
-            copier = Copier(world, len(world.copiers), fragment.first_entry_id, lost)
-            world.copiers.append(copier)
+            copier = Copier(ledger, len(ledger.copiers), fragment.first_entry_id, lost)
+            ledger.copiers.append(copier)
             copier.begin()
 
     def fill(self) -> None:
@@ -141,10 +147,10 @@ class Faults:
         self.world.bookies[self.random.choice(list(self.world.bookies))].fill()
 
     def delete(self) -> None:
-        """Delete the ledger; bookies collect it one after the other."""
-        world = self.world
-        if world.metadata.current is None:
+        """Delete a ledger; bookies collect it one after the other."""
+        ledger = self._any_ledger()
+        if ledger.metadata.current is None:
             return
-        world.metadata.delete()
-        for bookie in world.bookies.values():
-            world.clock.after(int(self.random.random() * 100 * MS), bookie.ledger_deleted)
+        ledger.metadata.delete()
+        for bookie in self.world.bookies.values():
+            self.world.clock.after(int(self.random.random() * 100 * MS), bookie.ledger_deleted, ledger)

@@ -24,11 +24,11 @@ from pybk.replication.messages import (
 )
 from pybk.replication.reading import fragment_of
 from pybk.replication.runs import entries_of
-from tests.simulator.disk import LAC_OFFSET, LEDGER
+from tests.simulator.disk import LAC_OFFSET
 
 if TYPE_CHECKING:
     from tests.simulator.disk import Disk
-    from tests.simulator.world import World
+    from tests.simulator.ledgers import SimLedger
 
 _unpack_lac = Struct(">q").unpack_from
 
@@ -40,8 +40,8 @@ class ViolationError(AssertionError):
 class Judge:
     """What was promised, and whether it is kept."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, ledger: SimLedger) -> None:
+        self.ledger = ledger
         self.entries: dict[int, bytes] = {}
         self.lengths: dict[int, int] = {-1: 0}
         self.confirmed = -1
@@ -69,7 +69,7 @@ class Judge:
         """I15, I1, I2, I3: what a writer tells its application."""
         self.check(lac > self.confirmed, f"I15: confirmed {lac} after {self.confirmed}")
         before, self.confirmed = self.confirmed, lac
-        metadata = self.world.metadata.current
+        metadata = self.ledger.metadata.current
         if metadata is None:
             return
         if metadata.state is LedgerState.CLOSED:
@@ -79,10 +79,10 @@ class Judge:
 
     def promised_lac(self, metadata: LedgerMetadata) -> int:
         """Return the last add confirmed that a covering read cannot miss: the one that a confirmed entry carries."""
-        current = self.world.metadata.current
+        current = self.ledger.metadata.current
         if current is None or metadata.fragments[-1] != current.fragments[-1]:
             return -1
-        if self.confirmed < 0 or self.world.plan.loses_data in ("wiped", "corrupt") or self.world.plan.deferred:
+        if self.confirmed < 0 or self.ledger.plan.loses_data in ("wiped", "corrupt") or self.ledger.plan.deferred:
             return -1
         lac: int = _unpack_lac(self.entries[self.confirmed], LAC_OFFSET)[0]
         return lac
@@ -102,7 +102,7 @@ class Judge:
 
     def reader_misses(self, entry_id: int, status: Status) -> None:
         """I17: nobody says no of what was confirmed."""
-        honest = not self.world.plan.loses_data and self.world.metadata.current is not None
+        honest = not self.ledger.plan.loses_data and self.ledger.metadata.current is not None
         lied = honest and status in NEGATIVE and entry_id <= self.confirmed
         self.check(not lied, f"I17: a reader was told that there is no entry {entry_id}")
 
@@ -114,7 +114,7 @@ class Judge:
 
     def replied(self, bookie: Bookie, request: Request, reply: Reply | LacReply | ReadReply) -> None:
         """I4, I6, I12, I13, I14, I17: what a bookie answers."""
-        disk = self.world.disks[bookie]
+        disk = self.ledger.disks[bookie]
         if isinstance(request, Add | WriteLac):
             self.noted(bookie, disk)
         if isinstance(request, Add):
@@ -124,7 +124,7 @@ class Judge:
             if reply.status is Status.OK:
                 self.forced(bookie, disk)
         elif getattr(request, "fence", False) and (reply.status is Status.OK or reply.status in NEGATIVE):
-            self.check(disk.fenced, f"AB3: {bookie} answered a fencing request without being fenced")
+            self.check(disk.fence_durable, f"AB3: {bookie} answered a fencing request without being fenced durably")
             self.fenced[bookie] = None
         if reply.status in NEGATIVE and not isinstance(reply, Reply):
             self.denied(bookie, request, reply)
@@ -142,8 +142,10 @@ class Judge:
                 held = disk.held(entry_id)
                 if request.deferred and held is None:
                     held = disk.pending(entry_id)
-                self.check(held is not None, f"{bookie} acknowledged entry {entry_id}, which is not durable")
-                self.check(held == self.entries.get(entry_id), f"I4, I14: entry {entry_id} of {bookie} is another")
+                if held is None:
+                    raise ViolationError(f"{bookie} acknowledged entry {entry_id}, which is not durable")
+                if held != self.entries.get(entry_id):
+                    raise ViolationError(f"I4, I14: entry {entry_id} of {bookie} is another")
                 acked[entry_id] = None
 
     def forced(self, bookie: Bookie, disk: Disk) -> None:
@@ -154,7 +156,7 @@ class Judge:
 
     def mended(self, bookie: Bookie, entries: dict[int, bytes]) -> None:
         """A bookie is out of limbo: it has all that the ledger has for it, and of what else it lost nothing counts."""
-        disk = self.world.disks[bookie]
+        disk = self.ledger.disks[bookie]
         here = all(disk.held(entry_id) is not None for entry_id in entries)
         self.check(here, f"D6: {bookie} left limbo without its entries")
         self.check(disk.fenced or bookie not in self.fenced, f"I12: {bookie} left limbo without its fence")
@@ -169,20 +171,21 @@ class Judge:
             entry_id: self.entries[entry_id]
             for entry_id in range(count)
             for ensemble in (fragment_of(metadata.fragments, entry_id).ensemble,)
-            if bookie in [ensemble[place] for place in self.world.plan.quorum.write_set(entry_id)]
+            if bookie in [ensemble[place] for place in self.ledger.plan.quorum.write_set(entry_id)]
         }
 
     def noted(self, bookie: Bookie, disk: Disk) -> None:
         """I6, I13: the last add confirmed that a bookie knows."""
-        before = self.lacs.get(bookie, -1)
-        self.check(disk.lac >= before, f"I13: the LAC of {bookie} went from {before} to {disk.lac}")
-        self.lacs[bookie] = disk.lac
-        if disk.lac > before:
-            self.check(disk.lac <= self.firm_end(), f"I6: {bookie} was told {disk.lac}, confirmed is {self.firm_end()}")
+        before, lac = self.lacs.get(bookie, -1), disk.lac
+        if lac == before:
+            return
+        self.check(lac > before, f"I13: the LAC of {bookie} went from {before} to {lac}")
+        self.lacs[bookie] = lac
+        self.check(lac <= self.firm_end(), f"I6: {bookie} was told {lac}, confirmed is {self.firm_end()}")
 
     def denied(self, bookie: Bookie, request: Request, reply: LacReply | ReadReply) -> None:
         """I17: a bookie says that it never acknowledged something, or to a recovery, that it never counted for it."""
-        state = self.world.disks[bookie].state(LEDGER)
+        state = self.ledger.disks[bookie].state(self.ledger.ledger_id)
         acked = self.acked.get(bookie, {})
         if state is None or not state.limbo or not getattr(request, "fence", False):
             acked = acked | self.deferred.get(bookie, {})
@@ -196,7 +199,7 @@ class Judge:
     def restarted(self, bookie: Bookie, fenced: bool) -> None:
         """I12: a fence outlives a restart; the LAC in memory does not."""
         self.lacs.pop(bookie, None)
-        state = self.world.disks[bookie].state(LEDGER)
+        state = self.ledger.disks[bookie].state(self.ledger.ledger_id)
         doubts = state is not None and state.gap  # in limbo a lost fence lets nobody in
         self.check(fenced or doubts or bookie not in self.fenced, f"I12: {bookie} forgot its fence")
 
@@ -237,14 +240,13 @@ class Judge:
 
     def check_copies(self, metadata: LedgerMetadata, first: int, last: int) -> None:
         """I2, I3: entries are at an ack quorum of their fragment, and what faults left of it can be read."""
-        quorum = self.world.plan.quorum
-        disks = self.world.disks
+        quorum = self.ledger.plan.quorum
+        disks = self.ledger.disks
         for entry_id in range(first, last + 1):
             ensemble = fragment_of(metadata.fragments, entry_id).ensemble
             replicas = [disks[ensemble[place]] for place in quorum.write_set(entry_id)]
             had = sum(each.had(entry_id) for each in replicas)
-            self.check(
-                had >= quorum.ack_quorum, f"I3: entry {entry_id} is on {had} bookies of its fragment: {ensemble}"
-            )
-            has = sum(each.has(entry_id) for each in replicas)
-            self.check(has > 0, f"I2: entry {entry_id} can be read from no bookie of its fragment")
+            if had < quorum.ack_quorum:
+                raise ViolationError(f"I3: entry {entry_id} is on {had} bookies of its fragment: {ensemble}")
+            if not any(each.has(entry_id) for each in replicas):
+                raise ViolationError(f"I2: entry {entry_id} can be read from no bookie of its fragment")

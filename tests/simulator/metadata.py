@@ -19,7 +19,7 @@ from tests.simulator.plan import MS
 if TYPE_CHECKING:
     from tests.simulator.bookies import SimBookie
     from tests.simulator.clients import Client
-    from tests.simulator.world import World
+    from tests.simulator.ledgers import SimLedger
 
 VERSION_OF_NONE = -1
 
@@ -29,13 +29,14 @@ class SimMetadata:
 
     name = "metadata"
 
-    def __init__(self, world: World, first: LedgerMetadata) -> None:
-        self.world = world
-        self.random = Random(f"{world.seed}/metadata")
-        self.loss = world.plan.metadata_loss
-        self.stale = world.plan.metadata_stale
+    def __init__(self, ledger: SimLedger, first: LedgerMetadata) -> None:
+        self.ledger = ledger
+        self.random = Random(f"{ledger.source}/metadata")
+        self.loss = ledger.plan.metadata_loss
+        self.stale = ledger.plan.metadata_stale
         self.current: LedgerMetadata | None = first
         self.version = 0
+        self.closed_by = ""
         self.history: list[tuple[LedgerMetadata | None, int]] = [(first, 0)]
 
     def heal(self) -> None:
@@ -51,7 +52,7 @@ class SimMetadata:
         if self.random.random() < self.loss:
             self._tell(client, MetadataUnreachable(), slow=True)
             return
-        self.world.clock.after(self._delay(), self._read, client, fresh)
+        self.ledger.clock.after(self._delay(), self._read, client, fresh)
 
     def _read(self, client: Client, fresh: bool) -> None:
         at = -1
@@ -66,7 +67,7 @@ class SimMetadata:
             self._tell(client, MetadataUnreachable(), slow=True)
             return
         delay = self._delay() + (int(self.random.random() * 50 * MS) if lost else 0)
-        self.world.clock.after(delay, self._write, client, effect, not lost)
+        self.ledger.clock.after(delay, self._write, client, effect, not lost)
         if lost:
             self._tell(client, MetadataUnreachable(), slow=True)
 
@@ -89,10 +90,12 @@ class SimMetadata:
         old, self.current = self.current, metadata
         self.version += 1
         self.history.append((metadata, self.version))
-        self.world.judge.metadata_changes(author, old, metadata)
+        self.ledger.judge.metadata_changes(author, old, metadata)
+        if metadata.state is LedgerState.CLOSED and old.state is not LedgerState.CLOSED:
+            self.closed_by = author
         if metadata.state is not old.state:
-            for bookie in self.world.bookies.values():
-                bookie.mend_soon()
+            for bookie in self.ledger.bookies.values():
+                bookie.mend_soon(self.ledger)
 
     def is_closed(self) -> bool:
         """Tell whether the ledger is there and closed."""
@@ -106,10 +109,10 @@ class SimMetadata:
     def look_up(self, bookie: SimBookie, life: int, ledger_id: int) -> None:
         """Tell a bookie whether the ledger exists."""
         exists = None if self.random.random() < self.loss else self.current is not None
-        self.world.clock.after(self._delay(), bookie.looked_up, life, ledger_id, exists)
+        self.ledger.clock.after(self._delay(), bookie.looked_up, life, ledger_id, exists)
 
     def _tell(self, client: Client, event: Event, *, slow: bool = False) -> None:
-        self.world.clock.after(self._delay() + (20 * MS if slow else 0), client.told, event)
+        self.ledger.clock.after(self._delay() + (20 * MS if slow else 0), client.told, event)
 
     def _delay(self) -> int:
         return int(self.random.random() * (20 * MS if self.random.random() < 0.1 else MS))

@@ -1,20 +1,22 @@
-"""How a rule of the protocol is broken on purpose: the real source of a function with one piece replaced."""
+"""How a rule of the protocol is broken on purpose: the syntax tree of a function with one piece replaced."""
 
 from __future__ import annotations
-import __future__
 
 import importlib
 import inspect
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from tests.mutation.patterns import changed
 from tests.simulator.world import World
 
 
 class Piece(NamedTuple):
-    """What is replaced in a function: ``module:Class.function``, the module of ``pybk.replication`` or a whole name."""
+    """What is replaced in a function, as patterns of ``tests.mutation.patterns``.
+
+    The function is ``module:Class.function``; the module is one of ``pybk.replication``, or a whole name.
+    """
 
     function: str
     old: str
@@ -52,13 +54,7 @@ def _changed(piece: Piece) -> tuple[Any, str, Any, Any]:
         owner = getattr(owner, each)
     real = inspect.getattr_static(owner, name)
     function: Any = real.fget if isinstance(real, property) else real
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(piece.old) == 1, f"{piece.function} has changed: choose another piece than {piece.old!r}"
-    flags = __future__.annotations.compiler_flag
-    code = compile(source.replace(piece.old, piece.new), f"<mutant of {piece.function}>", "exec", flags)
-    namespace: dict[str, Any] = {}
-    exec(code, function.__globals__, namespace)
-    return owner, name, real, namespace[name]
+    return owner, name, real, changed(function, piece.old, piece.new)
 
 
 def kills(mutant: Mutant, seed: int) -> str:

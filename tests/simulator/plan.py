@@ -60,19 +60,114 @@ class Plan:
     deletes: bool
     faults_ns: int
     fault_every_ns: int
+    errors: float = 0.0
+    """How often a bookie's storage fails to do what it is asked."""
+    ledgers: int = 1
+    forces_early: bool = False
+    """Whether the writer forces while it still writes."""
+
+
+LATE_FORCES = 6
+LATE_ADDS = 10
+"""The seeds with these remainders of 16 are of deferred ledgers whose forces are answered late, and of recoveries whose
+fences and adds are."""
 
 
 def draw(seed: int) -> Plan:
     """Draw the plan of a seed.
 
     Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
-    whose bookies crash, and that is recovered while its writer lives.
+    whose bookies crash, and that is recovered while its writer lives; another sixteenth a deferred ledger whose bookies
+    answer a force after others took their places; and another one a recovery whose fences and adds are answered late.
     """
-    plan = _draw(seed)
+    plan = _draw(f"{seed}")
     if seed % 16 == 14:
         return _all_crash(plan)
-    if seed % 8 != 7:
-        return plan
+    if seed % 16 == LATE_FORCES:
+        return _late_forces(plan)
+    if seed % 16 == LATE_ADDS:
+        return _late_adds(plan)
+    return _small_steps(plan) if seed % 8 == 7 else _with_more(seed, plan)
+
+
+def beside(seed: int, number: int, plan: Plan) -> Plan:
+    """Draw what else is tried with another ledger of the same bookies: the faults are those of the first one's plan."""
+    other = _draw(f"{seed}/{number}")
+    fits = other.quorum.ensemble_size <= plan.quorum.ensemble_size + plan.spares and not plan.loses_data
+    return replace(
+        plan,
+        quorum=other.quorum if fits else plan.quorum,
+        batches=other.batches,
+        window=other.window,
+        think_ns=other.think_ns,
+        recoverers=other.recoverers,
+        readers=other.readers,
+        closes=other.closes,
+        deferred=other.deferred,
+        straggler_bytes=other.straggler_bytes,
+        short=other.short,
+    )
+
+
+def _with_more(seed: int, plan: Plan) -> Plan:
+    """Add what was not tried at first; drawn apart, so that what the other seeds try stays as it was."""
+    random = Random(f"{seed}/plan/more")
+    errors = random.choice((0.02, 0.1, 0.3)) if random.random() < 0.15 else 0.0
+    ledgers = random.choice((2, 2, 3)) if random.random() < 0.1 else 1
+    return replace(plan, errors=errors, ledgers=ledgers)
+
+
+def _late_forces(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        spares=max(plan.spares, 2),
+        batches=(1,) * 24,
+        window=12,
+        think_ns=0,
+        recoverers=plan.recoverers // 2,
+        closes=True,
+        deferred=True,
+        forces_early=True,
+        straggler_bytes=1 << 20,
+        loss=0.0,
+        slow=0.3,
+        slow_ns=50 * MS,
+        timeout_ns=150 * MS,
+        spurious=0.05,
+        clogs=False,
+        cuts=False,
+        pauses=False,
+        kills=False,
+        crashes=False,
+        loses_data="",
+        metadata_loss=0.0,
+        fills=False,
+        deletes=False,
+        faults_ns=400 * MS,
+    )
+
+
+def _late_adds(plan: Plan) -> Plan:
+    return replace(
+        plan,
+        think_ns=0,
+        recoverers=max(plan.recoverers, 1),
+        closes=False,
+        deferred=False,
+        straggler_bytes=1 << 20,
+        loss=max(plan.loss, 0.1),
+        spurious=0.0,
+        slow=0.3,
+        slow_ns=60 * MS,
+        timeout_ns=80 * MS,
+        loses_data="",
+        swaps=False,
+        fills=False,
+        deletes=False,
+    )
+
+
+def _small_steps(plan: Plan) -> Plan:
     return replace(
         plan,
         quorum=Quorum(3, 3, 2),
@@ -110,8 +205,8 @@ def _all_crash(plan: Plan) -> Plan:
     )
 
 
-def _draw(seed: int) -> Plan:
-    random = Random(f"{seed}/plan")
+def _draw(source: str) -> Plan:
+    random = Random(f"{source}/plan")
 
     def sometimes(probability: float) -> bool:
         return random.random() < probability

@@ -22,7 +22,7 @@ STOPS = 0.02
 
 def suits(plan: Plan) -> bool:
     """Tell whether a plan can be tried: what the storage refuses, or does by other threads, has tests of its own."""
-    return plan.loses_data in ("", "wiped") and not plan.deferred
+    return plan.loses_data in ("", "wiped") and not plan.deferred and not plan.errors and plan.ledgers == 1
 
 
 class RealDisk:
@@ -103,6 +103,10 @@ class RealDisk:
     def fenced(self) -> bool:
         state = self.state(LEDGER)
         return state is not None and state.fenced
+
+    @property
+    def fence_durable(self) -> bool:
+        return self.fenced
 
     def held(self, entry_id: int) -> bytes | None:
         if self._gone:

@@ -1,37 +1,30 @@
-"""One run: the cluster, the clients, the faults, and what must come of it when they stop."""
+"""One run: the cluster, its ledgers, the faults, and what must come of it when they stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
 
-from pybk.digest import DigestType
-from pybk.flags import StorageHint
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
-from pybk.replication.messages import ChooseBookies, Done, Failed, Reason
-from pybk.replication.placement import Candidate, choose
-from pybk.replication.reading import fragment_of
 from tests.simulator.bookies import SimBookie
-from tests.simulator.clients import Copier, Reader, Recoverer, Writer
 from tests.simulator.disk import LEDGER, Disk, ModelReplicas
 from tests.simulator.faults import Faults
-from tests.simulator.judge import Judge
-from tests.simulator.metadata import SimMetadata
+from tests.simulator.ledgers import SimLedger
 from tests.simulator.network import Clock, Network
-from tests.simulator.plan import MS, Plan, draw
-
-REPLICATION_TRIES = 4
-PATIENCE_NS = 60_000 * MS
-"""How long the cluster may take to get well after the faults stopped."""
+from tests.simulator.plan import Plan, beside, draw
 
 
 def model_disk(random: Random, plan: Plan) -> Disk:
     """Make a disk that is a model."""
-    return ModelReplicas(random, deferred=plan.deferred, short=plan.short)
+    return ModelReplicas(random, deferred=plan.deferred, short=plan.short, errors=plan.errors)
 
 
 class World:
-    """Everything of one seed."""
+    """Everything of one seed.
+
+    Attributes:
+        ledgers: The ledgers by id; each seed has the first one.
+        ledger: The first one.
+    """
 
     def __init__(
         self, seed: int, *, traced: bool = False, make_disk: Callable[[Random, Plan], Disk] = model_disk
@@ -40,197 +33,52 @@ class World:
         self.plan = draw(seed)
         self.clock = Clock(traced=traced)
         self.network = Network(seed, self.plan, self.clock)
-        self.judge = Judge(self)
         self.make_disk = make_disk
-        self.disks: dict[Bookie, Disk] = {}
-        self.under_replicated: dict[tuple[Bookie, int], None] = {}
-        self.spurious = self.plan.spurious
-        self.quiet = False
-        self.random = Random(f"{seed}/world")
-        numbers = range(self.plan.quorum.ensemble_size + self.plan.spares)
-        self.bookies = {bookie.name: bookie for bookie in (SimBookie(self, number) for number in numbers)}
-        self.metadata = SimMetadata(self, self._first_metadata())
-        self.writer = Writer(self)
-        self.recoverers = [Recoverer(self, number) for number in range(self.plan.recoverers)]
-        self.readers = [Reader(self, number) for number in range(self.plan.readers)]
-        for recoverer in self.recoverers:
-            within_ns = self.random.choice((20 * MS, self.plan.faults_ns))
-            self.clock.after(int(self.random.random() * within_ns), recoverer.begin)
-        for reader in self.readers:
-            self.clock.after(int(self.random.random() * 20 * MS), reader.begin)
-        self.copiers: list[Copier] = []
+        self.bookies: dict[str, SimBookie] = {}
+        self.ledger = SimLedger(self, LEDGER, self.plan, first=True)
+        self.ledgers = {LEDGER: self.ledger}
+        for ledger_id in range(LEDGER + 1, LEDGER + self.plan.ledgers):
+            self.ledgers[ledger_id] = SimLedger(self, ledger_id, beside(seed, ledger_id, self.plan), first=False)
+        for number in range(self.plan.quorum.ensemble_size + self.plan.spares):
+            bookie = SimBookie(self, number)
+            self.bookies[bookie.name] = bookie
+        for ledger in self.ledgers.values():
+            ledger.populate()
         self.faults = Faults(self)
-
-    def _first_metadata(self) -> LedgerMetadata:
-        quorum = self.plan.quorum
-        ensemble = [bookie.bookie for bookie in self.bookies.values()]
-        self.random.shuffle(ensemble)
-        return LedgerMetadata(
-            ledger_id=LEDGER,
-            digest_type=DigestType.NONE,
-            ensemble_size=quorum.ensemble_size,
-            write_quorum=quorum.write_quorum,
-            ack_quorum=quorum.ack_quorum,
-            creation_time_ns=0,
-            creation_sequence=0,
-            tier=StorageHint.NVME,
-            key_salt=b"",
-            verifier=b"",
-            fragments=(Fragment(0, tuple(ensemble[: quorum.ensemble_size])),),
-        )
-
-    def choose(self, effect: ChooseBookies) -> dict[int, Bookie]:
-        """Choose from the bookies that are registered; one that has just crashed may still be."""
-        registered = [
-            Candidate(bookie.bookie, {StorageHint.NVME: 1}, read_only=bookie.full)
-            for bookie in self.bookies.values()
-            if bookie.up or self.random.random() < 0.2
-        ]
-        return choose(
-            registered,
-            places=effect.places,
-            ensemble=effect.ensemble,
-            excluded=effect.excluded,
-            hints=frozenset(),
-            source=self.random,
-        )
 
     def bookies_changed(self) -> None:
         """A bookie registered."""
-        writer = self.writer
-        if not writer.paused and not writer.stopped:
-            writer.perform(writer.writer.bookies_changed(self.clock.now))
-
-    # ---- a run -----------------------------------------------------------------------------------------------------
+        for ledger in self.ledgers.values():
+            ledger.bookies_changed()
 
     def run(self) -> None:
         """Let everything happen, and then require that it comes to a good end."""
         self.clock.run(self.plan.faults_ns)
         self.heal()
-        self.settle()
-        if self.metadata.current is not None:
-            self.read_all()
-            self.replicate()
-            self.read_all()
+        ledgers = self.ledgers.values()
+        for ledger in ledgers:
+            ledger.settle()
+        for ledger in ledgers:
+            ledger.read_all()
+            ledger.replicate()
+            ledger.read_all()
 
     def heal(self) -> None:
         """Stop all faults."""
-        self.quiet = True
         self.faults.stop()
         self.network.heal()
-        self.metadata.heal()
-        self.spurious = 0.0
-        for disk in self.disks.values():
-            disk.heal()
+        for ledger in self.ledgers.values():
+            ledger.heal()
+            for disk in ledger.disks.values():
+                disk.heal()
         for bookie in self.bookies.values():
             bookie.restart()
-        for client in (self.writer, *self.recoverers, *self.readers):
-            if client.paused:
-                client.resume()
+        for ledger in self.ledgers.values():
+            ledger.resume()
         self.bookies_changed()
 
-    def settle(self) -> None:
-        """I10: the writer finishes, or recoveries close the ledger."""
-        until = self.clock.now + PATIENCE_NS
-        writer = self.writer
-        if self.random.random() < 0.3:
-            writer.stopped = True
-        if not writer.stopped and not writer.ended:
-            self.judge.check(self.clock.run(until, lambda: writer.ended), "I10: the writer neither ends nor fails")
-        if not writer.stopped and not self.recoverers and self.metadata.current is not None:
-            self._judge_writer()
-            self.clock.run(self.clock.now + 2 * self.plan.timeout_ns)
-            self._check_recorded()
-        last = Recoverer(self, len(self.recoverers))
-        last.begin()
-        clients = [*(each for each in self.recoverers if each.tries and not each.stopped), last]
-        self.judge.check(
-            self.clock.run(until, lambda: all(each.end is not None for each in clients)),
-            "I10: a recovery comes to no end",
-        )
-        current = self.metadata.current
-        self.judge.check(current is None or current.state is LedgerState.CLOSED, "I10: the ledger is not closed")
-
-    def _judge_writer(self) -> None:
-        """A writer that nobody disturbed closed its ledger, unless there were too few bookies for it."""
-        end = self.writer.end
-        if isinstance(end, Failed):
-            allowed = [Reason.METADATA_UNREACHABLE] if self.plan.metadata_loss else []
-            self.judge.check(end.reason in (Reason.NOT_ENOUGH_BOOKIES, *allowed), f"I10: the writer failed: {end}")
-
-    def _check_recorded(self) -> None:
-        """C13: what is missing on a bookie after its writer has closed is recorded as under-replicated.
-
-        A bookie that knows that it lost what was not forced is in limbo, and looks after that itself.
-        """
-        metadata = self.metadata.current
-        if metadata is None or metadata.state is not LedgerState.CLOSED or self.plan.loses_data or self.copiers:
-            return
-        for entry_id in range(metadata.last_entry_id + 1):
-            ensemble = fragment_of(metadata.fragments, entry_id).ensemble
-            for place in self.plan.quorum.write_set(entry_id):
-                bookie = ensemble[place]
-                disk = self.disks[bookie]
-                state = disk.state(LEDGER)
-                limbo = state is not None and state.limbo
-                if not limbo and not disk.has(entry_id) and disk.pending(entry_id) is None:
-                    recorded = any(who == bookie and first <= entry_id for who, first in self.under_replicated)
-                    self.judge.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
-
-    def read_all(self) -> None:
-        """Whatever the closed ledger has can be read."""
-        metadata = self.metadata.current
-        assert metadata is not None
-        reader = Reader(self, 100 + len(self.readers))
-        self.readers.append(reader)
-        reader.metadata, reader.lac = metadata, metadata.last_entry_id
-        if reader.lac < 0:
-            return
-        reader.read(0, reader.lac)
-        ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: reader.ended is not None)
-        reader.stopped = True
-        self.judge.check(ended, "I10: a read comes to no end")
-        assert reader.ended is not None
-        self.judge.check(reader.ended.missing is None, f"I2: entry {reader.ended.missing} cannot be read")
-
-    def replicate(self) -> None:
-        """Give the places of one bookie to others, and fill up where entries were missed."""
-        metadata = self.metadata.current
-        assert metadata is not None
-        leaving = self.random.choice(metadata.fragments[-1].ensemble)
-        for fragment in metadata.fragments:
-            if leaving in fragment.ensemble:
-                self._copy(fragment.first_entry_id, frozenset((leaving,)), frozenset())
-        for fragment in self.metadata.current.fragments if self.metadata.current else ():
-            known = frozenset(each for each in fragment.ensemble if self.bookies[each.bookie_id].bookie == each)
-            self._copy(fragment.first_entry_id, frozenset(fragment.ensemble), known)
-        self._check_replicated()
-
-    def _copy(self, first: int, lost: frozenset[Bookie], stay: frozenset[Bookie]) -> None:
-        copiers = self.copiers
-        end: Done | Failed | None = None
-        for _ in range(REPLICATION_TRIES):
-            copiers.append(Copier(self, len(copiers), first, lost, stay))
-            copiers[-1].begin()
-            ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: copiers[-1].end is not None)
-            self.judge.check(ended, "I10: a replication comes to no end")
-            end = copiers[-1].end
-            if not isinstance(end, Failed) or end.reason is not Reason.UNDECIDED:
-                break
-        lacking = isinstance(end, Failed) and end.reason is Reason.NOT_ENOUGH_BOOKIES
-        damaged = isinstance(end, Failed) and end.reason is Reason.UNDECIDED and self.plan.loses_data == "corrupt"
-        self.judge.check(isinstance(end, Done) or lacking or damaged, f"a replication failed: {end}")
-
-    def _check_replicated(self) -> None:
-        """Every entry is on all bookies of its write set that are what they were."""
-        metadata = self.metadata.current
-        if metadata is None or self.plan.loses_data == "corrupt":
-            return
-        quorum = self.plan.quorum
-        ends = [each.first_entry_id for each in metadata.fragments[1:]] + [metadata.last_entry_id + 1]
-        for fragment, end in zip(metadata.fragments, ends, strict=True):
-            for entry_id in range(fragment.first_entry_id, end):
-                for place in quorum.write_set(entry_id):
-                    bookie = fragment.ensemble[place]
-                    here = self.bookies[bookie.bookie_id].bookie != bookie or self.disks[bookie].has(entry_id)
-                    self.judge.check(here, f"entry {entry_id} was not replicated to {bookie}")
+    def close(self) -> None:
+        """Let go of the disks."""
+        for ledger in self.ledgers.values():
+            for disk in ledger.disks.values():
+                disk.close()

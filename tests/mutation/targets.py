@@ -1,0 +1,150 @@
+"""Which modules are mutated, how often each kind is drawn, and which tests must notice."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, NamedTuple
+
+from tests.mutation.operators import Mutation, Name, is_same_code, mutations, path_of, tree_of
+
+
+class Room(NamedTuple):
+    """Modules that are drawn from together.
+
+    Attributes:
+        weight: Share of the mutants, in percent.
+        modules: The modules, each with the tests that touch it, the quickest first.
+        simulated: Whether the simulator runs them, too.
+    """
+
+    weight: int
+    modules: dict[str, tuple[str, ...]]
+    simulated: bool
+
+
+_MACHINES: Final = ("tests/replication",)
+_REPLICAS: Final = (
+    "tests/test_replicas.py",
+    "tests/test_replicas_fences.py",
+    "tests/test_replicas_reading.py",
+    "tests/test_replicas_identity.py",
+    "tests/test_replicas_damage.py",
+)
+_SALVAGE: Final = ("tests/cluster/test_salvage.py", "tests/cluster/test_mending.py")
+_SERVICE: Final = ("tests/cluster/test_ledgers.py", "tests/cluster/test_faults.py", "tests/cluster/test_room.py")
+_CLIENT: Final = (
+    "tests/cluster/test_ledgers.py",
+    "tests/cluster/test_closing.py",
+    "tests/cluster/test_baton.py",
+    "tests/cluster/test_faults.py",
+    "tests/cluster/test_same_api.py",
+)
+_TREE: Final = ("tests/metadata/test_tree.py", "tests/metadata/test_settle.py")
+_RECORDS: Final = ("tests/metadata/test_formats.py", "tests/metadata/test_ledgers.py", "tests/metadata/test_bookies.py")
+
+ROOMS: Final = (
+    Room(
+        50,
+        dict.fromkeys(
+            (
+                "replication.adding",
+                "replication.auditing",
+                "replication.bookie",
+                "replication.copying",
+                "replication.placement",
+                "replication.quorum",
+                "replication.reading",
+                "replication.recovery",
+                "replication.runs",
+                "replication.telling",
+                "replication.writing",
+            ),
+            _MACHINES,
+        ),
+        simulated=True,
+    ),
+    Room(
+        15,
+        {
+            "bookie.beside": ("tests/cluster/test_beside.py",),
+            "bookie.extents": _REPLICAS,
+            "bookie.identity": ("tests/test_replicas_identity.py", *_SALVAGE),
+            "bookie.replica": _REPLICAS,
+            "bookie.replicas": (*_REPLICAS, *_SALVAGE),
+            "bookie.salvaging": _SALVAGE,
+            "bookie.service": _SERVICE,
+        },
+        simulated=False,
+    ),
+    Room(
+        15,
+        {
+            "client.appending": _CLIENT,
+            "client.auditing": ("tests/cluster/test_mending.py",),
+            "client.baton": _CLIENT,
+            "client.engine": _CLIENT,
+            "client.following": _CLIENT,
+            "client.home": (*_CLIENT, "tests/cluster/test_secrets.py", "tests/cluster/test_partitions.py"),
+            "client.ledger": _CLIENT,
+            "client.limbo": _SALVAGE,
+            "client.reading": _CLIENT,
+            "client.replicating": ("tests/cluster/test_mending.py", "tests/cluster/test_faults.py"),
+            "client.writing": _CLIENT,
+        },
+        simulated=False,
+    ),
+    Room(
+        20,
+        {
+            "metadata.bookies": ("tests/metadata/test_bookies.py", "tests/metadata/test_formats.py"),
+            "metadata.cluster": ("tests/metadata/test_opening.py", "tests/metadata/test_bookies.py"),
+            "metadata.ledgers": _RECORDS,
+            "metadata.lmdb": ("tests/metadata/test_lmdb.py", *_TREE),
+            "metadata.lmdb_records": ("tests/metadata/test_formats.py", "tests/metadata/test_lmdb.py"),
+            "metadata.locks": (*_RECORDS, "tests/metadata/test_lmdb.py"),
+            "metadata.pointers": ("tests/metadata/test_pointers.py",),
+            "metadata.settle": ("tests/metadata/test_settle.py",),
+            "metadata.tree": _TREE,
+            "metadata.values": ("tests/metadata/test_formats.py",),
+        },
+        simulated=False,
+    ),
+)
+
+
+class Drawn(NamedTuple):
+    """A mutant that was drawn."""
+
+    name: Name
+    mutation: Mutation
+
+
+def room_of(module: str) -> Room:
+    """Return the room that a module is of."""
+    return next(room for room in ROOMS if module in room.modules)
+
+
+def draw(seed: int, count: int) -> list[Drawn]:
+    """Draw mutants by operator and location: first a room by its weight, then an operator, then one of its places.
+
+    Mutations that compile to the same code are none. The machines come first, because the simulator judges them, too.
+    """
+    random = Random(f"mutation/{seed}")
+    every: list[dict[str, list[Drawn]]] = []
+    for room in ROOMS:
+        by_operator: dict[str, list[Drawn]] = {}
+        for module in room.modules:
+            for mutation in mutations(tree_of(module)):
+                name = Name(module, mutation.function, mutation.operator, mutation.number)
+                by_operator.setdefault(mutation.operator, []).append(Drawn(name, mutation))
+        every.append(by_operator)
+    result: list[list[Drawn]] = [[] for _ in ROOMS]
+    while sum(map(len, result)) < count:
+        (at,) = random.choices(range(len(ROOMS)), [room.weight for room in ROOMS])
+        places = every[at][random.choice(sorted(every[at]))]
+        taken = places.pop(random.randrange(len(places))) if places else None
+        if taken is not None and not is_same_code(
+            taken.mutation, path_of(taken.name.module).read_bytes(), taken.name.module
+        ):
+            result[at].append(taken)
+    return [each for drawn in result for each in drawn]
