@@ -1,4 +1,4 @@
-"""Runs seeds: ``python -m tests.simulator --seeds N [--seed S]``."""
+"""Runs seeds: ``python -m tests.simulator --seeds N [--seed S] [--every N]``."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator", description="Run the replication simulator.")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds to run (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--every", type=int, default=0, help="print after each so many seeds where to begin again")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--sums", action="store_true", help="print a checksum of the events of each seed")
     parser.add_argument("--real", action="store_true", help="bookies on the library's storage, on a simulated disk")
@@ -68,6 +69,9 @@ def main() -> int:
         if error is not None:
             failures += 1
             explain(seed, real=arguments.real)
+        if arguments.every and (seed + 1 - arguments.seed) % arguments.every == 0:
+            rate = events / (time.perf_counter() - began)
+            print(f"--seed {seed + 1}: {events} events, {failures} failures, {rate:,.0f} events/s", flush=True)
     seconds = time.perf_counter() - began
     print(f"{arguments.seeds} seeds, {events} events, {failures} failures, {events / seconds:,.0f} events/s")
     return 1 if failures else 0

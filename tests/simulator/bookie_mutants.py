@@ -9,6 +9,16 @@ BOOKIE = "bookie:BookieMachine."
 
 BOOKIE_MUTANTS = (
     Mutant(
+        "H1",
+        "the fence of one ledger says nothing of another one's (AB3)",
+        (Piece(BOOKIE + "_fence", "self._doubtful.discard(ledger_id)", "self._doubtful.clear()"),),
+    ),
+    Mutant(
+        "H2",
+        "who adds to one ledger does not hear of another one's deletion (C11)",
+        (Piece(BOOKIE + "ledger_deleted", "of == ledger_id", "True"),),
+    ),
+    Mutant(
         "E1",
         "a fence that failed is made again before it is answered (AB3)",
         (Piece(BOOKIE + "_fence", "ledger_id not in self._doubtful", "True"),),
@@ -55,21 +65,6 @@ BOOKIE_MUTANTS = (
                 "self._dirty.add(ledger_id)\nif lac > before or _1: ...",
             ),
         ),
-    ),
-    Mutant(
-        "H1",
-        "what is collected of a deleted ledger is not that of others (several ledgers)",
-        (Piece(BOOKIE + "ledger_deleted", "ack[1] != ledger_id", "False"),),
-    ),
-    Mutant(
-        "H2",
-        "a sync for one ledger acknowledges what others wait for (several ledgers)",
-        (Piece(BOOKIE + "_wake", "self._polls[ledger_id] = waiting", "self._polls = {ledger_id: waiting}"),),
-    ),
-    Mutant(
-        "H3",
-        "a ledger that is fenced fences no other one (several ledgers)",
-        (Piece(BOOKIE + "_fence", "ledger_id not in self._doubtful", "not self._doubtful"),),
     ),
     Mutant(
         "M5",

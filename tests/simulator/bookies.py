@@ -16,7 +16,6 @@ from tests.simulator.disk import Disk, Shelf
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
-    from pybk.replication.bookie import Replicas
     from tests.simulator.clients import Client
     from tests.simulator.ledgers import SimLedger
     from tests.simulator.world import World
@@ -60,7 +59,7 @@ class SimBookie:
             own = self.random if ledger is world.ledger else Random(f"{ledger.source}/{self.name}/{self.instances}")
             self.disks[ledger_id] = ledger.disks[self.bookie] = world.make_disk(own, ledger.plan)
         first = self.disks[world.ledger.ledger_id]
-        self.replicas: Replicas = first if len(self.disks) == 1 else Shelf(self.disks)
+        self.replicas: Disk | Shelf = first if len(self.disks) == 1 else Shelf(self.disks)
         self.machine = BookieMachine(self.replicas)
 
     def deliver(self, client: Client, token: int, to: Bookie, request: Request) -> None:
@@ -110,7 +109,7 @@ class SimBookie:
         effects: list[BookieEffect] = []
         with suppress(SimCrash):
             effects = act()
-        if any(disk.stopped for disk in self.disks.values()):
+        if self.replicas.stopped:
             self.crash()
             self.world.clock.after(5 * MS, self.restart)
             return

@@ -193,6 +193,11 @@ class Client:
         """Tell whether this client, which closed the ledger, has to have recorded it if a bookie misses an entry."""
         return True
 
+    def check_deleted(self, effect: Failed) -> None:
+        """C11: nobody is told that a ledger was deleted that was not."""
+        gone = effect.reason is not Reason.DELETED or self.ledger.metadata.current is None
+        self.ledger.judge.check(gone, f"C11: {self.name} was told that the ledger was deleted")
+
     def unexpected(self, effect: object) -> None:
         raise AssertionError(f"{self.name} was told {effect}")
 
@@ -303,6 +308,7 @@ class Writer(Client):
 
     def failed(self, effect: Failed) -> None:
         self.ended, self.end = True, effect
+        self.check_deleted(effect)
 
 
 class Recoverer(Client):
@@ -373,6 +379,7 @@ class Recoverer(Client):
 
     def failed(self, effect: Failed) -> None:
         self.machine = None
+        self.check_deleted(effect)
         if effect.reason is Reason.DELETED:
             self.end = effect
             return

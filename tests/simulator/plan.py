@@ -114,7 +114,8 @@ def _with_more(seed: int, plan: Plan) -> Plan:
     random = Random(f"{seed}/plan/more")
     errors = random.choice((0.02, 0.1, 0.3)) if random.random() < 0.15 else 0.0
     ledgers = random.choice((2, 2, 3)) if random.random() < 0.1 else 1
-    return replace(plan, errors=errors, ledgers=ledgers)
+    deletes = plan.deletes or (ledgers > 1 and random.random() < 0.3)
+    return replace(plan, errors=errors, ledgers=ledgers, deletes=deletes)
 
 
 def _late_forces(plan: Plan) -> Plan:
