@@ -89,7 +89,7 @@ def replace_in(tree: ast.AST, old: str, new: str, *, what: str) -> None:
     body: list[ast.stmt] = [ast.Expr(replacement)] if isinstance(replacement, ast.expr) else replacement
     if isinstance(place.parent, ast.keyword):
         assert isinstance(body[0], ast.Assign)
-        place.parent.value = body[0].value
+        place.parent.arg, place.parent.value = ast.unparse(body[0].targets[0]), body[0].value
         return
     assert place.at is not None
     statements = _Fill(place.bound).body(copy.deepcopy(body))

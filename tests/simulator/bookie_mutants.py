@@ -201,18 +201,8 @@ BOOKIE_MUTANTS = (
         (
             Piece(
                 BOOKIE + "_add",
-                (
-                    "if request.deferred:\n"
-                    "    effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls)))\n"
-                    "else:\n"
-                    "    self._acks.append((sender, ledger_id))"
-                ),
-                (
-                    "if True:\n"
-                    "    effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls)))\n"
-                    "else:\n"
-                    "    self._acks.append((sender, ledger_id))"
-                ),
+                "self._acks.append((sender, ledger_id))",
+                "effects.append(Respond(sender, Reply(Status.OK)))",
             ),
         ),
     ),

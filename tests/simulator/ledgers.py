@@ -37,6 +37,7 @@ class SimLedger:
 
     def __init__(self, world: World, ledger_id: int, plan: Plan, *, first: bool) -> None:
         self.ledger_id = ledger_id
+        self.name = f"ledger{ledger_id}"
         self.plan = plan
         self.source = f"{world.seed}" if first else f"{world.seed}/{ledger_id}"
         self.suffix = "" if first else f"/{ledger_id}"
