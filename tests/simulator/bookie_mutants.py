@@ -145,20 +145,12 @@ BOOKIE_MUTANTS = (
         (
             Piece(
                 BOOKIE + "_add",
+                "state = self._replicas.state(ledger_id)",
                 (
-                    "if state is None:\n"
-                    "    parked = self._parked.setdefault(ledger_id, [])\n"
-                    "    parked.append((sender, request, description))\n"
-                    "    return [LookUp(ledger_id)] if len(parked) == 1 else []"
-                ),
-                (
+                    "state = self._replicas.state(ledger_id)\n"
                     "if state is None:\n"
                     "    self._replicas.create(ledger_id, description)\n"
-                    "    state = self._replicas.state(ledger_id)\n"
-                    "if state is None:\n"
-                    "    parked = self._parked.setdefault(ledger_id, [])\n"
-                    "    parked.append((sender, request, description))\n"
-                    "    return [LookUp(ledger_id)] if len(parked) == 1 else []"
+                    "    state = self._replicas.state(ledger_id)"
                 ),
             ),
         ),
