@@ -195,11 +195,19 @@ class UnsupportedFormatError(StorageError):
     """Sound bytes of a format that this version does not read."""
 
 
-class StorageFullError(StorageError):
+class StorageRefusedError(StorageError):
+    """The storage refused something for now and changed nothing: descriptors, memory, threads or space ran out.
+
+    The store serves on, and what was refused may be tried again.
+    """
+
+    retryable = True
+
+
+class StorageFullError(StorageRefusedError):
     """A tier is short of space; deleting ledgers works meanwhile, and appends work again when there is space."""
 
     code = -104
-    retryable = True
 
 
 class StorageFailedError(StorageError):

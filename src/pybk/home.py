@@ -30,12 +30,14 @@ class Health:
     """How a manager is.
 
     Attributes:
-        state: ``"ok"``, ``"in_limbo"`` (a bookie that gets back from others what it may have lost), ``"read_only"``
-            (opened so, or short of space) or ``"failed"`` (close it and open it again).
+        state: ``"ok"``; ``"degraded"`` (it serves, and ``troubles`` says what is tried again); ``"in_limbo"`` (a bookie
+            that gets back from others what it may have lost); ``"read_only"`` (opened so, or short of space); or
+            ``"failed"`` (close it and open it again).
         reason: Why it is not ok; empty when it is.
         outstanding_bytes: Appended and not durable yet.
         tail_bytes: Log that the next open would read.
         free_bytes: Free space by directory.
+        troubles: What failed or was refused, leaves no doubt about what is durable, and is tried again, one text each.
     """
 
     state: str
@@ -43,17 +45,21 @@ class Health:
     outstanding_bytes: int
     tail_bytes: int
     free_bytes: Mapping[str, int]
+    troubles: tuple[str, ...] = ()
 
 
 def health_of(store: Store) -> Health:
     """Return how a live store is."""
     state, reason = "ok", ""
+    troubles = store.troubles.all()
     if store.log.error is not None:
         state, reason = "failed", str(store.log.error)
     elif store.maintenance.full is not None:
         state, reason = "read_only", store.maintenance.full
+    elif troubles:
+        state, reason = "degraded", troubles[0]
     free = {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
-    return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free)
+    return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free, troubles)
 
 
 class Identity(NamedTuple):

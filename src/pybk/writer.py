@@ -23,7 +23,7 @@ from pybk.errors import (
     LedgerFencedError,
     LedgerRecoveryError,
     PybkError,
-    StorageFullError,
+    StorageRefusedError,
     TooManyRequestsError,
     UsageError,
 )
@@ -420,7 +420,7 @@ class LedgerWriter:
         self._early_bytes += len(payload)
         try:
             self._stage_early(None if wait else entry_id)
-        except (TooManyRequestsError, StorageFullError) as error:
+        except (TooManyRequestsError, StorageRefusedError) as error:
             # The entry whose turn it was is given up, for nobody would come back for it; those behind it wait on.
             refused, waiting = self._early.pop(descriptor.last_pushed + 1)
             self._early_bytes -= len(refused)

@@ -202,6 +202,18 @@ class SimFileSystem:
 
     populates = True
 
+    def maps_max(self) -> int:
+        return 512
+
+    def hold_spares(self) -> None:
+        pass
+
+    def release_spares(self) -> None:
+        pass
+
+    def fill_spares(self) -> str | None:
+        return None
+
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         if self.dead:
             raise SimCrash("populate", "")

@@ -29,7 +29,7 @@ BUCKETS_NS: Final = tuple(
 """Upper bounds of the exported latency buckets: 1 µs to 10 s, nanoseconds."""
 
 _LABELS: Final = ("store", "ledger_type", "tier")
-_STATES: Final = ("ok", "in_limbo", "read_only", "failed")
+_STATES: Final = ("ok", "degraded", "in_limbo", "read_only", "failed")
 
 
 class ManagerCollector(Collector):

@@ -25,7 +25,7 @@ from pybk.errors import (
     NoSuchLedgerError,
     PybkError,
     StorageError,
-    StorageFullError,
+    StorageRefusedError,
     UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL
@@ -436,7 +436,7 @@ class BookieService:
             self.replicas.move(request.ledger_id, request.tier)
         except Exception as error:  # noqa: BLE001  # as above
             logger.warning("ledger %d cannot be moved to %s: %s", request.ledger_id, request.tier.value, error)
-            status = Status.READ_ONLY if isinstance(error, StorageFullError) else Status.UNKNOWN
+            status = Status.READ_ONLY if isinstance(error, StorageRefusedError) else Status.UNKNOWN
         self._post(lambda: [Respond((peer, request_id), Reply(status))])
 
     def _look_up(self, ledger_id: int) -> None:
@@ -562,7 +562,7 @@ class BookieService:
         health = health_of(self.replicas.store)
         if self._error is not None:
             return replace(health, state="failed", reason=f"bookie {self.bookie} serves no more: {self._error!r}")
-        limbo = self.replicas.in_limbo() if health.state == "ok" else []
+        limbo = self.replicas.in_limbo() if health.state in ("ok", "degraded") else []
         if not limbo:
             return health
         reason = f"{len(limbo)} ledgers are in limbo until bookie {self.bookie} has got back what it may lack of them"

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Final, Protocol
 
-from pybk.errors import StorageError, StorageFullError
+from pybk.errors import StorageError, StorageRefusedError
 from pybk.replication.messages import (
     NEGATIVE,
     Add,
@@ -555,4 +555,4 @@ def _size_of(request: Add) -> int:
 
 def _status_of(error: StorageError) -> Status:
     """Return what to answer when entries cannot be stored."""
-    return Status.READ_ONLY if isinstance(error, StorageFullError) else Status.UNKNOWN
+    return Status.READ_ONLY if isinstance(error, StorageRefusedError) else Status.UNKNOWN

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.config import MIB, StoreConfig
-from pybk.errors import StorageFullError
+from pybk.errors import StorageFullError, StorageRefusedError
 from pybk.flags import StorageHint
-from pybk.storage.failures import is_full, storage_error, syncing, undoing
+from pybk.storage.failures import is_full, is_refused, refused, storage_error, syncing, undoing
 from pybk.storage.logfile import BLOCK_BYTES
+from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import LOG
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_FILE_BYTES: Final = MIB
+_MAKING: Final = "making log files"
 _STEP_BYTES: Final = 4 * MIB
 _FILES_AHEAD: Final = 2
 _LARGE_COMMIT_BYTES: Final = 128 << 10
@@ -48,8 +50,9 @@ class LogFileSupply:
     Threads: the log's driver asks, the maintenance thread makes.
     """
 
-    def __init__(self, volumes: Volumes, config: StoreConfig, on_use: Callable[[], None]) -> None:
+    def __init__(self, volumes: Volumes, config: StoreConfig, on_use: Callable[[], None], troubles: Troubles) -> None:
         self._volumes = volumes
+        self._troubles = troubles
         self._config = config
         self._on_use = on_use
         self._lock = threading.Lock()
@@ -68,8 +71,8 @@ class LogFileSupply:
         """Return the first file of at least this size with an id above ``after``, making it now if none is ready.
 
         Raises:
-            StorageFullError: There is no room for a file; nothing was written.
-            OSError: Making it failed otherwise.
+            StorageRefusedError: There is no room or descriptor for a file, or making it failed; nothing was written.
+            OSError: Syncing its directory failed.
         """
         with self._lock:
             chosen = self._current(after)
@@ -107,7 +110,8 @@ class LogFileSupply:
                     ready = any(made.file.size >= bytes_min for made in self._ahead())
                 if not ready:
                     self._make_fitting(bytes_min)
-        except StorageFullError:
+        except StorageRefusedError as error:
+            self._troubles.note(_MAKING, error)
             self._on_use()
             raise
 
@@ -131,8 +135,8 @@ class LogFileSupply:
         """Make files until enough are ready, as far as they leave ``free_bytes_ok`` to others.
 
         Raises:
-            StorageFullError: There is no room.
-            OSError: Making one failed otherwise.
+            StorageRefusedError: There is no room or descriptor, or making one failed; it is removed again.
+            OSError: Syncing its directory failed.
         """
         while True:
             with self._making:
@@ -164,20 +168,30 @@ class LogFileSupply:
             file = volumes.fs.create(path, size)
             try:
                 self._fill(file, size, pause_ratio)
-                with syncing(path):
-                    file.sync()
-                    volumes.fs.sync_directory(volumes.directory_of(row))
+                file.sync()
             except BaseException as error:
-                file.close()
-                with undoing(error):
-                    volumes.fs.unlink(path)
+                self._remove(file, path, error)
                 raise
         except OSError as error:
-            if is_full(error):
-                raise storage_error(error, "making a log file") from error
+            # Nothing in it was acknowledged, so even a failed sync leaves nothing in doubt.
+            raise (storage_error if is_full(error) else refused)(error, f"making the log file {path}") from error
+        try:
+            with syncing(path):
+                volumes.fs.sync_directory(volumes.directory_of(row))
+        except BaseException as error:
+            self._remove(file, path, error)
+            if is_refused(error):
+                raise refused(error, f"making the log file {path}") from error
             raise
         with self._lock:
             self._open.append(LogFile(row, file))
+        self._troubles.clear(_MAKING)
+
+    def _remove(self, file: File, path: str, error: BaseException) -> None:
+        """Remove a file that could not be made whole."""
+        file.close()
+        with undoing(error):
+            self._volumes.fs.unlink(path)
 
     def _fill(self, file: File, size: int, pause_ratio: float) -> None:
         for offset in range(0, size if self._zeroed else 0, _STEP_BYTES):
@@ -256,6 +270,8 @@ class LogFileSupply:
             try:
                 if used < file.size:
                     file.punch(used, file.size - used)
+            except OSError as error:  # nothing durable is in doubt: it was not used
+                logger.warning("blocks of a log file that was left cannot be given back: %s", error)
             finally:
                 file.close()
 

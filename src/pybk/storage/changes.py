@@ -18,6 +18,7 @@ from pybk.errors import (
     PybkError,
     StorageError,
     StorageFullError,
+    StorageRefusedError,
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
@@ -219,7 +220,7 @@ class ChangingView(StoreView):
 
     def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
         """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
-        if fence and isinstance(descriptor.error, StorageFullError):  # which may pass: then the writer would go on
+        if fence and isinstance(descriptor.error, StorageRefusedError):  # which may pass: then the writer would go on
             self.log.flush()  # nothing more can be staged, so what is durable then is all
             descriptor.restart()
         failed = descriptor.error

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.storage.commit import Commit
+from pybk.storage.failures import refused
 from pybk.storage.logfile import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
@@ -69,13 +70,16 @@ class CommitWriter:
         """Make a commit durable.
 
         Raises:
-            StorageFullError: There is no room for another file; nothing was written.
+            StorageRefusedError: There is no room, descriptor or memory for another file; nothing was written.
             OSError: Writing or syncing failed; what is on disk is unknown.
         """
         if not commit.buffers:
-            self._encode(commit)
-            self._place(commit)
-            self._frame(commit)
+            try:
+                self._encode(commit)
+                self._place(commit)
+                self._frame(commit)
+            except MemoryError as error:
+                raise refused(error, f"writing a commit of {commit.payload_bytes} bytes") from error
         file = self._file
         assert file is not None
         file.write_durable(commit.buffers, commit.start)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pybk.errors import NoSuchLedgerError, PybkError, StorageFullError
+from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
 from pybk.ledger import LedgerMetadata
 from pybk.storage.record import RUN_DTYPE, Runs
@@ -124,7 +124,7 @@ class LedgerDescriptor:
         self.last_prefix = b""
 
     def readmit(self) -> bool:
-        """Go on behind what is durable, after entries were refused for want of room; tell whether that is done with.
+        """Go on behind what is durable, after entries were refused for now; tell whether that is done with.
 
         Not waited for: who holds the lock may be waiting for maintenance, and what is staged for a driver. Deferred
         entries were acknowledged before they were refused, so there the gap stays, and the ledger ends before it.
@@ -134,7 +134,9 @@ class LedgerDescriptor:
         try:
             if self.error is None or self.final_error is not None:
                 return True
-            if not isinstance(self.error, StorageFullError) or not (self.staging is None or self.staging.commit.done):
+            if not isinstance(self.error, StorageRefusedError) or not (
+                self.staging is None or self.staging.commit.done
+            ):
                 return False
             self.restart()
         finally:
@@ -149,9 +151,9 @@ class LedgerDescriptor:
 
     @property
     def final_error(self) -> PybkError | None:
-        """Why the ledger takes nothing more for good; None also while there is no room, or a delete is under way."""
+        """Why the ledger takes nothing more for good; None also while it is refused for now, or being deleted."""
         error = self.error
-        if isinstance(error, StorageFullError) and self.created and not self.deferred:
+        if isinstance(error, StorageRefusedError) and self.created and not self.deferred:
             return None
         if isinstance(error, NoSuchLedgerError) and not self.deleted:
             return None

@@ -23,6 +23,7 @@ from pybk.errors import (
     StorageError,
     StorageFailedError,
     StorageFullError,
+    StorageRefusedError,
 )
 from pybk.storage.filesystem import OsFileSystem
 from pybk.storage.lmdb_file import SizeGuard, missing_pages
@@ -102,6 +103,7 @@ class Environment(Protocol):
 
 _READERS_MAX: Final = 512
 _NEXT_TO_NOTHING: Final = 1 << 20
+_PASSING: Final = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 _CORRUPT: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -121,6 +123,10 @@ def _meaning(path: str, error: lmdb.Error) -> StorageError:
         )
     if isinstance(error, lmdb.MapFullError) or error.code in (errno.ENOSPC, errno.EDQUOT):
         return StorageFullError(f"{path}: no room for the transaction: {error}; free space on the device")
+    if error.code in _PASSING:
+        return StorageRefusedError(
+            f"{path}: LMDB was refused memory or descriptors: {error}; free some, then try again"
+        )
     return StorageFailedError(f"{path}: LMDB failed: {error}; close the store and open it again")
 
 
@@ -204,6 +210,8 @@ class _Shared:
         except lmdb.Error as error:
             meaning = _meaning(self.path, error)
             # Without room LMDB stops before the page that makes a commit count; any other failure leaves that open.
+            if isinstance(meaning, StorageRefusedError) and not isinstance(meaning, StorageFullError):
+                meaning = StorageFailedError(f"{self.path}: LMDB failed: {error}; close the store and open it again")
             if not isinstance(meaning, StorageFullError):
                 self.failure = str(error)
                 free = OsFileSystem().free_bytes(self.path)

@@ -1,4 +1,8 @@
-"""What an error of the operating system means to a store: no room, which may pass, or a failure, which is final."""
+"""What an error of the operating system means to a store: refused, which may pass, or a failure, which is final.
+
+Final is only what leaves in doubt which bytes are durable: a sync or a synced write that failed. Descriptors, memory,
+threads and space that ran out are refused, with nothing changed, and may be asked for again.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,34 @@ from functools import partial
 from types import CodeType
 from typing import Final
 
-from pybk.errors import StorageError, StorageFailedError, StorageFullError
+from pybk.errors import StorageError, StorageFailedError, StorageFullError, StorageRefusedError
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
+class NotOpenedError(OSError):
+    """A directory could not be opened to be synced, so nothing was synced and nothing is in doubt."""
 
 
 def is_full(error: BaseException) -> bool:
     """Tell whether an error says that there is no room; what was asked for may be asked for again."""
     return isinstance(error, StorageFullError) or (isinstance(error, OSError) and error.errno in _NO_ROOM)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tell whether an error says that descriptors, memory or threads ran out; what was refused may be asked again.
+
+    Not for an error of a synced write, whose bytes are in doubt whatever its number.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _PASSING
+    return isinstance(error, StorageRefusedError) and not isinstance(error, StorageFullError)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Tell whether an error is for want of room, descriptors, memory or threads: nothing is in doubt."""
+    return is_full(error) or is_passing(error)
 
 
 def storage_error(error: OSError, doing: str) -> StorageError:
@@ -30,7 +54,34 @@ def storage_error(error: OSError, doing: str) -> StorageError:
     """
     if is_full(error):
         return StorageFullError(f"{doing}: {error}; free space on the device or delete ledgers, then try again")
+    if is_passing(error):
+        return refused(error, doing)
     return StorageFailedError(f"{doing} failed: {error}; close the store, mend the device, open it again")
+
+
+def refused(error: BaseException, doing: str) -> StorageRefusedError:
+    """Return the error for something that was refused and may be tried again."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "close files or connections of this process, or raise its limit (ulimit -n)"
+    elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        remedy = "free memory"
+    elif isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno == errno.EAGAIN):
+        remedy = "end threads or processes, or raise the limit of them (ulimit -u, pids.max)"
+    else:
+        remedy = "look at the device"
+    return StorageRefusedError(f"{doing} was refused: {error!r}; {remedy}, then try again")
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        StorageRefusedError: The operating system gives no more threads to this process.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise refused(error, f"starting the thread {thread.name}") from error
 
 
 @contextmanager
@@ -38,17 +89,20 @@ def syncing(path: str) -> Iterator[None]:
     """Make a sync fail with EIO whatever the device says: trying again proves nothing, so it must not look like full.
 
     Raises:
+        NotOpenedError: The sync was not begun, as its directory could not be opened.
         OSError: The sync inside the ``with`` failed.
     """
     try:
         yield
+    except NotOpenedError:
+        raise
     except OSError as error:
         raise OSError(errno.EIO, f"a sync failed ({error})", path) from error
 
 
 @contextmanager
 def undoing(error: BaseException) -> Iterator[None]:
-    """Undo something after an error, which stays the one to tell: it may be final when the next is not.
+    """Undo something after an error, which stays the one to raise: it may be final when the next is not.
 
     Args:
         error: What is being raised; gets a note should undoing fail, too.

@@ -18,7 +18,16 @@ from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
+from pybk.storage.failures import NotOpenedError
 from pybk.storage.lockfile import FileLock
+from pybk.storage.spares import (
+    KEPT_FOR_SYNCS,
+    fill_spares,
+    hold_spares,
+    maps_limit,
+    open_with_spare,
+    release_spares,
+)
 
 Buffers = Sequence[bytes | memoryview]
 """Pieces of one write, in order; memoryviews are of format ``B``."""
@@ -35,6 +44,7 @@ _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
 _PAGE_MASK: Final = -mmap.PAGESIZE
 _SCRATCH_BYTES: Final = 1 << 20
+_MAPS_MAX: Final = 512
 
 
 class File(Protocol):
@@ -198,7 +208,12 @@ class FileSystem(Protocol):
         ...
 
     def sync_directory(self, path: str) -> None:
-        """Make the creations, renames and unlinks in a directory durable."""
+        """Make the creations, renames and unlinks in a directory durable.
+
+        Raises:
+            NotOpenedError: The directory could not be opened, so nothing was synced.
+            OSError: The sync failed.
+        """
         ...
 
     def free_bytes(self, path: str) -> int:
@@ -207,6 +222,26 @@ class FileSystem(Protocol):
 
     def inode_number(self, path: str) -> int:
         """Return the number that tells a file or directory from copies of it."""
+        ...
+
+    def maps_max(self) -> int:
+        """Return how many files may be kept mapped at once."""
+        ...
+
+    def hold_spares(self) -> None:
+        """Hold spare descriptors for syncs and new files until ``release_spares`` was called as often.
+
+        Raises:
+            StorageError: This process may open too few files.
+        """
+        ...
+
+    def release_spares(self) -> None:
+        """Let go of the spare descriptors."""
+        ...
+
+    def fill_spares(self) -> str | None:
+        """Make up for spare descriptors that were used; return why that cannot be done, None if it was."""
         ...
 
     def lock(self, path: str) -> Lock:
@@ -352,7 +387,7 @@ class OsFile:
             # Not by its path, which may have another file by now.
             return os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
         except OSError as error:
-            if error.errno not in (*_UNSUPPORTED, errno.ENOENT):
+            if error.errno not in (*_UNSUPPORTED, errno.ENOENT, errno.EMFILE, errno.ENFILE):
                 raise
             return -1
 
@@ -452,7 +487,7 @@ class OsFileSystem:
 
     def create(self, path: str, size: int) -> OsFile:
         """See :meth:`FileSystem.create`."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = open_with_spare(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644, keep=KEPT_FOR_SYNCS)
         try:
             if size > 0:
                 os.posix_fallocate(fd, 0, size)
@@ -586,11 +621,15 @@ class OsFileSystem:
 
     def sync_directory(self, path: str) -> None:
         """See :meth:`FileSystem.sync_directory`."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fd = open_with_spare(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise NotOpenedError(error.errno, error.strerror, path) from error
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+            fill_spares()
 
     def free_bytes(self, path: str) -> int:
         """See :meth:`FileSystem.free_bytes`."""
@@ -600,6 +639,22 @@ class OsFileSystem:
     def inode_number(self, path: str) -> int:
         """See :meth:`FileSystem.inode_number`."""
         return os.stat(path).st_ino
+
+    def maps_max(self) -> int:
+        """See :meth:`FileSystem.maps_max`."""
+        return maps_limit(_MAPS_MAX)
+
+    def hold_spares(self) -> None:
+        """See :meth:`FileSystem.hold_spares`."""
+        hold_spares()
+
+    def release_spares(self) -> None:
+        """See :meth:`FileSystem.release_spares`."""
+        release_spares()
+
+    def fill_spares(self) -> str | None:
+        """See :meth:`FileSystem.fill_spares`."""
+        return fill_spares()
 
     def lock(self, path: str) -> FileLock:
         """See :meth:`FileSystem.lock`."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pybk.errors import CorruptError, StorageFullError
+from pybk.errors import CorruptError, StorageFullError, StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegment
-from pybk.storage.failures import is_full, undoing
+from pybk.storage.failures import is_refused, undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark, entries_key
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.mover import Mover
@@ -187,10 +187,10 @@ class Jobs:
             for number in np.unique(tier_of[leaving]).tolist():
                 self._check_room(tiers[number], _record_bytes(runs[leaving]))
             return self._bring_home(taken, stays)
-        except (StorageFullError, OSError) as error:
-            if not is_full(error):
+        except (StorageRefusedError, OSError) as error:
+            if not is_refused(error):
                 raise
-            logger.warning("entries stay in the log files until there is room to pack them: %s", error)
+            logger.warning("entries stay in the log files until they can be packed: %s", error)
         live = set(np.unique(runs["file"]).tolist())
         self._mixed |= set(np.unique(runs["file"][~at_home]).tolist())
         self.freed = True
@@ -324,15 +324,15 @@ class Jobs:
         """
         self._drop_dead()
         self.freed = False
-        refused: StorageFullError | OSError | None = None
+        refused: StorageRefusedError | OSError | None = None
         live = self._registry.live
         for row in sorted(self._store.index.files().values(), key=lambda row: (live[row.file_id], row.file_id)):
             if row.kind == ENTRIES or not (row.file_id in self._mixed or self._is_sparse(row)):
                 continue
             try:
                 self._compact(row)
-            except (StorageFullError, OSError) as error:
-                if not is_full(error):
+            except (StorageRefusedError, OSError) as error:
+                if not is_refused(error):
                     raise
                 self.freed = True
                 if row.file_id in self._mixed:

@@ -22,11 +22,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageFullError
+from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError
 from pybk.storage.admission import Admission
 from pybk.storage.commit import Commit, StagedRun
 from pybk.storage.commit_writer import CommitObserver, CommitWriter, LogFiles
-from pybk.storage.failures import is_from_signal_handler
+from pybk.storage.failures import is_from_signal_handler, start_thread
 
 if TYPE_CHECKING:
     from pybk.storage.descriptor import LedgerDescriptor
@@ -75,7 +75,7 @@ class Log:
         self._kick.acquire()
         self._stopping = False
         self._committer = threading.Thread(target=self._commit_for_futures, name="pybk-committer", daemon=True)
-        self._committer.start()
+        start_thread(self._committer)
 
     # ---- staging -------------------------------------------------------------------------------------------------
 
@@ -427,7 +427,7 @@ class Log:
                 else:
                     self._writer.write(commit)
                     self._writer.publish(commit)
-            except StorageFullError as error:
+            except StorageRefusedError as error:
                 self._fail(commit, error)
             except Exception as error:
                 if is_from_signal_handler(error):
@@ -447,7 +447,7 @@ class Log:
             commit.fail(error)  # once it has an error it is not written any more, whatever comes between
             behind = commit.behind = commit.behind or self._forming
             behind.fail(error)
-            if isinstance(error, StorageFullError):
+            if isinstance(error, StorageRefusedError):
                 self._refused.update(commit.ledgers(), behind.ledgers())
             if self._forming is behind:  # only now, when none of its ledgers takes more
                 self._forming = Commit()
@@ -467,7 +467,7 @@ class Log:
                 self._inflight = None
 
     def readmit(self) -> None:
-        """Have ledgers that were refused for want of room take entries again; those that are busy at the next call."""
+        """Have ledgers that were refused for now take entries again; those that are busy at the next call."""
         if self._refused:
             with self._mutex:
                 self._refused = {descriptor for descriptor in self._refused if not descriptor.readmit()}

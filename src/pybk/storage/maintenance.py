@@ -12,11 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import NoSuchLedgerError, PybkError, StorageFailedError, StorageFullError
+from pybk.errors import (
+    CorruptError,
+    NoSuchLedgerError,
+    PybkError,
+    StorageFailedError,
+    StorageFullError,
+    StorageRefusedError,
+    UnsupportedFormatError,
+)
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.failures import is_full, storage_error
+from pybk.storage.failures import is_passing, is_refused, refused, start_thread, storage_error
 from pybk.storage.jobs import Jobs
 from pybk.storage.registry import Registry
 
@@ -24,6 +32,14 @@ if TYPE_CHECKING:
     from pybk.storage.store import Store
 
 logger = logging.getLogger(__name__)
+
+_SPACE: Final = "looking for free space"
+_SPARES: Final = "holding spare descriptors"
+_READERS: Final = "freeing places of killed readers"
+_AHEAD: Final = "making log files ahead"
+_CHECKPOINT: Final = "the checkpoint"
+_COLLECTION: Final = "freeing the space of what is dead"
+_POLICY: Final = "moving ledgers by the tier policy"
 
 _TICK_SECONDS: Final = 1.0
 _POLICY_SECONDS: Final = 60.0
@@ -45,6 +61,7 @@ class Maintenance:
         self._store = store
         self._registry = registry
         self._jobs = Jobs(store, registry)
+        self._troubles = store.troubles
         self._job = threading.Lock()
         self._wakeup = (
             threading.Lock()
@@ -64,8 +81,9 @@ class Maintenance:
     def start(self) -> None:
         """Start the thread, unless the configuration says that jobs run only when called."""
         if self._store.config.background:
-            self._thread = threading.Thread(target=self._run, name="pybk-maintenance", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="pybk-maintenance", daemon=True)
+            start_thread(thread)
+            self._thread = thread
 
     def wake(self) -> None:
         """Have the thread look for work now."""
@@ -115,28 +133,65 @@ class Maintenance:
         Raises:
             PybkError, OSError: Not for want of space, which turns the store read-only until it has passed.
         """
-        self.check_space()
-        if time.monotonic() >= self._readers_due:
-            self._store.release_dead_readers()
-            self._readers_due = time.monotonic() + _READERS_SECONDS
+        with self._attempting(_SPACE):
+            self.check_space()
+        self._look_after_process()
         try:
             self._do_what_is_due()
             self._stuck = None
         except StorageFullError as error:
             self._stuck = str(error)
-        self.check_space()
+        with self._attempting(_SPACE):
+            self.check_space()
+
+    def _look_after_process(self) -> None:
+        """Make up for spare descriptors, and free what killed readers hold."""
+        lacking = self._store.fs.fill_spares()
+        if lacking is None:
+            self._troubles.clear(_SPARES)
+        else:
+            self._troubles.note(_SPARES, lacking)
+        if time.monotonic() >= self._readers_due:
+            with self._attempting(_READERS):
+                self._store.release_dead_readers()
+            self._readers_due = time.monotonic() + _READERS_SECONDS
+
+    @contextmanager
+    def _attempting(self, doing: str) -> Iterator[None]:
+        """Note a failure that leaves no doubt about durable bytes as a trouble; what was tried is tried again.
+
+        Raises:
+            StorageFullError: There is no room.
+            StorageFailedError, CorruptError, UnsupportedFormatError: What is durable is in doubt.
+        """
+        try:
+            yield
+        except (StorageFullError, StorageFailedError, CorruptError, UnsupportedFormatError):
+            raise
+        except PybkError as error:
+            self._troubles.note(doing, error)
+        except OSError as error:
+            if doing != _SPACE and not is_passing(error):
+                raise
+            self._troubles.note(doing, error)
+        else:
+            self._troubles.clear(doing)
 
     def _do_what_is_due(self) -> None:
         store = self._store
         if self.full is None:
-            store.supply.make_ahead(pause=True)
+            with self._attempting(_AHEAD):
+                store.supply.make_ahead(pause=True)
         full = self.full is not None
         if full or store.wants_checkpoint():
-            self.checkpoint()
+            with self._attempting(_CHECKPOINT):
+                self.checkpoint()
         if full or self._jobs.freed:
-            self.collect()
+            with self._attempting(_COLLECTION):
+                self.collect()
         if store.config.tier_policy is not None and time.monotonic() >= self._policy_due:
-            self.apply_policy()
+            with self._attempting(_POLICY):
+                self.apply_policy()
             self._policy_due = time.monotonic() + _POLICY_SECONDS
 
     # ---- space ---------------------------------------------------------------------------------------------------
@@ -170,6 +225,7 @@ class Maintenance:
 
         Raises:
             StorageFullError: There is no room to bring it there.
+            StorageRefusedError: The checkpoint was refused for now.
             PybkError: The checkpoint failed, and with it the store.
         """
         store = self._store
@@ -180,6 +236,9 @@ class Maintenance:
         with self._progress:
             while store.tail_bytes >= store.config.unchecked_tail_bytes and self.error is None and not self._stopping:
                 store.check_space()
+                trouble = self._troubles.of(_CHECKPOINT)
+                if trouble is not None:
+                    raise StorageRefusedError(f"the log is as long as it may be, and {trouble}")
                 self._progress.wait(0.1)
         if self.error is not None:
             raise self.error
@@ -205,7 +264,7 @@ class Maintenance:
                 raised.append(error)
 
         thread = threading.Thread(target=body, name="pybk-job", daemon=True)
-        thread.start()
+        start_thread(thread)
         thread.join()
         if raised:
             raise raised[0]
@@ -215,7 +274,7 @@ class Maintenance:
         """Exclude other jobs; a failure ends the store, for what it knows may be half the truth.
 
         Raises:
-            StorageFullError: The job found no room; it changed nothing.
+            StorageRefusedError: The job found no room, descriptor, memory or thread; it changed nothing.
             StorageFailedError: The job failed, or something before it did.
         """
         with self._job:
@@ -223,13 +282,15 @@ class Maintenance:
                 raise self._store.log.error
             try:
                 yield
-            except StorageFullError:
+            except StorageRefusedError:
                 raise
             except OSError as error:
                 meaning = storage_error(error, f"maintenance of {self._store.volumes.root}")
-                if not is_full(error):
+                if not is_refused(error):
                     self._fail(meaning)
                 raise meaning from error
+            except MemoryError as error:
+                raise refused(error, f"maintenance of {self._store.volumes.root}") from error
             except StorageFailedError as error:
                 self._fail(error)
                 raise
@@ -279,6 +340,6 @@ class Maintenance:
                     self._store.move(self._store.descriptor(metadata.ledger_id), policy.target)
                 except NoSuchLedgerError:
                     continue  # deleted meanwhile
-                except StorageFullError as error:
+                except StorageRefusedError as error:
                     logger.warning("ledger %d stays where it is: %s", metadata.ledger_id, error)
                     return

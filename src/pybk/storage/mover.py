@@ -6,6 +6,7 @@ index: the caller commits the new runs, and only then drops the old ones.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pybk.errors import CorruptError
+from pybk.errors import StorageError, StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegmentWriter
 from pybk.storage.index_rows import FileRow, entries_key
@@ -23,6 +24,8 @@ from pybk.storage.volumes import COLD
 
 if TYPE_CHECKING:
     from pybk.storage.view import Loaded, StoreView
+
+logger = logging.getLogger(__name__)
 
 _TRANSACTION_BYTES: Final = 16 << 20
 _PORTION_BYTES: Final = 16 << 20
@@ -53,8 +56,9 @@ class Mover:
         """Write the entries of some runs, all in one file, to the target.
 
         Returns:
-            The runs that take their place, same entries in the same order. Damaged records are not moved: their runs
-            come back as they were, so that reading them goes on failing instead of finding nothing.
+            The runs that take their place, same entries in the same order. Records that are damaged or cannot be read
+            are not moved: their runs come back as they were, so that reading them goes on failing instead of finding
+            nothing.
 
         Raises:
             StorageFullError, OSError: The target takes no more; call ``abort``.
@@ -81,7 +85,10 @@ class Mover:
         view = self._view
         try:
             loaded = view.load(ledger_id, runs)
-        except CorruptError:
+        except StorageRefusedError:
+            raise
+        except StorageError as error:
+            logger.error("entries of ledger %d cannot be read and stay where they are: %s", ledger_id, error)
             return runs
         plain = not (runs["flags"] & RUN_COMPRESSED).any()  # a compressed record was checked when it was unpacked
         sound = view.sound_runs(ledger_id, loaded) if plain else np.ones(len(runs), np.bool_)

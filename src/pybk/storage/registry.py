@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pybk.errors import PybkError, StorageFailedError
 from pybk.storage.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
 from pybk.storage.creation import catalog_path
-from pybk.storage.failures import is_full, undoing
+from pybk.storage.failures import is_refused, undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark, NamedRow
 from pybk.storage.volumes import COLD
 
@@ -134,7 +134,7 @@ class Registry:
         except StorageFailedError:
             raise
         except (PybkError, OSError) as error:
-            if isinstance(error, PybkError) or is_full(error):
+            if isinstance(error, PybkError) or is_refused(error):
                 self._discard(changed.added)
             raise
         self.mark = mark
@@ -172,7 +172,7 @@ class Registry:
                 named=changed.named,
             )
         except OSError as error:
-            if is_full(error):
+            if is_refused(error):
                 self._catalog.take_back()
             raise
         return self._catalog, mark._replace(catalog_bytes=length)

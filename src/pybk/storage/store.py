@@ -43,6 +43,7 @@ from pybk.storage.maintenance import Maintenance
 from pybk.storage.registry import Registry
 from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
 from pybk.storage.tail import RecoveredLog, recover_log
+from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import ENTRIES, Volumes, save_directories
 from pybk.storage.watermark import Watermark
 
@@ -104,6 +105,8 @@ class Store(ChangingView):
         opened: list[Callable[[], None]] = []
         try:
             make_directory(fs, root)
+            fs.hold_spares()
+            opened.append(fs.release_spares)
             lock = fs.lock(os.path.join(root, "LOCK"))
             opened.append(lock.release)
             cookie = main_cookie(fs, root)
@@ -157,6 +160,7 @@ class Store(ChangingView):
         lost: list[str] | None,
     ) -> None:
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
+        self.troubles = Troubles(volumes.root)
         self.cookie = cookie
         self.store_id = cookie.store_id
         self.feature_level = cookie.level
@@ -181,7 +185,7 @@ class Store(ChangingView):
             self.next_creation_sequence = max(self.next_creation_sequence, descriptor.metadata.creation_sequence + 1)
         watermark.clean = False
         watermark.advance(recovered.next_lsn - 1)
-        self.supply = LogFileSupply(volumes, config, self._wake_maintenance)
+        self.supply = LogFileSupply(volumes, config, self._wake_maintenance, self.troubles)
         for row, used in recovered.files:
             volumes.add(row)
             if self.salvage is None:
@@ -309,7 +313,7 @@ class Store(ChangingView):
         """Return when an append that found too much outstanding, or the tail too long, may try again.
 
         Raises:
-            StorageFullError: There is no space; nothing was appended.
+            StorageRefusedError: There is no space, or the tail cannot be shortened for now; nothing was appended.
         """
         self.check_space()
         if self.tail_bytes >= self.config.unchecked_tail_bytes:
@@ -356,6 +360,7 @@ class Store(ChangingView):
             clean: False has the next process take this end for one by accident.
         """
         with ExitStack() as closing:
+            closing.callback(self.fs.release_spares)
             closing.callback(self._lock_file.release)
             for environment in (self._index_environment, *self.entries.values()):
                 closing.callback(environment.close)

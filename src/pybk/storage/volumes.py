@@ -17,12 +17,12 @@ from xxhash import xxh3_64_hexdigest
 
 from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
+from pybk.storage.failures import is_passing, refused
 from pybk.storage.filesystem import FileSystem, replace_file
 from pybk.storage.index_rows import FileRow
 from pybk.storage.mapped import populate, unreadable
 
 _DIRECTORIES_FORMAT: Final = 1
-_VIEWS_MAX: Final = 512
 _FILE_NAME: Final = re.compile("[0-9a-f]{16}")
 
 LOG: Final = "log"
@@ -132,6 +132,7 @@ class Volumes:
         self.rows: dict[int, FileRow] = {}
         self._paths = {(d.tier.value, d.number): d.path for d in directories}
         self.views: dict[int, memoryview] = {}
+        self._views_max = fs.maps_max()
         self._lock = threading.Lock()
         self._next_file_id = 1
         self._turns = dict.fromkeys(StorageHint, 0)
@@ -206,13 +207,14 @@ class Volumes:
         Raises:
             KeyError: No such file, or no more: look the place up again.
             FileNotFoundError: It was just removed: look the place up again.
+            StorageRefusedError: This process has no descriptor or memory left for it, though other maps were let go of.
             StorageError: The operating system refuses.
         """
         view = self.views.get(file_id)
         if view is None:
             view = self._read(file_id, self.fs.view)
             with self._lock:
-                while len(self.views) >= _VIEWS_MAX:
+                while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
                 view = self.views.setdefault(file_id, view)
         return view
@@ -249,10 +251,18 @@ class Volumes:
     def _read(self, file_id: int, read: Callable[[str], memoryview]) -> memoryview:
         path = self.path_of(self.rows[file_id])
         try:
-            return read(path)
+            try:
+                return read(path)
+            except OSError as error:
+                if not is_passing(error) or not self.views:
+                    raise
+                self.close()  # each map takes a descriptor
+                return read(path)
         except FileNotFoundError:
             raise
         except OSError as error:
+            if is_passing(error):
+                raise refused(error, f"reading {path}") from error
             raise StorageError(
                 f"{path} cannot be read: {error}; try again, and if that fails too, restore the file from a backup"
             ) from error

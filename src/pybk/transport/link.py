@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,8 @@ from pybk.transport.frames import (
     open_head,
 )
 from pybk.transport.keys import Mac, session_mac
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pybk.transport.links import Links
@@ -233,7 +236,12 @@ class Link:
         """Connect again, but not in every moment; tell whether it is tried."""
         if now_ns - self._opened_ns < _RETRY_NS:
             return False
-        self._open()
+        try:
+            self._open()
+        except zmq.ZMQError as error:
+            self._opened_ns = now_ns
+            logger.warning("no socket for a link to bookie %s: %s; it is tried again", self.bookie, error)
+            return False
         return True
 
     def _open(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 import zmq
 
-from pybk.errors import UsageError
+from pybk.errors import TooManyRequestsError, UsageError
 from pybk.ledger import Bookie
 from pybk.transport import curve
 from pybk.transport.codec import Ping, WireRequest, encode
@@ -114,13 +114,20 @@ class Links:
 
         Raises:
             UsageError: One end has a secret and the other has not, or the address is none.
+            TooManyRequestsError: This process gets no more sockets.
         """
         if (server_public is None) is not (self._keys is None):
             which = "has a CURVE key" if server_public else "has no CURVE key"
             raise UsageError(f"bookie {bookie} {which}: give cluster_secret to all of a cluster, or to none")
         curve.check_address(address, secret=True)
         link = Link(self, bookie, address, server_public)
-        link._open()
+        try:
+            link._open()
+        except zmq.ZMQError as error:
+            raise TooManyRequestsError(
+                f"no socket for a link to bookie {bookie}: {error}; close files or connections of this process, or "
+                "raise its limit (ulimit -n)"
+            ) from error
         self._links.append(link)
         return link
 

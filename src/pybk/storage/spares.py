@@ -1,0 +1,107 @@
+"""Spare file descriptors of this process, for what must not fail because other parts of it used them all up.
+
+They are open on ``/dev/null``, and one is closed when the operating system refuses a descriptor for a sync or a new log
+file. The process's limit is never changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from typing import Final
+
+from pybk.errors import StorageError
+
+SPARES: Final = 8
+KEPT_FOR_SYNCS: Final = 4
+"""So many are left for syncs, which give theirs back at once; files that stay open take none of them."""
+
+_NEEDED: Final = 48
+"""Descriptors that a store of one directory for each tier has open when it is busy, with these and some maps."""
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
+
+_guard: Final = threading.RLock()  # reentrant, because a signal handler may fork
+_held: Final[list[int]] = []
+_users: Final[list[int]] = [0]
+
+
+def _drop_inherited() -> None:
+    while _held:
+        os.close(_held.pop())
+    _users[0] = 0
+    _guard.release()
+
+
+os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_drop_inherited)
+
+
+def hold_spares() -> None:
+    """Hold spare descriptors until ``release_spares`` was called as often.
+
+    Raises:
+        StorageError: The limit of this process leaves too few descriptors for a store.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and os.path.isdir("/proc/self/fd"):
+        used = len(os.listdir("/proc/self/fd")) - 1 - len(_held)
+        if limit - used < _NEEDED:
+            raise StorageError(
+                f"this process may have {limit} file descriptors (RLIMIT_NOFILE) and has {used} open; a store needs "
+                f"{_NEEDED} more: raise the limit before it starts (ulimit -n, LimitNOFILE= of systemd)"
+            )
+    with _guard:
+        _users[0] += 1
+        fill_spares()
+
+
+def release_spares() -> None:
+    """Let go of the spare descriptors, once nobody holds them any more; in a forked child, does nothing."""
+    with _guard:
+        _users[0] = max(0, _users[0] - 1)
+        while _held and not _users[0]:
+            os.close(_held.pop())
+
+
+def fill_spares() -> str | None:
+    """Make up for spare descriptors that were used; return why that cannot be done, None if it was."""
+    if len(_held) >= SPARES:
+        return None
+    with _guard:
+        try:
+            while _users[0] and len(_held) < SPARES:
+                _held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            return f"{len(_held)} of {SPARES} spare file descriptors are left: {error}; close files or connections"
+    return None
+
+
+def open_with_spare(path: str, flags: int, mode: int = 0o777, *, keep: int = 0) -> int:
+    """Open a file, at the cost of a spare descriptor if there is no other.
+
+    Args:
+        path: The file.
+        flags: As for ``os.open``; O_CLOEXEC is added.
+        mode: As for ``os.open``.
+        keep: Spare descriptors to leave to others.
+
+    Raises:
+        OSError: As ``os.open``; EMFILE and ENFILE once the spare ones are used up.
+    """
+    while True:
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, mode)
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            with _guard:
+                if len(_held) <= keep:
+                    raise
+                os.close(_held.pop())
+
+
+def maps_limit(most: int) -> int:
+    """Return how many files may be kept mapped, each with a descriptor: ``most``, but a quarter of the limit."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most if limit == resource.RLIM_INFINITY else max(16, min(most, limit // 4))
