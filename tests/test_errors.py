@@ -27,6 +27,7 @@ from pybk.errors import (
     ReadRangeError,
     StorageFailedError,
     StorageFullError,
+    StorageRefusedError,
     StoreLockedError,
     TooManyRequestsError,
     UnauthorizedError,
@@ -78,6 +79,7 @@ def test_retryable_is_only_what_passes_by_itself() -> None:
     assert {kind for kind in ERRORS if kind.retryable} == {
         TooManyRequestsError,
         StorageFullError,
+        StorageRefusedError,
         MetadataUnreachableError,
         NotEnoughBookiesError,
     }

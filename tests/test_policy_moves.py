@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pybk.config import TierPolicy
-from pybk.errors import UsageError
+from pybk.errors import StorageRefusedError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage import maintenance as maintenance_module
@@ -88,15 +89,14 @@ def test_a_ledger_deleted_while_the_policy_works_harms_nobody(tmp_path: Path, mo
         ledger_ids = [filled(manager, 20) for _ in range(3)]
         manager.checkpoint()
         store = store_of(manager)
-        move = store.move
+        move_all = store.move_all
 
-        def delete_another_first(descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-            if descriptor.ledger_id == ledger_ids[0]:
-                manager.delete_ledger(ledger_ids[1])
-            move(descriptor, tier)
+        def delete_one_first(descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
+            manager.delete_ledger(ledger_ids[1])
+            move_all(descriptors, tier)
 
         with monkeypatch.context() as patch:
-            patch.setattr(store, "move", delete_another_first)
+            patch.setattr(store, "move_all", delete_one_first)
             apply(manager)
         assert tiers(manager) == {ledger_ids[0]: StorageHint.HDD, ledger_ids[2]: StorageHint.HDD}
 
@@ -108,6 +108,75 @@ def test_the_background_applies_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ledger_id = filled(manager, 20)
         wait_until(lambda: tiers(manager)[ledger_id] is StorageHint.HDD)
         assert contents(manager, ledger_id) == numbered(20)
+
+
+def test_a_policy_looks_at_what_changed_and_not_at_every_ledger_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)
+    with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
+        before = [filled(manager, 20) for _ in range(5)]
+        apply(manager)
+        store = store_of(manager)
+        looked: list[int] = []
+
+        def no_look(after: int = -1) -> Iterator[Any]:
+            looked.append(after)
+            return iter(())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "ledgers", no_look)
+            closed_since = filled(manager, 20)
+            manager.move_ledger(before[0], StorageHint.NVME)
+            apply(manager)
+        assert not looked
+        assert {tiers(manager)[ledger_id] for ledger_id in (*before, closed_since)} == {StorageHint.HDD}
+
+
+def test_ledgers_that_are_due_together_share_one_cold_file_and_one_commit(tmp_path: Path) -> None:
+    with open_quick(tmp_path, background=False) as manager:
+        ledger_ids = [filled(manager, 5) for _ in range(40)]
+    policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)
+    with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
+        apply(manager)
+        assert len(list((tmp_path / "hdd").glob("*.cold"))) == 1
+        assert set(tiers(manager).values()) == {StorageHint.HDD}
+        assert all(contents(manager, ledger_id) == numbered(5) for ledger_id in ledger_ids)
+
+
+def test_small_cold_files_are_merged(tmp_path: Path) -> None:
+    with open_quick(tmp_path, background=False) as manager:
+        ledger_ids = [filled(manager, 5) for _ in range(70)]
+        for number, ledger_id in enumerate(ledger_ids):
+            manager.move_ledger(ledger_id, StorageHint.HDD)
+            if number % 10 == 9:
+                store_of(manager).maintenance.tick()
+        store_of(manager).maintenance.tick()
+        assert len(list((tmp_path / "hdd").glob("*.cold"))) < 32
+        assert all(contents(manager, ledger_id) == numbered(5) for ledger_id in ledger_ids)
+    with open_quick(tmp_path, background=False) as manager:
+        assert all(contents(manager, ledger_id) == numbered(5) for ledger_id in ledger_ids)
+
+
+def test_ledgers_that_could_not_be_moved_are_moved_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)
+    with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
+        ledger_id = filled(manager, 20)
+        store = store_of(manager)
+
+        def refuse(*_: object) -> None:
+            raise StorageRefusedError("not now")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "move_all", refuse)
+            apply(manager)
+        assert manager.health().state == "degraded"
+        apply(manager)
+        assert manager.health().state == "ok"
+        assert tiers(manager)[ledger_id] is StorageHint.HDD
+        assert list((tmp_path / "hdd").glob("*.cold"))
 
 
 @pytest.mark.parametrize("arguments", [{"min_age_seconds": -1.0}, {"min_bytes": -1}, {"target": "tape"}])

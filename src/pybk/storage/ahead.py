@@ -111,7 +111,8 @@ class LogFileSupply:
                 if not ready:
                     self._make_fitting(bytes_min)
         except StorageRefusedError as error:
-            self._troubles.note(_MAKING, error)
+            if not isinstance(error, StorageFullError):
+                self._troubles.note(_MAKING, error)
             self._on_use()
             raise
 

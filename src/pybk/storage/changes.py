@@ -31,7 +31,10 @@ from pybk.storage.record import RecordKind, encode_control
 from pybk.storage.view import StoreView
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pybk.storage.maintenance import Maintenance
+    from pybk.storage.tiering import TierQueue
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class ChangingView(StoreView):
 
     log: Log
     maintenance: Maintenance
+    tier_queue: TierQueue | None
     next_ledger_id: int
     next_creation_sequence: int
     _ids: threading.Lock
@@ -161,6 +165,8 @@ class ChangingView(StoreView):
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
         """Apply a durable metadata change; called by the log's driver, maybe twice."""
         descriptor.metadata = metadata
+        if self.tier_queue is not None:
+            self.tier_queue.changed(metadata)
         descriptor.created = True
         descriptor.meter = None
         descriptor.changed = True
@@ -342,16 +348,29 @@ class ChangingView(StoreView):
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
         """Move a ledger to another tier; done, and durable, on return. Appends and reads go on meanwhile."""
-        with descriptor.lock:
-            if descriptor.deleted:
-                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
-            commit = None
-            metadata = descriptor.metadata_pushed
-            if metadata.tier is not tier:
-                moved = replace(metadata, tier=tier, version=metadata.version + 1)
-                commit = self._stage_change(descriptor, moved)
-        self._finish_change(descriptor, commit)
-        self.maintenance.move(descriptor, tier)
+        if descriptor.deleted:
+            raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+        self.move_all([descriptor], tier)
+
+    def move_all(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers to another tier, in ascending order of their ids; those that were deleted are left out.
+
+        Done, and durable, on return. Appends and reads go on meanwhile. Ledgers moved together share files of their
+        tier, one commit of the log, and one of the catalog and the index.
+
+        Raises:
+            StorageRefusedError: There was no room, descriptor or memory for it now; call it again for the same ledgers.
+        """
+        staged = []
+        for descriptor in descriptors:
+            with descriptor.lock:
+                metadata = descriptor.metadata_pushed
+                if not descriptor.deleted and metadata.tier is not tier:
+                    moved = replace(metadata, tier=tier, version=metadata.version + 1)
+                    staged.append((descriptor, self._stage_change(descriptor, moved)))
+        for descriptor, commit in staged:
+            self._finish_change(descriptor, commit)
+        self.maintenance.move(descriptors, tier)
 
     def check_space(self) -> None:
         """Raise StorageFullError while the store is read-only for want of space."""

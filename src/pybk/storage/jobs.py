@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 _SPARE_SHARE: Final = 4
 """This part of what is free is left when records are packed: the index and the log need room, too."""
+_MERGED_FILES_MIN: Final = 16
+_MERGED_BYTES_MAX: Final = 8 << 20
+_MERGED_BITS: Final = 3
+"""Cold segments below 8 MiB are merged once there are 16 whose sizes are within a factor of 8."""
 _INDEX_SPARE_BYTES: Final = 512 << 10
 _INDEX_ROW_BYTES: Final = 1 << 10
 
@@ -71,6 +75,7 @@ class Jobs:
         self._registry = registry
         self._whole: dict[int, int] = {}
         self._mixed: set[int] = set()  # log files with entries of other tiers, for which there was no room there
+        self._unmerged: set[int] = set()  # small cold segments with damaged records
         self._unpurged: dict[int, set[bytes]] = defaultdict(set)
         self.freed = False
 
@@ -264,17 +269,20 @@ class Jobs:
 
     # ---- moves and collection ------------------------------------------------------------------------------------
 
-    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-        """Bring all entries of a ledger, up to those durable now, to a tier."""
+    def move(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Bring all entries of ledgers, given in order of their ids, up to those durable now, to a tier."""
         self.checkpoint()
-        if descriptor.deleted or descriptor.last_checked < 0:
-            return
         kinds = self._store.volumes.rows
-        parts = []
-        for page in self._store.index.pages(descriptor.ledger_id):
-            elsewhere = np.array([kinds[int(file_id)].tier != tier.value for file_id in page["file"]], np.bool_)
-            parts += _by_file(page[elsewhere])
-        self._relocate([(descriptor.ledger_id, parts)], tier)
+        work = []
+        for descriptor in descriptors:
+            if descriptor.deleted or descriptor.last_checked < 0:
+                continue
+            parts = []
+            for page in self._store.index.pages(descriptor.ledger_id):
+                elsewhere = np.array([kinds[int(file_id)].tier != tier.value for file_id in page["file"]], np.bool_)
+                parts += _by_file(page[elsewhere])
+            work.append((descriptor.ledger_id, parts))
+        self._relocate(work, tier)
 
     def _relocate(self, work: list[tuple[int, list[Runs]]], tier: StorageHint) -> None:
         """Move runs of ledgers to a tier and tell the index."""
@@ -337,6 +345,7 @@ class Jobs:
                 self.freed = True
                 if row.file_id in self._mixed:
                     refused = error
+        self._merge_small()
         if refused is not None:
             raise refused
 
@@ -359,6 +368,46 @@ class Jobs:
                 return True
             whole = self._whole[row.file_id] = sum(_bytes_by_file(segment.rows).values())
         return live < limit * whole
+
+    def _merge_small(self) -> None:
+        """Pack small cold segments of about one size into one, once there are many, so that there are never many.
+
+        Each entry is written again some five times at most, as a merged segment is of another size.
+        """
+        groups: dict[tuple[str, int], list[FileRow]] = defaultdict(list)
+        for row in self._store.index.files().values():
+            if row.kind == COLD and row.bytes < _MERGED_BYTES_MAX and row.file_id not in self._unmerged:
+                groups[row.tier, row.bytes.bit_length() // _MERGED_BITS].append(row)
+        for (tier, _), rows in groups.items():
+            if len(rows) >= _MERGED_FILES_MIN:
+                try:
+                    self._merge(StorageHint(tier), {row.file_id for row in rows})
+                except (StorageRefusedError, OSError) as error:
+                    if not is_refused(error):
+                        raise
+                    logger.warning("%d small cold segments are merged later: %s", len(rows), error)
+
+    def _merge(self, tier: StorageHint, file_ids: set[int]) -> None:
+        """Pack what lives in some cold segments of a tier together."""
+        index = self._store.index
+        wanted = sorted(file_ids)
+        ledger_ids = {ledger_id for file_id in wanted for ledger_id, _ in index.file_ledgers(file_id)}
+        work = []
+        index_bytes = 0
+        for ledger_id in sorted(ledger_ids):
+            parts: list[Runs] = []
+            for page in index.pages(ledger_id):
+                mine = np.isin(page["file"], wanted)
+                if mine.any():
+                    parts += _by_file(page[mine])
+                    index_bytes += page.nbytes
+            work.append((ledger_id, parts))
+        self._check_index_room(index_bytes)
+        self._check_room(tier, sum(_record_bytes(part) for _, parts in work for part in parts))
+        self._relocate(work, tier)
+        # What is damaged stays where it is, and would be tried again for ever.
+        self._unmerged |= file_ids & set(index.files())
+        self._store.metrics.add("compactions", 1)
 
     def _compact(self, row: FileRow) -> None:
         """Pack what lives in a file anew, each ledger's entries in their own tier if it is a log file."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import (
     CorruptError,
-    NoSuchLedgerError,
     PybkError,
     StorageFailedError,
     StorageFullError,
@@ -22,7 +21,6 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.failures import is_passing, is_refused, refused, start_thread, storage_error
 from pybk.storage.jobs import Jobs
@@ -189,10 +187,13 @@ class Maintenance:
         if full or self._jobs.freed:
             with self._attempting(_COLLECTION):
                 self.collect()
-        if store.config.tier_policy is not None and time.monotonic() >= self._policy_due:
-            with self._attempting(_POLICY):
-                self.apply_policy()
-            self._policy_due = time.monotonic() + _POLICY_SECONDS
+        queue = store.tier_queue
+        if queue is not None:
+            queue.look()
+            if time.monotonic() >= self._policy_due:
+                with self._attempting(_POLICY):
+                    queue.move_due(lambda: self._stopping)
+                self._policy_due = time.monotonic() + _POLICY_SECONDS
 
     # ---- space ---------------------------------------------------------------------------------------------------
 
@@ -313,9 +314,9 @@ class Maintenance:
         """
         self._run_job(self._jobs.checkpoint)
 
-    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-        """Bring all entries of a ledger, up to those durable now, to a tier; raises as ``checkpoint`` does."""
-        self._run_job(lambda: self._jobs.move(descriptor, tier))
+    def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
+        """Bring all entries of ledgers, up to those durable now, to a tier; raises as ``checkpoint`` does."""
+        self._run_job(lambda: self._jobs.move(descriptors, tier))
 
     def collect(self) -> None:
         """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no room."""
@@ -327,19 +328,13 @@ class Maintenance:
 
     def apply_policy(self) -> None:
         """Move the closed ledgers that the policy says are due; those that find no room stay until the next time."""
-        policy = self._store.config.tier_policy
-        if policy is None:
+        queue = self._store.tier_queue
+        if queue is None:
             return
-        before_ns = time.time_ns() - int(policy.min_age_seconds * 1e9)
-        for metadata in self._store.ledgers():
-            if self._stopping:
-                return
-            due = metadata.state is LedgerState.CLOSED and metadata.creation_time_ns <= before_ns
-            if due and metadata.tier is not policy.target and metadata.length >= policy.min_bytes:
-                try:
-                    self._store.move(self._store.descriptor(metadata.ledger_id), policy.target)
-                except NoSuchLedgerError:
-                    continue  # deleted meanwhile
-                except StorageRefusedError as error:
-                    logger.warning("ledger %d stays where it is: %s", metadata.ledger_id, error)
-                    return
+        queue.look(None)
+        try:
+            queue.move_due(lambda: self._stopping)
+        except StorageRefusedError as error:
+            self._troubles.note(_POLICY, error)
+        else:
+            self._troubles.clear(_POLICY)

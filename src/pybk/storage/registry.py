@@ -6,6 +6,7 @@ called, and old places are dropped after it has returned.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pybk.storage.index import Index
     from pybk.storage.index_update import IndexUpdate
     from pybk.storage.volumes import Volumes
+
+logger = logging.getLogger(__name__)
 
 Change = Callable[["IndexUpdate"], Counter[int]]
 """Makes a change in the index, and returns what it does to the live bytes of each file."""
@@ -142,7 +145,13 @@ class Registry:
         self.live.update(counts)
         if catalog is not before:
             before.close()
-            self._volumes.fs.unlink(before.path)
+            try:
+                self._volumes.fs.unlink(before.path)
+            except OSError as error:
+                if not is_refused(error):
+                    raise
+                # The index names the new one already, so this change must not be taken for refused.
+                logger.warning("%s is not needed any more, and removed by the next open: %s", before.path, error)
 
     def _change_index(self, mark: Mark, change: Change, changed: _Changed) -> Counter[int]:
         with self._index.update() as update:

@@ -43,6 +43,7 @@ from pybk.storage.maintenance import Maintenance
 from pybk.storage.registry import Registry
 from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
 from pybk.storage.tail import RecoveredLog, recover_log
+from pybk.storage.tiering import TierQueue
 from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import ENTRIES, Volumes, save_directories
 from pybk.storage.watermark import Watermark
@@ -200,6 +201,8 @@ class Store(ChangingView):
             outstanding_bytes_max=config.max_outstanding_bytes,
             writes_by_time=config.background,
         )
+        policy = config.tier_policy
+        self.tier_queue = None if policy is None else TierQueue(self, policy)
         self.maintenance = Maintenance(self, registry)
         if self.salvage is None:
             self.maintenance.start()
