@@ -102,6 +102,17 @@ def what_was_served_after_a_failed_sync_stays_after_a_clean_end() -> None:
     what_was_served_after_a_failed_sync_stays(clean=True)
 
 
+def a_kill_is_no_clean_end() -> None:
+    fs = SimFileSystem(1)
+    open_world(fs).close()
+    manager = open_world(fs)
+    assert store_of(manager).began_clean
+    abandon(manager)
+    manager = open_world(fs.kill())
+    assert not store_of(manager).began_clean
+    manager.close()
+
+
 def a_failed_sync_ends_the_store() -> None:
     manager = open_world(fs := SimFileSystem(1))
     one, other = (manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(2))
@@ -273,11 +284,11 @@ MUTANTS = [
     Mutant(
         "what a failed sync left in the page cache is written again",
         what_was_served_after_a_failed_sync_stays,
-        [Piece("store.recover_log", "write_again(volumes, rows, again)", "pass")],
+        [Piece("store.keep_log", "write_again(volumes, rows, recovered.again)", "pass")],
     ),
     Mutant(
         "a store that is open is not marked as cleanly ended",
-        what_was_served_after_a_failed_sync_stays_after_a_clean_end,
+        a_kill_is_no_clean_end,
         [Piece("store.Store.__init__", "watermark.clean = False", "pass")],
     ),
     Mutant(

@@ -25,6 +25,7 @@ from pybk.storage.index_rows import entries_key
 from pybk.storage.rebuild import LostEntries, rebuild_index
 from pybk.storage.record import RUN_DTYPE
 from pybk.storage.tiling import tile
+from pybk.storage.verify import verify_store
 from tests.embedded import view_of
 
 CONFIG = StoreConfig(
@@ -356,18 +357,38 @@ def test_of_several_copies_the_one_in_the_ledgers_tier_counts(tmp_path: Path) ->
     assert dump_index(tmp_path) == before
 
 
-def test_a_damaged_catalog_is_refused(tmp_path: Path) -> None:
-    fill(tmp_path)
+@pytest.mark.parametrize("harm", ["damaged", "lost"])
+def test_a_catalog_that_is_of_no_use_is_made_again_from_the_index(tmp_path: Path, harm: str) -> None:
+    given = fill(tmp_path)
     (catalog,) = tmp_path.glob("catalog-*")
     data = bytearray(catalog.read_bytes())
     data[4096 + 70] ^= 1
     catalog.write_bytes(data)
-    with pytest.raises(CorruptError, match="catalog"):
-        rebuild_index(str(tmp_path))
-    assert index_of(tmp_path).exists()
+    if harm == "lost":
+        catalog.unlink()
+    found = rebuild_index(str(tmp_path))
+    assert found.made
+    assert any("made again from the index" in problem for problem in found.problems)
+    assert contents(tmp_path) == given
+    assert not verify_store(str(tmp_path)).problems
+
+
+def test_neither_catalog_nor_index_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    (catalog,) = tmp_path.glob("catalog-*")
     catalog.unlink()
+    shutil.rmtree(index_of(tmp_path))
     with pytest.raises(CorruptError, match="catalog"):
         rebuild_index(str(tmp_path))
+
+
+def test_a_lost_watermark_is_made_again(tmp_path: Path) -> None:
+    given = fill(tmp_path)
+    (tmp_path / "watermark").unlink()
+    with pytest.raises(CorruptError, match="rebuild-index"):
+        open_store(tmp_path)
+    assert rebuild_index(str(tmp_path)).made
+    assert contents(tmp_path) == given
 
 
 def test_a_log_that_does_not_follow_the_catalog_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pybk.errors import CookieError, PybkError
 from pybk.storage.cold import ColdSegment, salvage_rows
 from pybk.storage.creation import main_cookie, store_directories
+from pybk.storage.entries_mark import ENTRIES_MARK_KEY, read_entries_mark
 from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index_rows import FileRow
 from pybk.storage.logfile import BLOCK_BYTES, decode_file_header
@@ -126,7 +127,10 @@ def _dump_entries(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[R
     environment = open_environment_read_only(path)
     try:
         with environment.read() as transaction:
-            for _, value in transaction.items(b"\0", _KEY_END):
+            for key, value in transaction.items(b"\0", _KEY_END):
+                if key == ENTRIES_MARK_KEY:
+                    yield {"what": "entries mark", **read_entries_mark(transaction)._asdict()}
+                    continue
                 yield {**_record_row(decode_header(memoryview(value), 0, where=path), 0), "sound": None}
     finally:
         environment.close()

@@ -224,6 +224,26 @@ class CatalogWriter:
         """
         self._clear_beyond()
 
+    def last_mark(self) -> Mark:
+        """Return the mark of the last checkpoint as it was appended, whatever it says of the catalog."""
+        _, body = _mark_before(self._file, self._length, self._path)
+        return mark_of(load_json(body, where=self._path), where=self._path)
+
+    def goes_further(self) -> bool:
+        """Return whether a whole mark of a later checkpoint stands beyond the last one; costs a read of what does."""
+        for offset in range(self._length, self._file.size, BLOCK_BYTES):
+            if self._file.read(offset, len(_MARK_HEAD)) != _MARK_HEAD:
+                continue
+            data = memoryview(self._file.read(offset, self._file.size - offset))
+            try:
+                header, body = _record(data, 0, self._path)
+                _mark_end(data, 0, body, self._path)
+            except CorruptError:
+                continue  # it was never finished
+            if header.lsn > self._number:
+                return True
+        return False
+
     @property
     def path(self) -> str:
         """Where the file lies."""
@@ -605,6 +625,11 @@ def _check_is_tail(data: memoryview, end: int, number: int, at_least: int, error
 
 def _number_of_mark_before(file: File, length: int, path: str) -> int:
     """Return the number of the checkpoint that ends at ``length``."""
+    return _mark_before(file, length, path)[0]
+
+
+def _mark_before(file: File, length: int, path: str) -> tuple[int, bytes]:
+    """Return the number and the mark's body of the checkpoint that ends at ``length``."""
     if length <= file.size and length % BLOCK_BYTES == 0:
         for offset in range(length - BLOCK_BYTES, 0, -BLOCK_BYTES):
             if file.read(offset, len(_MARK_HEAD)) != _MARK_HEAD:
@@ -613,7 +638,7 @@ def _number_of_mark_before(file: File, length: int, path: str) -> int:
             header, body = _record(data, 0, path)
             size = RECORD_HEADER_BYTES + len(body)
             if size + padding(size) == len(data):
-                return header.lsn
+                return header.lsn, bytes(body)
     raise CorruptError(
         f"{path}: no checkpoint ends at {length} of {file.size} bytes, but the index names one; {_REMEDY}"
     )

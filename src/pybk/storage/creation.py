@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +15,7 @@ from pybk.digest import SALT_BYTES_MIN
 from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
-from pybk.storage.catalog import CatalogWriter
+from pybk.storage.catalog import CatalogWriter, read_header
 from pybk.storage.cookie import (
     COOKIE_BYTES_MAX,
     COOKIE_NAME,
@@ -54,11 +55,18 @@ OpenEnvironment = Callable[[str], Environment]
 _CATALOG: Final = "catalog-"
 _PLANNED: Final = "cookie.planned"
 _LOST: Final = ".lost"
+_FILE_ID: Final = re.compile("[0-9a-f]{16}")
 
 
 def catalog_path(root: str, file_id: int) -> str:
     """Return the path of a catalog file."""
     return os.path.join(root, f"{_CATALOG}{file_id:016x}")
+
+
+def catalog_ids(fs: FileSystem, root: str) -> list[int]:
+    """Return the ids of the catalog files that lie in a store's directory, ascending."""
+    stems = (name.removeprefix(_CATALOG) for name in fs.list_directory(root) if name.startswith(_CATALOG))
+    return sorted(int(stem, 16) for stem in stems if _FILE_ID.fullmatch(stem))
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
@@ -86,12 +94,93 @@ def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
     return cookie
 
 
+def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> Cookie | None:
+    """Return the store's own cookie, None where there is no store.
+
+    A cookie that is lost or damaged is made again, in memory, from the cookies of the tiers and the headers of the
+    catalogs, which repeat it above level BASE. Its level is the highest that any of them names.
+
+    Raises:
+        CookieError: ``root`` is a tier's directory, or the parts name different stores.
+        CorruptError: The cookie is damaged, and nothing repeats it.
+    """
+    damage: CorruptError | None = None
+    cookie: Cookie | None = None
+    try:
+        cookie = main_cookie(fs, root)
+    except CorruptError as error:
+        damage = error
+    if cookie is None and damage is None and not _lost_its_cookie(fs, root):
+        return None
+    others = list(_repeated_cookies(fs, root, tiers))
+    if cookie is not None:
+        levels = [other.level for other in others if other.store_id == cookie.store_id]
+        return replace(cookie, level=max([cookie.level, *levels]))
+    known = {(other.store_id, other.salt, other.scrypt_cost) for other in others}
+    if len(known) > 1:
+        raise CookieError(
+            f"{root} has no sound cookie, and its tiers and catalogs name {len(known)} different stores; put the right "
+            "directories in their places, or restore the cookie from a backup"
+        )
+    if not others:
+        if damage is not None:
+            raise damage
+        return None
+    logger.warning(
+        "%s %s; it is made again from what the tiers and the catalog repeat of it",
+        os.path.join(root, COOKIE_NAME),
+        "is missing" if damage is None else f"is damaged ({damage})",
+    )
+    level = max(other.level for other in others)
+    return replace(others[0], instance=secrets.token_bytes(16), tier=MAIN, directory=0, level=level)
+
+
+def _lost_its_cookie(fs: FileSystem, root: str) -> bool:
+    """Return whether a directory without a cookie is a store, and not a directory for a new one."""
+    return fs.exists(root) and not fs.exists(os.path.join(root, _PLANNED)) and bool(catalog_ids(fs, root))
+
+
+def _repeated_cookies(
+    fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]] | None
+) -> Iterator[Cookie]:
+    """Yield what the tiers' cookies and the catalogs' headers repeat of a store's cookie; nothing at level BASE."""
+    try:
+        directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
+    except (CorruptError, CookieError):
+        directories = plan_directories(root, tiers)
+    for directory in directories:
+        try:
+            found = read_cookie(fs, directory.path) if fs.exists(directory.path) else None
+        except CorruptError:
+            continue
+        if found is not None and found.level > FeatureLevel.BASE and found.tier == directory.tier.value:
+            yield found
+    for file_id in catalog_ids(fs, root):
+        try:
+            header = read_header(fs, catalog_path(root, file_id))
+        except CorruptError:
+            continue
+        if header.level > FeatureLevel.BASE:
+            yield Cookie(header.store_id, bytes(16), MAIN, 0, header.salt, header.scrypt_cost, header.level)
+
+
 def store_directories(
-    fs: FileSystem, root: str, cookie: Cookie, tiers: Mapping[StorageHint, str | Sequence[str]] | None
+    fs: FileSystem,
+    root: str,
+    cookie: Cookie,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    doubtful: list[Directory] | None = None,
 ) -> list[Directory]:
     """Return the tier directories of an existing store, each checked to be what it is taken for.
 
     Tiers that are not named lie where the store remembers them.
+
+    Args:
+        fs: The file system.
+        root: The store's directory.
+        cookie: The store's own cookie.
+        tiers: Where tiers are now, if they are not where the store remembers them.
+        doubtful: Takes the directories whose cookies are lost or damaged, for ``check_doubtful``; None refuses them.
 
     Raises:
         UsageError: ``tiers`` is malformed.
@@ -100,7 +189,17 @@ def store_directories(
     """
     directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
     for directory in directories:
-        found = read_cookie(fs, directory.path) if fs.exists(directory.path) else None
+        there = fs.exists(directory.path)
+        try:
+            found = read_cookie(fs, directory.path) if there else None
+        except CorruptError:
+            if doubtful is None:
+                raise
+            doubtful.append(directory)
+            continue
+        if found is None and there and doubtful is not None:
+            doubtful.append(directory)
+            continue
         expected = replace(cookie, tier=directory.tier.value, directory=directory.number)
         if found is None:
             raise CookieError(
@@ -109,6 +208,51 @@ def store_directories(
             )
         check_cookie(found, replace(expected, instance=found.instance), directory.path)
     return directories
+
+
+def check_doubtful(volumes: Volumes, doubtful: Iterable[Directory], files: Mapping[int, FileRow]) -> None:
+    """Check that directories without a sound cookie hold what the index says, so that they are what they are taken for.
+
+    Raises:
+        CookieError: One holds no file that the index names there, so it may be another directory, or not mounted.
+    """
+    for directory in doubtful:
+        mine = [row for row in files.values() if (row.tier, row.directory) == (directory.tier.value, directory.number)]
+        if not any(_is_there(volumes, row) for row in mine):
+            raise CookieError(
+                f"{directory.path} is not there or has no cookie, but store {volumes.root} keeps its {directory.tier} "
+                "tier there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if this "
+                f"is the directory, and it is empty, run `pybk rebuild-index {volumes.root}`, which makes its cookie "
+                "again"
+            )
+        logger.warning(
+            "the cookie of %s is lost or damaged; it is made again, because the files that belong there are there",
+            directory.path,
+        )
+
+
+def mend_cookies(fs: FileSystem, root: str, cookie: Cookie, directories: Iterable[Directory]) -> None:
+    """Write the store's cookie, and those of its tiers, wherever they are not what they should be; durable on return.
+
+    This brings every cookie to the level of the store, and makes those again that are lost or damaged. The store's own
+    comes first: an older pybk reads it first, and must not open a store of which a part has a level that it does not
+    know.
+    """
+    if _sound_cookie(fs, root) != cookie:
+        write_cookie(fs, root, cookie)
+    for directory in directories:
+        found = _sound_cookie(fs, directory.path)
+        expected = tier_cookie(cookie, directory, secrets.token_bytes(16) if found is None else found.instance)
+        if found != expected:
+            write_cookie(fs, directory.path, expected)
+
+
+def _sound_cookie(fs: FileSystem, path: str) -> Cookie | None:
+    """Return a directory's cookie, None if it is lost or damaged."""
+    try:
+        return read_cookie(fs, path)
+    except CorruptError:
+        return None
 
 
 def _merged_directories(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]]) -> list[Directory]:
@@ -140,20 +284,21 @@ def tier_cookie(cookie: Cookie, directory: Directory, instance: bytes) -> Cookie
     return replace(own, salt=None, scrypt_cost=None) if cookie.level is FeatureLevel.BASE else own
 
 
-def check_reachable(volumes: Volumes, mark: Mark, files: Mapping[int, FileRow]) -> None:
-    """Check that the directories named are all that the index speaks of, and that the catalog is there.
+def check_reachable(volumes: Volumes, files: Mapping[int, FileRow]) -> None:
+    """Check that the directories named are all that the index speaks of.
 
     Raises:
         CookieError: A file lies in a directory that is not named.
-        CorruptError: The catalog is missing.
     """
     for row in files.values():
         volumes.directory_of(row)
-    path = catalog_path(volumes.root, mark.catalog_file_id)
-    if not volumes.fs.exists(path):
+
+
+def check_index_present(fs: FileSystem, path: str, root: str) -> None:
+    """Raise CorruptError if there is no index: opening the environment would make an empty one."""
+    if not fs.exists(os.path.join(path, LMDB_FILE)):
         raise CorruptError(
-            f"{path} is missing, the catalog of store {volumes.root}; restore it from a backup (`pybk rebuild-index` "
-            "cannot do without it)",
+            f"{path} is missing, the index of {root}; run `pybk rebuild-index {root}` to make it again from the files",
             path=path,
         )
 

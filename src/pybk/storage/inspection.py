@@ -9,6 +9,7 @@ import numpy as np
 
 from pybk.errors import CorruptError
 from pybk.storage.cold import FOOTER_DTYPE, ColdSegment, decompress, salvage_rows
+from pybk.storage.entries_mark import ENTRIES_MARK_KEY
 from pybk.storage.environment import Environment
 from pybk.storage.index_rows import FileRow, entries_key
 from pybk.storage.logfile import BLOCK_BYTES, decode_commit_header
@@ -125,6 +126,8 @@ def _environment_rows(environment: Environment, file_id: int, path: str) -> Runs
     rows = []
     with environment.read() as transaction:
         for key, value in transaction.items(b"\0", _KEY_END):
+            if key == ENTRIES_MARK_KEY:
+                continue
             try:
                 header = decode_header(memoryview(value), 0, where=path)
             except CorruptError:

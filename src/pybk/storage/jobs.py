@@ -8,14 +8,18 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from pybk.errors import CorruptError, StorageFullError, StorageRefusedError
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegment
+from pybk.storage.creation import mend_cookies
+from pybk.storage.entries_mark import place_of, read_entries_mark, write_entries_mark
 from pybk.storage.failures import is_refused, undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark, entries_key
 from pybk.storage.logfile import BLOCK_BYTES
@@ -267,6 +271,21 @@ class Jobs:
                 stays.add(row.file_id)
         return stays
 
+    def raise_level(self, level: FeatureLevel) -> None:
+        """Write the store in the formats of a higher level; durable on return.
+
+        After a stop at any point the store has its old level or the new one, and the next open or checkpoint completes
+        what is left.
+        """
+        store = self._store
+        if level <= store.feature_level:
+            return
+        cookie = replace(store.cookie, level=level)
+        mend_cookies(store.fs, store.volumes.root, cookie, store.volumes.directories)
+        store.cookie = self._registry.cookie = cookie
+        store.feature_level = level
+        self._registry.commit(self._registry.mark, lambda update: Counter())  # in a new catalog, of the level's format
+
     # ---- moves and collection ------------------------------------------------------------------------------------
 
     def move(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
@@ -470,6 +489,10 @@ class Jobs:
             with self._store.entries[file_id].write() as transaction:
                 for key in sorted(keys):
                     transaction.delete(key)
+                if self._store.feature_level > FeatureLevel.BASE:
+                    # An index from before now names these keys: it must be known as older than this environment.
+                    mark = read_entries_mark(transaction)
+                    write_entries_mark(transaction, mark._replace(removed_at=place_of(self._registry.mark)))
             del self._unpurged[file_id]
 
 

@@ -20,6 +20,7 @@ from pybk.errors import (
     StorageRefusedError,
     UnsupportedFormatError,
 )
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.failures import is_passing, is_refused, refused, start_thread, storage_error
@@ -321,6 +322,10 @@ class Maintenance:
     def collect(self) -> None:
         """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no room."""
         self._run_job(self._jobs.collect)
+
+    def raise_level(self, level: FeatureLevel) -> None:
+        """Write the store in the formats of a higher level; durable on return. Raises as ``checkpoint`` does."""
+        self._run_job(lambda: self._jobs.raise_level(level))
 
     def look_for_room(self) -> None:
         """Turn the store read-only, or back, as it is now; raises as ``checkpoint`` does."""

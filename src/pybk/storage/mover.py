@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pybk.errors import StorageError, StorageRefusedError
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegmentWriter
+from pybk.storage.entries_mark import read_entries_mark, write_entries_mark
 from pybk.storage.index_rows import FileRow, entries_key
 from pybk.storage.reading import locate_entries
 from pybk.storage.record import RECORD_HEADER_BYTES, RUN_COMPRESSED, RUN_DTYPE, Runs, encode_entries
 from pybk.storage.volumes import COLD
 
 if TYPE_CHECKING:
+    from pybk.storage.environment import WriteTransaction
     from pybk.storage.view import Loaded, StoreView
 
 logger = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class Mover:
         self._writer: ColdSegmentWriter | None = None
         self._row: FileRow | None = None
         self._rows: list[FileRow] = []
+        self._changed: dict[int, FileRow] = {}
         self._puts: list[tuple[bytes, bytes]] = []
         self._put_bytes = 0
 
@@ -160,8 +164,17 @@ class Mover:
                 with self._view.entries[file_id].write() as transaction:
                     for key, value in mine:
                         transaction.put(key, value)
+                    if self._view.feature_level > FeatureLevel.BASE:
+                        self._count_puts(file_id, transaction)
         self._puts = []
         self._put_bytes = 0
+
+    def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
+        """Count this transaction in the environment, and have the index rely on it by the file's row."""
+        mark = read_entries_mark(transaction)
+        mark = mark._replace(puts=mark.puts + 1)
+        write_entries_mark(transaction, mark)
+        self._changed[file_id] = self._view.volumes.rows[file_id]._replace(bytes=mark.puts)
 
     def _finish_segment(self) -> None:
         assert self._writer is not None
@@ -174,12 +187,12 @@ class Mover:
         self._writer = None
 
     def finish(self) -> list[FileRow]:
-        """Sync what was written; return the files made, which the caller's index update makes part of the store."""
+        """Sync what was written; return the files made or changed, whose rows the caller's index update puts."""
         if self._puts:
             self._flush_entries()
         if self._writer is not None:
             self._finish_segment()
-        return self._rows
+        return [*self._rows, *self._changed.values()]
 
     def abort(self) -> None:
         """Remove what was written; entries put in the SSD tier stay there unused until they are put again."""

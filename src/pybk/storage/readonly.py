@@ -15,7 +15,7 @@ from pybk.errors import CookieError, CorruptError, NoSuchEntryError, NoSuchLedge
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.cookie import Cookie
-from pybk.storage.creation import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
+from pybk.storage.creation import INDEX, OpenEnvironment, checked_mark, find_cookie, store_directories
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.filesystem import FileSystem, OsFileSystem
@@ -87,7 +87,7 @@ class ReadOnlyStore(StoreView):
         """
         fs = fs or OsFileSystem()
         root = os.path.abspath(root)
-        cookie = main_cookie(fs, root)
+        cookie = find_cookie(fs, root, tiers)
         if cookie is None:
             raise CookieError(f"there is no store at {root}; LedgerManager.open({root!r}) makes one")
         volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers))

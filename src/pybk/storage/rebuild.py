@@ -19,13 +19,24 @@ from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.flags import StorageHint
 from pybk.storage.catalog import CatalogState, CatalogWriter, read_catalog
 from pybk.storage.cold import FOOTER_DTYPE, ColdSegmentWriter
-from pybk.storage.creation import INDEX, OpenEnvironment, catalog_path, main_cookie, store_directories
+from pybk.storage.cookie import Cookie
+from pybk.storage.creation import (
+    INDEX,
+    OpenEnvironment,
+    catalog_ids,
+    catalog_path,
+    find_cookie,
+    mend_cookies,
+    store_directories,
+)
+from pybk.storage.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.inspection import RecordReader, file_rows, runs_of
 from pybk.storage.lmdb_file import LMDB_FILE
+from pybk.storage.proof import log_file_end, older_environments
 from pybk.storage.record import RecordKind, Runs
 from pybk.storage.replay import LogFile, Replay
 from pybk.storage.tiling import tile
@@ -109,17 +120,44 @@ def rebuild_index(
     """
     fs = fs or OsFileSystem()
     root = os.path.abspath(root)
-    if main_cookie(fs, root) is None:
+    cookie = find_cookie(fs, root, tiers)
+    if cookie is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
     lock = fs.lock(os.path.join(root, "LOCK"))
     try:
-        rebuilder = _Rebuilder(fs, root, tiers, environment, progress or (lambda done, total: None))
-        try:
-            return rebuilder.run(accept_loss=accept_loss)
-        finally:
-            rebuilder.close()
+        return rebuild_locked(fs, root, cookie, tiers, environment, accept_loss=accept_loss, progress=progress)
     finally:
         lock.release()
+
+
+def rebuild_locked(
+    fs: FileSystem,
+    root: str,
+    cookie: Cookie,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    environment: OpenEnvironment,
+    *,
+    accept_loss: bool = False,
+    progress: Progress | None = None,
+    state: CatalogState | None = None,
+) -> Rebuilt:
+    """Do what ``rebuild_index`` does, for a caller that holds the store's lock.
+
+    Args:
+        fs: As for ``rebuild_index``.
+        root: As for ``rebuild_index``.
+        cookie: The store's cookie.
+        tiers: As for ``rebuild_index``.
+        environment: As for ``rebuild_index``.
+        accept_loss: As for ``rebuild_index``.
+        progress: As for ``rebuild_index``.
+        state: What the catalog says; None reads the newest one.
+    """
+    rebuilder = _Rebuilder(fs, root, cookie, tiers, environment, progress or (lambda done, total: None), state)
+    try:
+        return rebuilder.run(accept_loss=accept_loss)
+    finally:
+        rebuilder.close()
 
 
 class _Rebuilder:
@@ -129,23 +167,26 @@ class _Rebuilder:
         self,
         fs: FileSystem,
         root: str,
+        cookie: Cookie,
         tiers: Mapping[StorageHint, str | Sequence[str]] | None,
         environment: OpenEnvironment,
         progress: Progress,
+        state: CatalogState | None,
     ) -> None:
-        cookie = main_cookie(fs, root)
-        assert cookie is not None, "the caller looked"
         self._fs = fs
         self._root = root
         self._store_id = cookie.store_id
-        self._volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers))
+        self._volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers, []))
         self._environment = environment
         self._progress = progress
         self._entries: dict[int, Environment] = {}
         self._problems: list[str] = []
         self._unopened: list[FileRow] = []
         self._reader = RecordReader(self._volumes, self._entries)
-        self._state = newest_catalog(fs, root, self._store_id)
+        self._cookie = cookie
+        self._catalog_is_lost = self._watermark_is_lost = False
+        self._watermark_path = os.path.join(root, "watermark")
+        self._state = self._read_state() if state is None else state
         self._files = dict(self._state.files)
 
     def close(self) -> None:
@@ -167,11 +208,51 @@ class _Rebuilder:
         if (lost or self._unopened) and not accept_loss:
             return found
         self._set_aside_entries()
+        self._take_environments()
         if lost:
             self._fill(placed, lost)
         mark = self._write_catalog()
         new = self._write_index(placed, mark)
+        if self._watermark_is_lost:
+            Watermark.create(self._fs, self._watermark_path, self._store_id).close()
+        mend_cookies(self._fs, self._root, self._cookie, self._volumes.directories)
         return found._replace(made=True, old_index=self._swap(new, keep=mark != self._state.mark))
+
+    def _read_state(self) -> CatalogState:
+        """Return what the newest catalog says; if none is sound, what the index says.
+
+        Raises:
+            CorruptError: Neither is sound.
+        """
+        try:
+            return newest_catalog(self._fs, self._root, self._store_id)
+        except CorruptError as error:
+            state = self._state_of_index()
+            if state is None:
+                raise
+            self._problems.append(f"{error}; the catalog is made again from the index, which is sound")
+            self._catalog_is_lost = True
+            return state
+
+    def _state_of_index(self) -> CatalogState | None:
+        """Return what the index says instead of the catalog, None if it is missing or not sound."""
+        path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX)
+        if not self._fs.exists(os.path.join(path, LMDB_FILE)):
+            return None
+        try:
+            environment = self._environment(path)
+            try:
+                index = Index(environment)
+                mark = index.mark()
+                if mark is None or mark.store_id != self._store_id.hex() or any(index.check()):
+                    return None
+                ledgers = {row.metadata.ledger_id: row for row in index.ledgers()}
+                return CatalogState(ledgers, index.files(), {row.name: row for row in index.all_named()}, mark)
+            finally:
+                environment.close()
+        except CorruptError as error:
+            logger.info("the index is of no use either: %s", error)
+            return None
 
     # ---- what there is -------------------------------------------------------------------------------------------
 
@@ -183,9 +264,7 @@ class _Rebuilder:
         """
         mark = self._state.mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
-        watermark = Watermark.open(self._fs, os.path.join(self._root, "watermark"), self._store_id, writable=False)
-        durable = max(mark.durable_lsn, watermark.durable_lsn())
-        watermark.close()
+        durable = max(mark.durable_lsn, self._watermark())
         paths = ((row.file_id, self._volumes.path_of(row)) for row in rows)
         files = (LogFile.load(self._fs, file_id, path) for file_id, path in paths)
         ledgers: dict[int, int] = {}
@@ -197,10 +276,26 @@ class _Rebuilder:
                     del ledgers[header.ledger_id]
         return ledgers
 
+    def _watermark(self) -> int:
+        """Return the durable LSN that the watermark says; 0 if it is lost, and it is to be made again."""
+        try:
+            watermark = Watermark.open(self._fs, self._watermark_path, self._store_id, writable=False)
+        except CorruptError as error:
+            self._problems.append(
+                f"{error}; it is made again from the log: commits missing at the log's end would not be noticed now"
+            )
+            self._watermark_is_lost = True
+            return 0
+        try:
+            return watermark.durable_lsn()
+        finally:
+            watermark.close()
+
     def _gather(self) -> tuple[Runs, Runs]:
         """Return the records in the files that the catalog names, and those in cold segments that it does not."""
         found = {**self._volumes.found(LOG), **self._volumes.found(COLD)}
-        self._volumes.reserve_ids(max(self._state.mark.next_file_id, max(found, default=0) + 1))
+        taken = [*found, *catalog_ids(self._fs, self._root), self._state.mark.next_file_id - 1]
+        self._volumes.reserve_ids(max(taken) + 1)
         for row in self._state.files.values():
             self._volumes.add(row)
             if row.kind == ENTRIES:
@@ -208,6 +303,11 @@ class _Rebuilder:
             elif row.file_id not in found:
                 self._problems.append(f"{self._volumes.path_of(row)} is missing")
                 del self._files[row.file_id]
+            elif row.kind == LOG and (end := log_file_end(self._volumes, row)) < row.bytes:
+                self._problems.append(
+                    f"{self._volumes.path_of(row)} is older: it ends after {end} of {row.bytes} bytes"
+                )
+                self._files[row.file_id] = row._replace(bytes=end)
         strays = [row for row in found.values() if row.kind == COLD and row.file_id not in self._state.files]
         total = sum(row.bytes for row in (*self._files.values(), *strays))
         known = np.fromiter(self._state.ledgers, np.int64)
@@ -308,8 +408,17 @@ class _Rebuilder:
                 self._fs.sync_directory(os.path.dirname(path))
             self._entries[row.file_id] = self._environment(path)
 
+    def _take_environments(self) -> None:
+        """Have the index rely on the environments of the SSD tier as they are, although some may be older."""
+        files = self._state.files.values()
+        for row in older_environments(self._volumes, files, self._entries, self._state.mark):
+            with self._entries[row.file_id].write() as transaction:
+                write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
+
     def _write_catalog(self) -> Mark:
         """Append to the catalog what became of the files, if anything did; return the mark for the index."""
+        if self._catalog_is_lost:
+            return self._new_catalog()
         if self._files == self._state.files:
             return self._state.mark
         mark = self._state.mark._replace(next_file_id=self._volumes.next_file_id)
@@ -320,6 +429,19 @@ class _Rebuilder:
             changed = [row for file_id, row in self._files.items() if before.get(file_id) != row]
             gone = [file_id for file_id in before if file_id not in self._files]
             length = catalog.append((), (), mark, self._files.values(), changed=changed, gone=gone)
+            return mark._replace(catalog_bytes=length)
+        finally:
+            catalog.close()
+
+    def _new_catalog(self) -> Mark:
+        """Write the catalog anew, because none was sound; return the mark for the index."""
+        file_id = self._volumes.new_id()
+        mark = self._state.mark._replace(catalog_file_id=file_id, next_file_id=self._volumes.next_file_id)
+        path = catalog_path(self._root, file_id)
+        catalog = CatalogWriter.create(self._fs, path, self._store_id, file_id, cookie=self._cookie)
+        try:
+            state, files = self._state, list(self._files.values())
+            length = catalog.append(state.ledgers.values(), (), mark, files, changed=files, named=state.named.values())
             return mark._replace(catalog_bytes=length)
         finally:
             catalog.close()

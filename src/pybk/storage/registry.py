@@ -49,7 +49,7 @@ class Registry:
         volumes: The store's directories.
         index: The index.
         mark: The index's mark.
-        catalog: The catalog that the mark names.
+        catalog: The catalog that the mark names; None if it is lost or of no use, and ``begin`` makes another.
         cookie: The store's main cookie.
 
     Attributes:
@@ -58,7 +58,9 @@ class Registry:
         live: Bytes of the records that each file still holds, by file id.
     """
 
-    def __init__(self, volumes: Volumes, index: Index, mark: Mark, catalog: CatalogWriter, cookie: Cookie) -> None:
+    def __init__(
+        self, volumes: Volumes, index: Index, mark: Mark, catalog: CatalogWriter | None, cookie: Cookie
+    ) -> None:
         self._volumes = volumes
         self._index = index
         self._catalog = catalog
@@ -70,7 +72,7 @@ class Registry:
     def open(cls, volumes: Volumes, index: Index, mark: Mark, cookie: Cookie) -> Registry:
         """Open the catalog where the mark says that it ends, and change nothing.
 
-        Call ``clear`` once the store is proven.
+        Call ``begin`` once the store is proven.
 
         Raises:
             CorruptError: The catalog does not fit the mark, or the index is damaged.
@@ -84,16 +86,20 @@ class Registry:
             catalog.close()
             raise
 
-    def clear(self) -> None:
-        """Remove durably what an interrupted change left in the catalog after the mark.
+    def begin(self) -> None:
+        """Remove durably what an interrupted change left in the catalog after the mark, or make a lost catalog again.
 
-        Call it before anything is removed that such a change might name.
+        Call it once the store is proven, and before anything is removed that such a change might name.
         """
-        self._catalog.clear()
+        if self._catalog is not None:
+            self._catalog.clear()
+        else:
+            self.commit(self.mark, lambda update: Counter())
 
     def close(self) -> None:
         """Close the catalog."""
-        self._catalog.close()
+        if self._catalog is not None:
+            self._catalog.close()
 
     def commit(
         self,
@@ -143,7 +149,7 @@ class Registry:
         self.mark = mark
         self._catalog = catalog
         self.live.update(counts)
-        if catalog is not before:
+        if before is not None and catalog is not before:
             before.close()
             try:
                 self._volumes.fs.unlink(before.path)
@@ -167,11 +173,16 @@ class Registry:
 
     def _write_catalog(self, changed: _Changed, mark: Mark, *, renew: bool) -> tuple[CatalogWriter, Mark]:
         """Append to the catalog, or begin a new one when most of it is history; return it, and the mark naming it."""
-        due = self._catalog.format != CATALOG_FORMATS[self.cookie.level]
-        if renew or due or rewrite_is_due(self._catalog.length, self._index.totals()):
+        catalog = self._catalog
+        if (
+            renew
+            or catalog is None
+            or catalog.format != CATALOG_FORMATS[self.cookie.level]
+            or rewrite_is_due(catalog.length, self._index.totals())
+        ):
             return self._begin_catalog(changed, mark)
         try:
-            length = self._catalog.append(
+            length = catalog.append(
                 changed.rows,
                 changed.dropped,
                 mark,
@@ -182,9 +193,9 @@ class Registry:
             )
         except OSError as error:
             if is_refused(error):
-                self._catalog.take_back()
+                catalog.take_back()
             raise
-        return self._catalog, mark._replace(catalog_bytes=length)
+        return catalog, mark._replace(catalog_bytes=length)
 
     def _begin_catalog(self, changed: _Changed, mark: Mark) -> tuple[CatalogWriter, Mark]:
         volumes = self._volumes

@@ -24,7 +24,7 @@ from pybk.storage.logfile import (
     padding,
 )
 from pybk.storage.replay import LogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits
-from pybk.storage.tail import RecoveredLog, TailLedgers, apply_commit, synced_log_files, write_again
+from pybk.storage.tail import RecoveredLog, TailLedgers, apply_commit, log_files
 from pybk.storage.watermark import Watermark
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def salvage_log(
     Raises:
         CorruptError: A log file belongs elsewhere, or the index is damaged.
     """
-    rows = synced_log_files(volumes, first_file_id)
+    rows = log_files(volumes, first_file_id)
     paths = ((file_id, volumes.path_of(row)) for file_id, row in rows.items())
     files = (LogFile.load(volumes.fs, file_id, path) for file_id, path in paths)
     log = SalvagedLog(files, first_lsn=first_lsn, durable_lsn=durable_lsn, store_id=store_id)
@@ -197,10 +197,8 @@ def salvage_log(
             again.append(commit)
     if dropped_count > _TOLD_MAX:
         dropped.append(f"{dropped_count - _TOLD_MAX} records more go on with nothing that is there")
-    write_again(volumes, rows, again)
-    recovered = RecoveredLog(
-        log.next_lsn, [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()], commits
-    )
+    ends = [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()]
+    recovered = RecoveredLog(log.next_lsn, ends, commits, (), tuple(again))
     return recovered, log.lost + dropped, next_ledger_id
 
 

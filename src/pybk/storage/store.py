@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from pybk.config import StoreConfig
-from pybk.errors import ClosedError
+from pybk.errors import ClosedError, CorruptError
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.ahead import LogFileSupply
+from pybk.storage.catalog import CatalogState
 from pybk.storage.changes import ChangingView
 from pybk.storage.cold import check_codec
 from pybk.storage.commit import Commit
@@ -20,19 +24,24 @@ from pybk.storage.cookie import Cookie
 from pybk.storage.creation import (
     INDEX,
     OpenEnvironment,
+    catalog_ids,
+    check_doubtful,
+    check_index_present,
     check_present,
     check_reachable,
     checked_mark,
     create_store,
+    find_cookie,
     forget_lost_environments,
-    main_cookie,
     make_directory,
+    mend_cookies,
     missing_files,
     note_lost_environments,
     remove_leftovers,
     store_directories,
 )
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.failures import storage_error
 from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
@@ -40,12 +49,14 @@ from pybk.storage.index import Index
 from pybk.storage.index_rows import Mark
 from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
+from pybk.storage.proof import OlderIndexError, compare_catalogs, older_environments, older_log_files, refuse_older
+from pybk.storage.rebuild import rebuild_locked
 from pybk.storage.registry import Registry
 from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
-from pybk.storage.tail import RecoveredLog, recover_log
+from pybk.storage.tail import RecoveredLog, keep_log, recover_log
 from pybk.storage.tiering import TierQueue
 from pybk.storage.troubles import Troubles
-from pybk.storage.volumes import ENTRIES, Volumes, save_directories
+from pybk.storage.volumes import ENTRIES, Directory, Volumes, save_directories
 from pybk.storage.watermark import Watermark
 
 logger = logging.getLogger(__name__)
@@ -56,16 +67,141 @@ def open_environment(path: str) -> Environment:
     return LmdbEnvironment(path)
 
 
-def _open_entries(
-    volumes: Volumes, environment: OpenEnvironment, opened: list[Callable[[], None]]
-) -> dict[int, Environment]:
-    """Open those files of the index that are LMDB environments."""
-    entries = {}
-    for row in volumes.rows.values():
-        if row.kind == ENTRIES:
-            entries[row.file_id] = environment(volumes.path_of(row))
-            opened.append(entries[row.file_id].close)
-    return entries
+class _Opening:
+    """One open of a store, up to the point where it is proven that its parts fit each other.
+
+    Nothing on disk is changed here but the lock files of LMDB; salvaging notes which environments are missing.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        cookie: Cookie,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+        environment: OpenEnvironment,
+        lost: list[str] | None,
+    ) -> None:
+        self.fs = fs
+        self.root = root
+        self.cookie = cookie
+        self.tiers = tiers
+        self.environment = environment
+        self.lost = lost
+
+    def run(self, store_class: type[Store], lock: Lock, config: StoreConfig, metrics: Metrics) -> Store:
+        """Open the store's parts, compare them and make the store.
+
+        Raises:
+            OlderIndexError: The index is older than the catalog and must be made again. All is closed again.
+            PybkError, OSError: The store does not open; all but the lock is closed again.
+        """
+        with ExitStack() as undo:
+            parts = self._open_parts(undo)
+            try:
+                self._compare(parts)
+                store = store_class(lock, self.cookie, config, parts, metrics, self.lost)
+            except CorruptError as error:
+                if parts.newer is None or self.lost is not None:
+                    raise
+                raise OlderIndexError(str(error), parts.newer) from error
+            undo.pop_all()
+        return store
+
+    def _open_parts(self, undo: ExitStack) -> Parts:
+        fs, root, cookie = self.fs, self.root, self.cookie
+        doubtful: list[Directory] = []
+        volumes = Volumes(fs, root, store_directories(fs, root, cookie, self.tiers, doubtful))
+        path = os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX)
+        check_index_present(fs, path, root)
+        index_environment = self.environment(path)
+        undo.callback(index_environment.close)
+        index = Index(index_environment)
+        mark = checked_mark(index, cookie, root)
+        watermark = open_watermark(fs, root, cookie.store_id, self.lost)
+        undo.callback(watermark.close)
+        new_watermark = bool(self.lost)
+        files = index.files()
+        check_reachable(volumes, files)
+        for row in files.values():
+            volumes.add(row)
+        check_doubtful(volumes, doubtful, files)
+        volumes.reserve_ids(max([mark.next_file_id, *(file_id + 1 for file_id in catalog_ids(fs, root))]))
+        newer, problem = compare_catalogs(volumes, cookie, mark)
+        try:
+            (check_present if self.lost is None else note_lost_environments)(volumes)
+        except CorruptError as error:
+            if newer is None:
+                raise
+            raise OlderIndexError(str(error), newer) from error
+        entries = {}
+        for row in files.values():
+            if row.kind == ENTRIES:
+                entries[row.file_id] = self.environment(volumes.path_of(row))
+                undo.callback(entries[row.file_id].close)
+        if problem is None:
+            registry = Registry.open(volumes, index, mark, cookie)
+        else:
+            wrong = next(index.check(), None)
+            if wrong is not None:
+                raise CorruptError(f"{problem}; and the index, from which it might be made again, is damaged: {wrong}")
+            logger.warning("the catalog of %s is made again from the index: %s", root, problem)
+            registry = Registry(volumes, index, mark, None, cookie)
+        undo.callback(registry.close)
+        return Parts(volumes, index, index_environment, entries, watermark, registry, newer, new_watermark)
+
+    def _compare(self, parts: Parts) -> None:
+        """Compare the files and the SSD tier with the index; what is older is refused, or noted for salvaging."""
+        volumes, mark = parts.volumes, parts.registry.mark
+        files = parts.index.files()
+        if self.lost is None:
+            refuse_older(volumes, files, parts.entries, mark)
+            return
+        if parts.newer is not None:
+            self.lost.append(f"the index of {self.root} is older than its catalog")
+        older = older_log_files(volumes, files.values())
+        self.lost += [
+            f"{volumes.path_of(row)} is older than the index: it ends after {older[row]} bytes" for row in older
+        ]
+        gone = missing_files(volumes)
+        there = [row for row in files.values() if row not in gone]
+        self.lost += older_environments(volumes, there, parts.entries, mark).values()
+
+
+def _make_again(opening: _Opening, error: OlderIndexError) -> None:
+    """Make the index again from a newer catalog.
+
+    Raises:
+        CorruptError: That would lose entries, or the catalog does not fit the log either; nothing was changed.
+    """
+    root = opening.root
+    logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)
+    found = rebuild_locked(opening.fs, root, opening.cookie, opening.tiers, opening.environment, state=error.state)
+    if not found.made:
+        raise CorruptError(
+            f"the index of {root} is older than its catalog, and making it again would lose "
+            f"{sum(one.last_entry_id + 1 - one.first_entry_id for one in found.lost)} entries "
+            f"({'; '.join(found.problems) or 'files are missing or older'}); nothing was changed: put the newer files "
+            f"back, or run `pybk rebuild-index {root} --accept-loss`"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a store is made of.
+
+    ``newer`` is what a catalog says that is newer than the index, None for nothing; ``new_watermark`` says whether the
+    watermark is another one, made because the store's own is lost.
+    """
+
+    volumes: Volumes
+    index: Index
+    index_environment: Environment
+    entries: dict[int, Environment]
+    watermark: Watermark
+    registry: Registry
+    newer: CatalogState | None
+    new_watermark: bool
 
 
 class Store(ChangingView):
@@ -103,70 +239,56 @@ class Store(ChangingView):
         check_codec(config.cold_compression)
         fs = fs or OsFileSystem()
         root = os.path.abspath(root)
-        opened: list[Callable[[], None]] = []
-        try:
-            make_directory(fs, root)
-            fs.hold_spares()
-            opened.append(fs.release_spares)
-            lock = fs.lock(os.path.join(root, "LOCK"))
-            opened.append(lock.release)
-            cookie = main_cookie(fs, root)
-            if cookie is None:
-                cookie = create_store(fs, root, tiers, environment)
-            volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers))
-            index_environment = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
-            opened.append(index_environment.close)
-            index = Index(index_environment)
-            mark = checked_mark(index, cookie, root)
-            lost: list[str] | None = [] if salvage else None
-            watermark = open_watermark(fs, root, cookie.store_id, lost)
-            opened.append(watermark.close)
-            volumes.reserve_ids(mark.next_file_id)
-            files = index.files()
-            check_reachable(volumes, mark, files)
-            for row in files.values():
-                volumes.add(row)
-            (note_lost_environments if salvage else check_present)(volumes)
-            entries = _open_entries(volumes, environment, opened)
-            registry = Registry.open(volumes, index, mark, cookie)
-            opened.append(registry.close)
-            registry.clear()
-            metrics = metrics or Metrics()
-            store = cls(
-                lock, cookie, config, volumes, index, index_environment, entries, watermark, registry, metrics, lost
-            )
-            opened[:] = [store.close]
-            if tiers is not None:
-                save_directories(fs, root, volumes.directories)
-            return store
-        except BaseException as error:
-            for undo in reversed(opened):
-                undo()
-            if isinstance(error, OSError):
+        with ExitStack() as undo:
+            try:
+                make_directory(fs, root)
+                fs.hold_spares()
+                undo.callback(fs.release_spares)
+                lock = fs.lock(os.path.join(root, "LOCK"))
+                undo.callback(lock.release)
+                cookie = find_cookie(fs, root, tiers)
+                if cookie is None:
+                    cookie = create_store(fs, root, tiers, environment)
+                opening = _Opening(fs, root, cookie, tiers, environment, [] if salvage else None)
+                try:
+                    store = opening.run(cls, lock, config, metrics or Metrics())
+                except OlderIndexError as error:
+                    _make_again(opening, error)
+                    store = opening.run(cls, lock, config, metrics or Metrics())
+                undo.pop_all()
+                undo.callback(store.close)
+                if tiers is not None:
+                    save_directories(fs, root, store.volumes.directories)
+                undo.pop_all()
+                return store
+            except OSError as error:
                 raise storage_error(error, f"opening {root}") from error
-            raise
 
     def __init__(
         self,
         lock: Lock,
         cookie: Cookie,
         config: StoreConfig,
-        volumes: Volumes,
-        index: Index,
-        index_environment: Environment,
-        entries: Mapping[int, Environment],
-        watermark: Watermark,
-        registry: Registry,
+        parts: Parts,
         metrics: Metrics,
         lost: list[str] | None,
     ) -> None:
-        super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=metrics)
+        volumes, watermark, registry = parts.volumes, parts.watermark, parts.registry
+        super().__init__(
+            fs=volumes.fs,
+            config=config,
+            volumes=volumes,
+            index=parts.index,
+            entries=parts.entries,
+            metrics=metrics,
+        )
         self.troubles = Troubles(volumes.root)
         self.cookie = cookie
         self.store_id = cookie.store_id
         self.feature_level = cookie.level
         self._lock_file = lock
-        self._index_environment = index_environment
+        self._index_environment = parts.index_environment
+        self._registry = registry
         self._watermark = watermark
         self._ids = threading.Lock()
         mark = registry.mark
@@ -174,12 +296,12 @@ class Store(ChangingView):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
-        self.began_clean = watermark.clean
-        """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
         self.salvage: Salvage | None = None
         """What opening passed over, until ``keep_salvage``; None for nothing."""
-        remove_leftovers(self.volumes, mark)
-        recovered = self._recover(mark, lost)
+        recovered = self._recover(mark, lost, parts)
+        self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
+        """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
+        self._become_live(recovered, registry)
         for descriptor in self._dirty.values():
             descriptor.settle()
             self.next_ledger_id = max(self.next_ledger_id, descriptor.ledger_id + 1)
@@ -207,11 +329,25 @@ class Store(ChangingView):
         if self.salvage is None:
             self.maintenance.start()
 
-    def _recover(self, mark: Mark, lost: list[str] | None) -> RecoveredLog:
-        """Bring the ledgers to the state of the last durable commit; ``lost`` is None unless asked to salvage."""
-        volumes, watermark = self.volumes, self._watermark
-        durable_lsn = max(mark.durable_lsn, watermark.durable_lsn())
-        rewrite_beyond = None if watermark.clean else watermark.durable_lsn()
+    def _become_live(self, recovered: RecoveredLog, registry: Registry) -> None:
+        """Change the store for the first time, now that its parts are proven to fit each other."""
+        volumes = self.volumes
+        registry.begin()
+        remove_leftovers(volumes, registry.mark)
+        mend_cookies(self.fs, volumes.root, self.cookie, volumes.directories)
+        keep_log(volumes, recovered)
+
+    def _recover(self, mark: Mark, lost: list[str] | None, parts: Parts) -> RecoveredLog:
+        """Bring the ledgers to the state of the last durable commit, in memory.
+
+        Args:
+            mark: The index's mark.
+            lost: None unless asked to salvage.
+            parts: The store's; the log must reach what was durable when a newer catalog was written.
+        """
+        volumes, watermark, newer = self.volumes, self._watermark, parts.newer
+        durable_lsn = max(mark.durable_lsn, watermark.durable_lsn(), 0 if newer is None else newer.mark.durable_lsn)
+        rewrite_beyond = watermark.durable_lsn()  # after a clean end there is nothing beyond, unless it is an older one
         if lost is None:
             return recover_log(
                 self,
@@ -222,7 +358,6 @@ class Store(ChangingView):
                 durable_lsn=durable_lsn,
                 rewrite_beyond=rewrite_beyond,
             )
-        new_watermark = bool(lost)
         recovered, more, next_ledger_id = salvage_log(
             self,
             volumes,
@@ -235,7 +370,7 @@ class Store(ChangingView):
         missing = missing_files(volumes)
         lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
         self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
-        self.salvage = Salvage(tuple(lost), tuple(missing), tuple(recovered.files), new_watermark)
+        self.salvage = Salvage(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
         return recovered
 
     def keep_salvage(self) -> None:
@@ -254,6 +389,7 @@ class Store(ChangingView):
         try:
             replace_missing(self.volumes, [row for row in salvage.missing if row.kind != ENTRIES])
             forget_lost_environments(self.volumes, salvage.missing)
+            self._take_older_parts()
             if salvage.new_watermark:
                 keep_watermark(self.fs, self.volumes.root)
         except OSError as error:
@@ -268,6 +404,18 @@ class Store(ChangingView):
             freed = environment.release_dead_readers()
             if freed:
                 logger.info("%s: %d readers that were killed hold nothing any more", self.volumes.root, freed)
+
+    def _take_older_parts(self) -> None:
+        """Have the index rely on log files and environments as they are, although they are older than it."""
+        registry, files = self._registry, self.index.files()
+        ends = older_log_files(self.volumes, files.values())
+        if ends:
+            registry.commit(
+                registry.mark, lambda update: Counter(), added=[row._replace(bytes=ends[row]) for row in ends]
+            )
+        for row in older_environments(self.volumes, files.values(), self.entries, registry.mark):
+            with self.entries[row.file_id].write() as transaction:
+                write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
 
     def _wake_maintenance(self) -> None:
         maintenance = getattr(self, "maintenance", None)
@@ -294,6 +442,18 @@ class Store(ChangingView):
             with self._lock:
                 self._hold_or_release()
             self.maintenance.wake()
+
+    def raise_level(self, level: FeatureLevel = NEWEST_LEVEL) -> None:
+        """Write the store in the formats of a higher feature level from now on; durable on return.
+
+        Older versions of pybk that do not know the level refuse the store from then on. A level is never lowered:
+        asking for a lower one does nothing. After a stop at any point the next open completes what is left.
+
+        Raises:
+            StorageFullError: There is no room for a new catalog; the level is raised all the same.
+            StorageFailedError: Something else failed; the store should be closed.
+        """
+        self.maintenance.raise_level(level)
 
     def tail_checked(self, tail_bytes: int) -> None:
         """Take note that a checkpoint took care of this much of the tail."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from pybk.errors import CorruptError
@@ -109,11 +109,21 @@ def _known(ledgers: TailLedgers, header: RecordHeader, where: str) -> LedgerDesc
 
 
 class RecoveredLog(NamedTuple):
-    """What replaying the log found: where it goes on, and its files with the bytes used in each."""
+    """What replaying the log found.
+
+    Attributes:
+        next_lsn: LSN of the next commit to write.
+        files: The log files from the mark on, with the bytes used in each.
+        commits: How many commits there were.
+        unbegun: Files without a header: made ahead, or torn. What they hold is no part of the log.
+        again: Commits that must be written again, because the page cache may hold what never reached the disk.
+    """
 
     next_lsn: int
     files: list[tuple[FileRow, int]]
     commits: int
+    unbegun: tuple[FileRow, ...]
+    again: tuple[ReplayedCommit, ...]
 
 
 def recover_log(
@@ -126,7 +136,7 @@ def recover_log(
     durable_lsn: int,
     rewrite_beyond: int | None,
 ) -> RecoveredLog:
-    """Replay the log from its mark, and see to it that what it says is on disk.
+    """Replay the log from its mark, and change nothing; ``keep_log`` sees to it that what it says is on disk.
 
     Args:
         ledgers: Takes the state.
@@ -135,13 +145,12 @@ def recover_log(
         first_file_id: Log files from this id on are read.
         first_lsn: LSN of the first commit in them.
         durable_lsn: Highest LSN known to be durable.
-        rewrite_beyond: After an unclean end, commits beyond this LSN are written again and synced, for the page cache
-            may hold what a failed sync never brought to disk; None after a clean end.
+        rewrite_beyond: After an unclean end, commits beyond this LSN are to be written again; None after a clean end.
 
     Raises:
         CorruptError: The log is damaged in a way that leaves unknown what is lost.
     """
-    rows = synced_log_files(volumes, first_file_id)
+    rows = log_files(volumes, first_file_id)
     current: list[LogFile] = []
 
     def load() -> Iterator[LogFile]:
@@ -164,29 +173,36 @@ def recover_log(
         if rewrite_beyond is not None and commit.lsn > rewrite_beyond:
             again.append(commit)
     current.clear()
-    write_again(volumes, rows, again)
-    for file_id in replay.end.unbegun_file_ids:
-        row = rows.pop(file_id)
-        volumes.fs.unlink(volumes.path_of(row))
-        volumes.fs.sync_directory(volumes.directory_of(row))
-    return RecoveredLog(
-        replay.end.next_lsn, [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()], commits
-    )
+    unbegun = tuple(rows.pop(file_id) for file_id in replay.end.unbegun_file_ids)
+    files = [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()]
+    return RecoveredLog(replay.end.next_lsn, files, commits, unbegun, tuple(again))
 
 
-def synced_log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
-    """Return the log files from an id on, by ascending id; their bytes and names are durable."""
-    rows = {file_id: row for file_id, row in volumes.found(LOG).items() if file_id >= first_file_id}
-    for row in rows.values():
+def log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
+    """Return the log files from an id on, by ascending id."""
+    return {file_id: row for file_id, row in volumes.found(LOG).items() if file_id >= first_file_id}
+
+
+def keep_log(volumes: Volumes, recovered: RecoveredLog) -> None:
+    """Make durable what replaying the log found, and remove the files that are no part of it.
+
+    The files' bytes and names are synced. The page cache may hold what a failed sync never brought to disk, so commits
+    that no watermark vouches for are written again.
+    """
+    rows = {row.file_id: row for row, _ in recovered.files}
+    for row in (*rows.values(), *recovered.unbegun):
         file = volumes.fs.open(volumes.path_of(row), writable=True)
         file.sync()
         file.close()
     for directory in volumes.directories:
         volumes.fs.sync_directory(directory.path)
-    return rows
+    write_again(volumes, rows, recovered.again)
+    for row in recovered.unbegun:
+        volumes.fs.unlink(volumes.path_of(row))
+        volumes.fs.sync_directory(volumes.directory_of(row))
 
 
-def write_again(volumes: Volumes, rows: Mapping[int, FileRow], commits: list[ReplayedCommit]) -> None:
+def write_again(volumes: Volumes, rows: Mapping[int, FileRow], commits: Sequence[ReplayedCommit]) -> None:
     """Write commits again, the same bytes at the same place, and sync them."""
     for file_id in sorted({commit.file_id for commit in commits}):
         file = volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)

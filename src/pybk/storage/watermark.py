@@ -21,7 +21,7 @@ _LSN: Final = 3
 _COMPLEMENT: Final = 4
 _CLEAN: Final = 5
 _TRIES: Final = 100
-_REMEDY: Final = "restore the directory from a copy, or run `pybk verify` on the store"
+_REMEDY: Final = "restore the directory from a copy, or run `pybk rebuild-index` on the store, which makes it again"
 
 
 class Watermark:
