@@ -38,37 +38,34 @@ def _environment(name: Name) -> dict[str, str]:
 
 
 def _unit_tests(name: Name, tests: tuple[str, ...]) -> str:
-    """Run tests with a mutant; return which one failed, or nothing."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:randomly",
-        "-p",
-        "no:cacheprovider",
-        "--tb=line",
-        "-rfE",
-    ]
+    """Run tests with a mutant; return which one failed, and failed again, or nothing."""
     for test in tests:
-        try:
-            done = subprocess.run(
-                [*command, test],
-                cwd=ROOT,
-                env=_environment(name),
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=WALL_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            return f"{test} (hangs)"
-        if done.returncode:
-            found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-            return found[1] if found else f"{test} (exit {done.returncode})"
+        failed = _failing(name, test)
+        if failed and _failing(name, failed):
+            return failed
     return ""
+
+
+def _failing(name: Name, test: str) -> str:
+    """Return the first test of a file or directory that fails with a mutant, or nothing."""
+    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *plugins, "--tb=line", "-rfE"]
+    try:
+        done = subprocess.run(
+            [*command, test],
+            cwd=ROOT,
+            env=_environment(name),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WALL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return test  # it hangs
+    if not done.returncode:
+        return ""
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return found[1] if found else test
 
 
 def _simulator(name: Name, first: int, count: int) -> str:
