@@ -135,8 +135,18 @@ def describe(name: Name) -> str:
     return f"{name}  (gone)"
 
 
+def judged_equivalent(text: str) -> dict[str, str]:
+    """Return the mutants that a text judges equivalent, each with the checksum of the function that it argues about."""
+    return dict(re.findall(r"^### `(\S+)` \(function (\w+)\)$", text, re.MULTILINE))
+
+
+def is_judged(name: Name, judged: dict[str, str]) -> bool:
+    """Tell whether a mutant was judged equivalent, and its function is still the one that was judged."""
+    return judged.get(str(name), "") == fingerprint(name)
+
+
 def _summary(names: list[Name], results: dict[str, Result]) -> None:
-    judged = set(re.findall(r"^### `(\S+)`", EQUIVALENT.read_text(), re.MULTILINE)) if EQUIVALENT.exists() else set()
+    judged = judged_equivalent(EQUIVALENT.read_text())
     counts: Counter[str] = Counter()
     for name in names:
         result = results.get(str(name))
@@ -145,7 +155,7 @@ def _summary(names: list[Name], results: dict[str, Result]) -> None:
         elif result["killed_by"]:
             how = "killed by the simulator" if result["killed_by"].startswith("seed ") else "killed by unit tests"
         else:
-            how = "judged equivalent" if str(name) in judged else "survived"
+            how = "judged equivalent" if is_judged(name, judged) else "survived"
             print(f"{how} ({result['seeds']} seeds): {describe(name)}")
         counts[how] += 1
     print(", ".join(f"{how}: {count}" for how, count in sorted(counts.items())))
