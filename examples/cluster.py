@@ -34,7 +34,8 @@ def run(directory: Path) -> None:
             for name in ("a", "b", "c", "d")
         }
         client = stack.enter_context(LedgerManager.connect(metadata, cluster_secret=secret))
-        writer = client.create_ledger(password=b"s3cret", ensemble_size=3, write_quorum=3, ack_quorum=2)
+        password = secrets.token_bytes(32)  # that of this ledger: nobody reads it after this run
+        writer = client.create_ledger(password=password, ensemble_size=3, write_quorum=3, ack_quorum=2)
         writer.append(b"sent to three bookies, and synced by two of them before this returns")
         gone = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble[0].bookie_id
         nodes[gone].close()
@@ -43,7 +44,7 @@ def run(directory: Path) -> None:
         writer.close()
         for fragment in client.ledger_metadata(writer.ledger_id).fragments:
             print(f"from entry {fragment.first_entry_id}:", ", ".join(bookie.bookie_id for bookie in fragment.ensemble))
-        with client.open_ledger(writer.ledger_id, password=b"s3cret") as reader:
+        with client.open_ledger(writer.ledger_id, password=password) as reader:
             print(sum(1 for _ in reader.read(0, reader.last_add_confirmed)), "entries read")
 
 

@@ -14,7 +14,6 @@ lines from the standard input and answers each with ``ok KEY`` once it is durabl
 from __future__ import annotations
 
 import argparse
-import os
 import struct
 import sys
 import threading
@@ -22,7 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
-from pybk import LedgerManager, LedgerReader, LedgerWriter, PybkError, StorageHint
+from pybk import LedgerManager, LedgerReader, LedgerWriter, PybkError, StorageHint, UsageError
+from pybk.credentials import Secret
 
 WAL = "kv.wal"
 SNAPSHOT = "kv.snapshot"
@@ -304,8 +304,12 @@ def main() -> int:
     parser.add_argument("operand", nargs="*")
     parser.add_argument("--snapshot-bytes", type=int, default=64 << 20, help="log bytes after which a snapshot is made")
     arguments = parser.parse_args()
-    password = os.environ.get("KVSTORE_PASSWORD", "").encode()
     try:
+        password = Secret(variable="KVSTORE_PASSWORD").read()
+        if not password:
+            raise UsageError(
+                "put the password into KVSTORE_PASSWORD, or the name of its file into KVSTORE_PASSWORD_FILE"
+            )
         with KeyValueStore(arguments.store, password, snapshot_bytes=arguments.snapshot_bytes) as store:
             return run(store, arguments.command, [operand.encode() for operand in arguments.operand])
     except PybkError as error:

@@ -31,7 +31,6 @@ from pybk import PybkError
 from pybk.spark import configure, local_bookie, start_bookies
 
 FILES = 8
-PASSWORD = "s3cret"
 
 
 # ---- the pipeline ----------------------------------------------------------------------------------------------------
@@ -47,9 +46,10 @@ class Pipeline:
     """
 
     def __init__(self, directory: Path, master: str) -> None:
-        secret = directory / "cluster-secret"
-        secret.touch(0o600)
-        secret.write_text(secrets.token_hex(32))
+        secret, password = directory / "cluster-secret", directory / "password"
+        for file in (secret, password):
+            file.touch(0o600)
+            file.write_text(secrets.token_hex(32))
         self.metadata = f"lmdb://{directory}/metadata"
         builder = SparkSession.builder.master(master)
         for name, value in {
@@ -66,7 +66,7 @@ class Pipeline:
         wanted = re.match(r"local-cluster\[(\d+)", master)
         self.bookies = len(start_bookies(self.spark, executors=int(wanted[1]) if wanted else 1))
         copies = str(min(2, self.bookies))
-        self._read = {"metadataUri": self.metadata, "clusterSecretFile": str(secret), "password": PASSWORD}
+        self._read = {"metadataUri": self.metadata, "clusterSecretFile": str(secret), "passwordFile": str(password)}
         self._written = {**self._read, "ensembleSize": copies, "writeQuorum": copies, "ackQuorum": copies}
         self._checkpoints = directory / "checkpoints"
 

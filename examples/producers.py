@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 import time
 
 from pybk import LedgerManager, LedgerWriter, StorageHint
 
-PASSWORD = b"s3cret"
+PASSWORD = secrets.token_bytes(32)  # nobody reads the ledger after this run; tail.py reads one that is kept
 PRODUCERS = 64
 ENTRIES_EACH = 200
 

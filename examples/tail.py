@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from pybk import LedgerManager, PybkError
+from pybk.credentials import Secret
 
 
 def newest_ledger(manager: LedgerManager) -> int:
@@ -37,13 +38,10 @@ def main() -> int:
     parser.add_argument("store", help="directory of the store")
     parser.add_argument("ledger", nargs="?", type=int, help="ledger id; the newest ledger when left out")
     parser.add_argument("--first", type=int, default=0, help="first entry id to print")
-    parser.add_argument("--password-file", help="file with the ledger's password; an empty password when left out")
+    parser.add_argument("--password-file", help="file with the ledger's password; else it is in PYBK_PASSWORD")
     arguments = parser.parse_args()
-    password = b""
-    if arguments.password_file:
-        with open(arguments.password_file, "rb") as file:
-            password = file.read().rstrip(b"\n")
     try:
+        password = Secret(file=arguments.password_file, variable="PYBK_PASSWORD").read() or b""
         tail(arguments.store, arguments.ledger, password, arguments.first)
     except PybkError as error:
         print(f"tail: {error}", file=sys.stderr)

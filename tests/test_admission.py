@@ -105,7 +105,7 @@ def test_room_that_comes_free_belongs_to_who_waited_first(
         assert syncs.acquire(timeout=WAIT_S)
         write_durable(self, buffers, offset)
 
-    writer, other = manager.create_ledger(), manager.create_ledger()
+    writer, other = manager.create_ledger(insecure=True), manager.create_ledger(insecure=True)
     monkeypatch.setattr(OsFile, "write_durable", wait_and_write)
     log = store_of(manager).log
     first = writer.append_async(bytes(1000))
@@ -127,7 +127,7 @@ def test_room_that_comes_free_belongs_to_who_waited_first(
 
 
 def test_a_large_append_is_not_starved_by_a_flood_of_small_ones(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     large = [bytes(4800)] * 13  # nearly all the room there is, and one batch
     sequences: list[range] = []
     with flood(writer):
@@ -140,8 +140,8 @@ def test_a_large_append_is_not_starved_by_a_flood_of_small_ones(manager: LedgerM
 
 
 def test_batches_longer_than_the_room_and_floods_of_two_ledgers_all_go_on(manager: LedgerManager) -> None:
-    one, two = manager.create_ledger(), manager.create_ledger()
-    advanced = manager.create_ledger(ledger_id=77)
+    one, two = manager.create_ledger(insecure=True), manager.create_ledger(insecure=True)
+    advanced = manager.create_ledger(ledger_id=77, insecure=True)
     batch = [bytes(5000)] * 2000  # three pieces, each longer than all the room
     done: list[int] = []
 
@@ -168,7 +168,7 @@ def test_batches_longer_than_the_room_and_floods_of_two_ledgers_all_go_on(manage
 
 
 def test_an_early_entry_that_cannot_wait_is_told_why(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=1)
+    writer = manager.create_ledger(ledger_id=1, insecure=True)
     for entry_id in range(1, 14):
         _ = writer.append_async(bytes(5000), entry_id=entry_id)
     with pytest.raises(
@@ -182,7 +182,7 @@ def test_an_early_entry_that_cannot_wait_is_told_why(manager: LedgerManager) -> 
 
 def test_a_lone_early_entry_is_taken_whatever_its_size(tmp_path: Path) -> None:
     with open_quick(tmp_path, max_entry_bytes=4 * BOUND, max_outstanding_bytes=BOUND) as manager:
-        writer = manager.create_ledger(ledger_id=1)
+        writer = manager.create_ledger(ledger_id=1, insecure=True)
         future = writer.append_async(bytes(3 * BOUND), entry_id=1)
         assert writer.append(b"", entry_id=0) == 0
         assert future.result() == 1
@@ -194,7 +194,7 @@ def test_a_lone_early_entry_is_taken_whatever_its_size(tmp_path: Path) -> None:
 def test_coroutines_wait_for_room_while_the_loop_runs_on(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     filled = fill(writer)
 
@@ -214,7 +214,7 @@ def test_coroutines_wait_for_room_while_the_loop_runs_on(
 def test_cancelling_a_coroutine_never_cancels_its_append(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     filled = fill(writer)
 
@@ -234,7 +234,7 @@ def test_cancelling_a_coroutine_never_cancels_its_append(
 
 
 def test_a_loop_that_blocks_in_an_append_itself_is_not_waited_for(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
 
     async def main() -> None:
         tasks = [asyncio.create_task(writer.append_coro(bytes(4000))) for _ in range(100)]
@@ -249,9 +249,9 @@ def test_a_loop_that_blocks_in_an_append_itself_is_not_waited_for(manager: Ledge
 
 
 def test_coroutines_raise_what_the_append_raises(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = manager.create_ledger()
-    advanced = manager.create_ledger(ledger_id=5)
-    deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    writer = manager.create_ledger(insecure=True)
+    advanced = manager.create_ledger(ledger_id=5, insecure=True)
+    deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
 
     async def main() -> None:
         with pytest.raises(UsageError):
@@ -277,7 +277,7 @@ def test_coroutines_raise_what_the_append_raises(manager: LedgerManager, monkeyp
 def test_what_waits_for_room_fails_when_the_ledger_is_closed(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     fill(writer)
 

@@ -33,7 +33,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 
 def test_advanced_entries_come_in_any_order_and_are_acknowledged_in_theirs(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=77)
+    writer = manager.create_ledger(ledger_id=77, insecure=True)
     assert writer.ledger_id == 77
     assert manager.ledger_metadata(77).advanced
     acknowledged: list[int] = []
@@ -56,7 +56,7 @@ def test_advanced_entries_come_in_any_order_and_are_acknowledged_in_theirs(manag
 
 
 def test_duplicates_are_refused(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=0)
+    writer = manager.create_ledger(ledger_id=0, insecure=True)
     writer.append(b"entry 0", entry_id=0)
     future = writer.append_async(b"entry 2", entry_id=2)
     for entry_id in (0, 2):
@@ -69,7 +69,7 @@ def test_duplicates_are_refused(manager: LedgerManager) -> None:
 
 
 def test_a_gap_at_close_fails_what_waits_behind_it(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=5)
+    writer = manager.create_ledger(ledger_id=5, insecure=True)
     writer.append(b"entry 0", entry_id=0)
     future = writer.append_async(b"entry 2", entry_id=2)
     writer.close()
@@ -83,7 +83,7 @@ def test_a_gap_at_close_fails_what_waits_behind_it(manager: LedgerManager) -> No
 
 @pytest.mark.parametrize("end", ["fence", "delete", "close manager"])
 def test_who_waits_behind_a_gap_learns_that_the_ledger_is_over(manager: LedgerManager, end: str) -> None:
-    writer = manager.create_ledger(ledger_id=5)
+    writer = manager.create_ledger(ledger_id=5, insecure=True)
     future = writer.append_async(b"entry 2", entry_id=2)
     errors: list[BaseException | None] = []
     waiting = threading.Thread(target=lambda: errors.append(future.exception()))
@@ -101,8 +101,8 @@ def test_who_waits_behind_a_gap_learns_that_the_ledger_is_over(manager: LedgerMa
 
 
 def test_advanced_and_other_ledgers_keep_to_their_own_calls(manager: LedgerManager) -> None:
-    advanced = manager.create_ledger(ledger_id=9)
-    plain = manager.create_ledger()
+    advanced = manager.create_ledger(ledger_id=9, insecure=True)
+    plain = manager.create_ledger(insecure=True)
     refused: list[Any] = [
         lambda: advanced.append(b"x"),
         lambda: advanced.append_async(b"x"),
@@ -120,7 +120,7 @@ def test_advanced_and_other_ledgers_keep_to_their_own_calls(manager: LedgerManag
 
 
 def test_what_waits_behind_a_gap_is_bounded(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=1)
+    writer = manager.create_ledger(ledger_id=1, insecure=True)
     with pytest.raises(TooManyRequestsError, match="append that one first"):
         _ = [writer.append_async(bytes(5000), entry_id=entry_id) for entry_id in range(1, 100)]
     assert writer.append(b"", entry_id=0) == 0
@@ -131,7 +131,7 @@ def test_what_waits_behind_a_gap_is_bounded(manager: LedgerManager) -> None:
 def test_an_advanced_append_that_may_not_wait_is_refused_whole(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger(ledger_id=1)
+    writer = manager.create_ledger(ledger_id=1, insecure=True)
     go = stop_syncing(monkeypatch)
     with pytest.raises(TooManyRequestsError):
         _ = [writer.append_async(bytes(4000), entry_id=entry_id, wait=False) for entry_id in range(100)]
@@ -143,7 +143,7 @@ def test_an_advanced_append_that_may_not_wait_is_refused_whole(
 def test_an_advanced_append_that_may_not_wait_brings_those_behind_it_along(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger(ledger_id=1)
+    writer = manager.create_ledger(ledger_id=1, insecure=True)
     behind = [writer.append_async(bytes(5000), entry_id=entry_id) for entry_id in range(1, 14)]
     go = stop_syncing(monkeypatch)
     threading.Timer(0.05, go.set).start()
@@ -152,28 +152,28 @@ def test_an_advanced_append_that_may_not_wait_brings_those_behind_it_along(
 
 
 def test_an_id_is_given_once_and_others_count_on_from_it(manager: LedgerManager) -> None:
-    manager.create_ledger(ledger_id=40).close()
+    manager.create_ledger(ledger_id=40, insecure=True).close()
     with pytest.raises(LedgerExistsError) as refused:
-        manager.create_ledger(ledger_id=40)
+        manager.create_ledger(ledger_id=40, insecure=True)
     assert refused.value.code == -20
-    assert manager.create_ledger().ledger_id == 41
-    assert manager.create_ledger(ledger_id=7).ledger_id == 7
-    assert manager.create_ledger().ledger_id == 42
+    assert manager.create_ledger(insecure=True).ledger_id == 41
+    assert manager.create_ledger(ledger_id=7, insecure=True).ledger_id == 7
+    assert manager.create_ledger(insecure=True).ledger_id == 42
 
 
 @pytest.mark.parametrize("ledger_id", [-1, (1 << 63) - 1, 1 << 63, "1", 1.0])
 def test_what_is_no_ledger_id_is_refused(manager: LedgerManager, ledger_id: Any) -> None:
     with pytest.raises(UsageError, match="ledger_id"):
-        manager.create_ledger(ledger_id=ledger_id)
+        manager.create_ledger(ledger_id=ledger_id, insecure=True)
     assert list(manager.list_ledgers()) == []
 
 
 def test_the_highest_id_can_be_taken(manager: LedgerManager) -> None:
     highest = (1 << 63) - 2
-    manager.create_ledger(ledger_id=highest).append(b"entry 0", entry_id=0)
+    manager.create_ledger(ledger_id=highest, insecure=True).append(b"entry 0", entry_id=0)
     manager.checkpoint()
     assert contents(manager, highest) == [b"entry 0"]
     assert list(manager.list_ledgers()) == [highest]
     with pytest.raises(IllegalOperationError, match="highest id"):
-        manager.create_ledger()
-    assert manager.create_ledger(ledger_id=3).ledger_id == 3
+        manager.create_ledger(insecure=True)
+    assert manager.create_ledger(ledger_id=3, insecure=True).ledger_id == 3

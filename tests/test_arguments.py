@@ -35,7 +35,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 @pytest.fixture
 def writer(manager: LedgerManager) -> LedgerWriter:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append_many([b"entry 0", b"entry 1"])
     return writer
 
@@ -68,7 +68,7 @@ def test_entry_ids_are_whole_numbers(reader: LedgerReader, bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", ["x", b"x", 2**70, math.inf, math.nan, []], ids=repr)
 def test_timeouts_are_seconds(manager: LedgerManager, writer: LedgerWriter, bad: Any) -> None:
-    advanced = manager.create_ledger(ledger_id=77)
+    advanced = manager.create_ledger(ledger_id=77, insecure=True)
     futures = [
         writer.append_async(b"x"),
         advanced.append_async(b"x", entry_id=0),
@@ -83,7 +83,7 @@ def test_timeouts_are_seconds(manager: LedgerManager, writer: LedgerWriter, bad:
 
 @pytest.mark.parametrize("bad", [True, 1.0, "1", None], ids=repr)
 def test_ledger_ids_are_whole_numbers(manager: LedgerManager, writer: LedgerWriter, bad: Any) -> None:
-    manager.create_ledger().close()
+    manager.create_ledger(insecure=True).close()
     for call in (
         manager.open_ledger,
         manager.ledger_metadata,
@@ -98,7 +98,7 @@ def test_ledger_ids_are_whole_numbers(manager: LedgerManager, writer: LedgerWrit
 @pytest.mark.parametrize("bad", [None, 1, "nvme", b"nvme", [1], [None], [[]]], ids=repr)
 def test_storage_hints_are_a_set_of_hints(manager: LedgerManager, bad: Any) -> None:
     with pytest.raises(UsageError, match="storage_hints"):
-        manager.create_ledger(storage_hints=bad)
+        manager.create_ledger(storage_hints=bad, insecure=True)
 
 
 NO_BYTES: list[Any] = [None, "x", 1.5, True, -1, 2**70]

@@ -76,7 +76,7 @@ def test_handles_may_be_awaited_and_closed_by_hand(tmp_path: Path) -> None:
     async def main() -> None:
         open_quick(tmp_path).close()
         manager = await LedgerManager.open_async(tmp_path, config=CONFIG)
-        writer = await manager.create_ledger_async(write_flags=WriteFlag.DEFERRED_FORCE, ledger_id=4)
+        writer = await manager.create_ledger_async(write_flags=WriteFlag.DEFERRED_FORCE, ledger_id=4, insecure=True)
         assert await writer.append_async(b"x", entry_id=0) == 0
         reader = await manager.open_ledger_async(4, recover=False)
         assert reader.last_add_confirmed == -1
@@ -110,7 +110,7 @@ def test_many_producers_in_one_loop(tmp_path: Path) -> None:
         return found
 
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         found = asyncio.run(main(writer))
         assert contents(manager, 0) == [found[entry_id] for entry_id in range(640)]
 
@@ -128,7 +128,7 @@ def test_cancelling_one_append_leaves_the_others_alone(tmp_path: Path, monkeypat
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         results = asyncio.run(main(writer, stop_syncing(monkeypatch)))
         assert isinstance(results.pop(2), asyncio.CancelledError)
         assert results == [0, 1, 3, 4, 5]
@@ -158,7 +158,7 @@ def test_an_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> Non
 
 def test_following_in_a_loop_that_goes_on_meanwhile(tmp_path: Path) -> None:
     async def main(manager: LedgerManager) -> list[bytes]:
-        writer = await manager.create_ledger_async()
+        writer = await manager.create_ledger_async(insecure=True)
         reader = await manager.open_ledger_async(writer.ledger_id, recover=False)
 
         async def follow() -> list[bytes]:
@@ -186,7 +186,7 @@ def test_a_follower_that_is_cancelled_harms_nobody(tmp_path: Path) -> None:
             await asyncio.wait_for(follow(reader), 0.05)
 
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         asyncio.run(main(manager.open_ledger(0, recover=False)))
         assert writer.append(b"entry 0") == 0, "the loop of the follower is gone, the writer is not"
         assert contents(manager, 0) == numbered(1)
@@ -205,7 +205,7 @@ def test_who_waits_behind_a_gap_is_woken_in_a_loop(tmp_path: Path) -> None:
             await asyncio.wait_for(lost, WAIT_S)
 
     with open_quick(tmp_path) as manager:
-        asyncio.run(main(manager.create_ledger(ledger_id=0)))
+        asyncio.run(main(manager.create_ledger(ledger_id=0, insecure=True)))
 
 
 async def _awaited(future: Any) -> Any:

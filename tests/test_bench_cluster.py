@@ -70,7 +70,7 @@ def test_cpu_time_of_a_process_is_what_it_used() -> None:
 
 def test_a_cluster_is_measured_as_a_whole(tmp_path: Path) -> None:
     with Cluster(tmp_path, curve=True, bookies=1) as cluster:
-        with cluster.client.create_ledger(ensemble_size=1) as writer:
+        with cluster.client.create_ledger(ensemble_size=1, insecure=True) as writer:
             entries, seconds, latencies = appending.with_outstanding(writer, 0.1)
             assert entries == len(latencies) == writer.last_add_confirmed + 1 >= appending.OUTSTANDING
             assert 0 < min(latencies) <= max(latencies) <= seconds
@@ -107,7 +107,7 @@ def test_a_slow_bookie_stops_again_and_again_and_goes_on_afterwards(tmp_path: Pa
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1][0] == "T"
 
     with Cluster(tmp_path, curve=False, bookies=1) as cluster:
-        with cluster.client.create_ledger(ensemble_size=1) as writer:
+        with cluster.client.create_ledger(ensemble_size=1, insecure=True) as writer:
             (bookie,) = cluster.client.ledger_metadata(writer.ledger_id).fragments[0].ensemble
         pid = cluster.pid(bookie.bookie_id)
         with slowness.slowed(pid):
@@ -118,7 +118,10 @@ def test_a_slow_bookie_stops_again_and_again_and_goes_on_afterwards(tmp_path: Pa
 
 
 def test_growth_is_seen_also_of_what_was_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Cluster(tmp_path, curve=False, bookies=1) as cluster, cluster.client.create_ledger(ensemble_size=1) as writer:
+    with (
+        Cluster(tmp_path, curve=False, bookies=1) as cluster,
+        cluster.client.create_ledger(ensemble_size=1, insecure=True) as writer,
+    ):
         assert slowness.PAGE_MIB <= slowness.growth(cluster, writer, 0.05) < slowness.GROWTH_MIB
         monkeypatch.setattr(slowness, "in_batches", lambda *_: 0.0)
         assert slowness.growth(cluster, writer, 0.05) < 1

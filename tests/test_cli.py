@@ -131,7 +131,7 @@ def test_verify(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 def test_rebuild_index_tells_what_the_log_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_store(tmp_path) as manager:
-        manager.create_ledger().append_many([b"entry"] * 7)
+        manager.create_ledger(insecure=True).append_many([b"entry"] * 7)
     status, out, err = run(capsys, "rebuild-index", tmp_path)
     assert (status, err) == (0, "")
     assert "0 ledgers, 0 entries, and the next open takes 7 entries of 1 ledgers from the log" in out

@@ -98,7 +98,7 @@ def test_bookies_serve_until_they_are_told_to_end(tmp_path: Path, url: str, star
 
 def test_what_keeps_a_bookie_from_serving_is_said_in_one_line(tmp_path: Path, url: str, start: Start) -> None:
     with LedgerManager.open(tmp_path / "embedded") as manager:
-        manager.create_ledger()
+        manager.create_ledger(insecure=True)
     with LedgerManager.open(tmp_path / "a", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=SECRET):
         common = ("--listen", "tcp://127.0.0.1:*", "--metadata", url)
         for arguments, variables, message in (
@@ -137,7 +137,7 @@ def cluster(tmp_path: Path, url: str) -> Iterator[LedgerManager]:
     ) as manager:
         with manager.create_ledger(ensemble_size=1, password=b"s3cret", ledger_type="orders") as writer:
             writer.append_many([b"first\n", b"second\n"])
-        writer = manager.create_ledger(ensemble_size=1)
+        writer = manager.create_ledger(ensemble_size=1, insecure=True)
         writer.append(b"confirmed\n")
         writer.append(b"not known to be\n")
         yield manager

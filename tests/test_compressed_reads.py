@@ -20,7 +20,7 @@ def test_a_read_of_compressed_zeros_unpacks_about_what_it_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path, cold_compression="zstd", cold_block_bytes=64 << 10) as manager:
-        with manager.create_ledger(storage_hints={StorageHint.HDD}) as writer:
+        with manager.create_ledger(storage_hints={StorageHint.HDD}, insecure=True) as writer:
             for _ in range(32):
                 writer.append_many([bytes(16 << 10)] * 32)
         manager.checkpoint()

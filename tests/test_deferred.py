@@ -37,7 +37,7 @@ import sys
 from pybk.flags import WriteFlag
 from tests.realstore import open_quick
 manager = open_quick(sys.argv[1])
-writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
 writer.append_many([b"entry %d" % number for number in range(999)])
 writer.append(b"entry 999")
 print(writer.last_add_confirmed, flush=True)
@@ -58,8 +58,8 @@ def test_deferred_entries_survive_sigkill_without_a_force_or_another_append(tmp_
 
 def test_each_burst_of_deferred_entries_is_written(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger(write_flags=DEFERRED)
-        other = manager.create_ledger()
+        writer = manager.create_ledger(write_flags=DEFERRED, insecure=True)
+        other = manager.create_ledger(insecure=True)
         for number in range(20):
             writer.append(b"<burst %d>" % number)
             if number % 3 == 0:
@@ -86,7 +86,7 @@ def looks_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_clock_stops_when_nothing_is_buffered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = looks_of(monkeypatch)
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger(write_flags=DEFERRED)
+        writer = manager.create_ledger(write_flags=DEFERRED, insecure=True)
         writer.append(b"<first>")
         wait_until(lambda: written(tmp_path, b"<first>"))
         wait_until(lambda: not store_of(manager).log._clock_runs)
@@ -99,7 +99,10 @@ def test_the_clock_stops_when_nothing_is_buffered(tmp_path: Path, monkeypatch: p
 def test_the_clock_is_not_started_for_each_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kicks: list[None] = []
     with open_quick(tmp_path) as manager:
-        plain, deferred = manager.create_ledger(), manager.create_ledger(write_flags=DEFERRED)
+        plain, deferred = (
+            manager.create_ledger(insecure=True),
+            manager.create_ledger(write_flags=DEFERRED, insecure=True),
+        )
         kick = Log._kick_committer
 
         def note(log: Log) -> None:
@@ -117,7 +120,7 @@ def test_the_clock_is_not_started_for_each_commit(tmp_path: Path, monkeypatch: p
 
 def test_only_what_is_asked_for_happens_without_a_background(tmp_path: Path) -> None:
     manager = open_store(SimFileSystem(1))
-    manager.create_ledger(write_flags=DEFERRED).append(b"x")
+    manager.create_ledger(write_flags=DEFERRED, insecure=True).append(b"x")
     assert not store_of(manager).log._clock_runs
     manager.close()
 
@@ -158,7 +161,7 @@ def test_no_exception_of_a_callback_ends_the_committer(
         raise raises
 
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         done: list[Callable[[], object]] = []
         for _ in range(3):
             writer.append_async(b"x").add_done_callback(fail)
@@ -190,7 +193,7 @@ def test_a_committer_that_ended_all_the_same_shows_in_health(tmp_path: Path, mon
 
 def test_a_deferred_append_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger(write_flags=DEFERRED)
+        writer = manager.create_ledger(write_flags=DEFERRED, insecure=True)
         drive = Log._drive_once
         drivers: list[str] = []
 

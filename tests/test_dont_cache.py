@@ -149,7 +149,7 @@ def test_without_the_flag_pages_stay(
 
 def test_what_is_read_lies_in_private_memory(tmp_path: Path) -> None:
     with open_quick(tmp_path, background=False) as manager:
-        with manager.create_ledger() as writer:
+        with manager.create_ledger(insecure=True) as writer:
             writer.append_many([bytes([number]) * 1000 for number in range(50)])
         batch = manager.open_ledger(0, read_flags=ReadFlag.DONT_CACHE).read_batch(0)
         for path in data_files(tmp_path):
@@ -159,7 +159,7 @@ def test_what_is_read_lies_in_private_memory(tmp_path: Path) -> None:
 
 def test_a_read_only_manager_leaves_nothing_either(tmp_path: Path) -> None:
     with open_quick(tmp_path, background=False) as live:
-        with live.create_ledger(storage_hints={StorageHint.HDD}) as writer:
+        with live.create_ledger(storage_hints={StorageHint.HDD}, insecure=True) as writer:
             writer.append_many([payload(number) for number in range(COUNT)])
         live.checkpoint()
         with LedgerManager.open(tmp_path, read_only=True) as manager:

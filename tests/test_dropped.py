@@ -42,7 +42,7 @@ def drop(make: Callable[[], Any]) -> None:
 def test_a_dropped_manager_frees_its_directory_and_loses_nothing(tmp_path: Path) -> None:
     def make() -> LedgerManager:
         manager = open_quick(tmp_path)
-        manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE).append_many(numbered(9))
+        manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True).append_many(numbered(9))
         return manager
 
     drop(make)
@@ -62,7 +62,7 @@ def test_a_dropped_manager_in_a_cycle_is_closed_by_the_collector(tmp_path: Path)
 def test_handles_keep_their_manager_open(tmp_path: Path) -> None:
     manager = open_quick(tmp_path)
     known = weakref.ref(manager)
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append_many(numbered(3000))
     reader = manager.open_ledger(0, recover=False)
     entries = reader.read(0, 2999)
@@ -83,7 +83,7 @@ def test_futures_of_a_dropped_manager_are_done(tmp_path: Path) -> None:
     futures: list[Any] = []
 
     def make() -> None:
-        writer = open_quick(tmp_path).create_ledger()
+        writer = open_quick(tmp_path).create_ledger(insecure=True)
         futures.extend(writer.append_async(b"entry %d" % number) for number in range(5))
 
     drop(make)
@@ -93,7 +93,7 @@ def test_futures_of_a_dropped_manager_are_done(tmp_path: Path) -> None:
 def test_dropped_asyncio_handles_free_the_directory(tmp_path: Path) -> None:
     async def make() -> None:
         manager = await LedgerManager.open_async(tmp_path)
-        writer = await manager.create_ledger_async()
+        writer = await manager.create_ledger_async(insecure=True)
         await writer.append_async(b"x")
 
     drop(lambda: asyncio.run(make()))
@@ -103,7 +103,7 @@ def test_dropped_asyncio_handles_free_the_directory(tmp_path: Path) -> None:
 
 def test_a_dropped_read_only_manager_lets_go(tmp_path: Path) -> None:
     with open_quick(tmp_path) as live:
-        live.create_ledger().append(b"x")
+        live.create_ledger(insecure=True).append(b"x")
         drop(lambda: open_quick(tmp_path, read_only=True))
 
 
@@ -113,7 +113,9 @@ def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> Non
 
         def client() -> None:
             found = LedgerManager.connect(url, cluster_secret=secret)
-            found.create_ledger(ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE).append_many(numbered(4))
+            found.create_ledger(ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE, insecure=True).append_many(
+                numbered(4)
+            )
 
         with pytest.warns(ResourceWarning, match="dropped without close"):
             make_and_drop(client)
@@ -122,7 +124,7 @@ def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> Non
         def bookie_and_client() -> None:
             LedgerManager.open(
                 tmp_path / "other", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=secret
-            ).create_ledger(ensemble_size=1)
+            ).create_ledger(ensemble_size=1, insecure=True)
 
         with pytest.warns(ResourceWarning, match="dropped without close"):
             make_and_drop(bookie_and_client)
@@ -144,7 +146,7 @@ def test_closing_in_time_warns_of_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("collected_inside", ["append", "read"])
 def test_a_manager_may_be_collected_in_the_middle_of_another_call(tmp_path: Path, collected_inside: str) -> None:
     with open_quick(tmp_path / "kept") as kept:
-        writer = kept.create_ledger()
+        writer = kept.create_ledger(insecure=True)
         writer.append(b"x")
         cycle: list[Any] = [open_quick(tmp_path / "dropped")]
         cycle.append(cycle)
@@ -172,8 +174,10 @@ import sys
 from pybk.flags import WriteFlag
 from tests.realstore import open_quick
 manager = open_quick(sys.argv[1])
-manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE).append_many([b"entry %d" % n for n in range(100)])
-writer = manager.create_ledger()
+deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
+deferred.append_many([b"entry %d" % n for n in range(100)])
+del deferred
+writer = manager.create_ledger(insecure=True)
 future = writer.append_async(b"entry 0")
 """
 

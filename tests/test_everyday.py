@@ -46,7 +46,7 @@ COPIES: list[Callable[[Any], Any]] = [pickled, copy.copy, copy.deepcopy]
 def test_metadata_and_metrics_can_be_pickled_and_copied(
     manager: LedgerManager, duplicate: Callable[[Any], Any]
 ) -> None:
-    with manager.create_ledger(custom_metadata={"app": b"shop"}, ledger_type="orders") as writer:
+    with manager.create_ledger(custom_metadata={"app": b"shop"}, ledger_type="orders", insecure=True) as writer:
         writer.append(b"x")
     metadata = manager.ledger_metadata(writer.ledger_id)
     metrics = manager.metrics()
@@ -60,7 +60,7 @@ def test_metadata_and_metrics_can_be_pickled_and_copied(
 
 
 def test_metadata_and_metrics_become_plain_values(manager: LedgerManager) -> None:
-    with manager.create_ledger(custom_metadata={"app": b"shop"}) as writer:
+    with manager.create_ledger(custom_metadata={"app": b"shop"}, insecure=True) as writer:
         writer.append(b"x")
     plain = dataclasses.asdict(manager.ledger_metadata(writer.ledger_id))
     assert plain["custom_metadata"] == {"app": b"shop"}
@@ -70,7 +70,7 @@ def test_metadata_and_metrics_become_plain_values(manager: LedgerManager) -> Non
 
 
 def test_numpy_integers_are_ids(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=np.int64(7))  # type: ignore[arg-type]  # as users do
+    writer = manager.create_ledger(ledger_id=np.int64(7), insecure=True)  # type: ignore[arg-type]  # as users do
     assert writer.ledger_id == 7
     assert type(writer.ledger_id) is int
     assert writer.append(b"x", entry_id=np.int32(0)) == 0  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_numpy_integers_are_ids(manager: LedgerManager) -> None:
 
 
 def test_a_reader_is_iterated_up_to_what_is_confirmed(manager: LedgerManager) -> None:
-    with manager.create_ledger() as writer:
+    with manager.create_ledger(insecure=True) as writer:
         reader = manager.open_ledger(writer.ledger_id, recover=False)
         assert list(reader) == []
         writer.append_many(numbered(5))
@@ -102,7 +102,7 @@ def test_a_reader_is_iterated_up_to_what_is_confirmed(manager: LedgerManager) ->
 
 
 def test_slices_of_a_batch_are_batches(manager: LedgerManager) -> None:
-    with manager.create_ledger() as writer:
+    with manager.create_ledger(insecure=True) as writer:
         writer.append_many(numbered(10))
     batch = manager.open_ledger(writer.ledger_id).read_batch(0)
     for part in (slice(2, 5), slice(None), slice(-3, None), slice(None, None, 3), slice(4, 4), slice(None, None, -1)):
@@ -114,7 +114,7 @@ def test_slices_of_a_batch_are_batches(manager: LedgerManager) -> None:
 
 
 def test_reading_an_empty_ledger_says_that_it_is_empty(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     reader = manager.open_ledger(writer.ledger_id, recover=False)
     for read in (lambda: reader.read(0, 0), lambda: reader.read_batch(0), lambda: reader.read(2, 5)):
         with pytest.raises(ReadRangeError, match=r"has no confirmed entry yet.*read_last_add_confirmed"):
@@ -131,8 +131,8 @@ def test_reading_an_empty_ledger_says_that_it_is_empty(manager: LedgerManager) -
 
 
 def test_futures_show_their_entries_and_state(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = manager.create_ledger()
-    advanced = manager.create_ledger(ledger_id=9)
+    writer = manager.create_ledger(insecure=True)
+    advanced = manager.create_ledger(ledger_id=9, insecure=True)
     early = advanced.append_async(b"x", entry_id=4)
     assert repr(early) == "<AdvancedFuture entry 4, pending>"
     go = stop_syncing(monkeypatch)
@@ -155,12 +155,12 @@ def forget(_: object) -> None:
 def test_a_forgotten_await_warns(manager: LedgerManager) -> None:
     async def main() -> None:
         with pytest.warns(RuntimeWarning, match=r"create_ledger_async.* was never awaited"):
-            forget(manager.create_ledger_async())
+            forget(manager.create_ledger_async(insecure=True))
         with pytest.warns(RuntimeWarning, match=r"open_ledger_async.* was never awaited"):
             forget(manager.open_ledger_async(0))
-        async with manager.create_ledger_async():
+        async with manager.create_ledger_async(insecure=True):
             pass
-        await (await manager.create_ledger_async()).close_async()
+        await (await manager.create_ledger_async(insecure=True)).close_async()
 
     asyncio.run(main())
     assert list(manager.list_ledgers()) == [0, 1], "what nobody awaited was done all the same"
@@ -171,7 +171,7 @@ def test_a_forgotten_await_warns(manager: LedgerManager) -> None:
 
 def test_metrics_can_be_read_after_closing(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        manager.create_ledger().append(b"x")
+        manager.create_ledger(insecure=True).append(b"x")
         before = manager.metrics()
     assert manager.metrics() == before
 

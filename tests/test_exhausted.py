@@ -181,7 +181,7 @@ def test_a_file_made_ahead_that_fails_is_made_again_and_health_says_so(
 ) -> None:
     with open_quick(tmp_path, background=False) as manager:
         maintenance = store_of(manager).maintenance
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         writer.append(b"before")
         store_of(manager).supply.give_back()
 
@@ -205,7 +205,7 @@ def test_a_checkpoint_without_descriptors_is_refused_and_done_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path, background=False) as manager:
-        writer = manager.create_ledger(storage_hints={StorageHint.HDD})
+        writer = manager.create_ledger(storage_hints={StorageHint.HDD}, insecure=True)
         writer.append_many(numbered(100))
         create = OsFileSystem.create
 
@@ -226,7 +226,7 @@ def test_a_checkpoint_without_descriptors_is_refused_and_done_later(
 
 def test_a_thread_that_cannot_be_started_refuses_the_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_quick(tmp_path, background=False) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         writer.append(b"before")
         start = threading.Thread.start
 
@@ -250,7 +250,7 @@ def test_packing_what_was_compressed_without_the_codec_is_a_trouble_and_no_end(
     pytest.importorskip("zstandard")
     with open_quick(tmp_path, background=False, cold_compression="zstd") as manager:
         for _ in range(2):
-            with manager.create_ledger(storage_hints={StorageHint.HDD}) as writer:
+            with manager.create_ledger(storage_hints={StorageHint.HDD}, insecure=True) as writer:
                 writer.append_many([bytes(1000)] * 100)
         manager.checkpoint()
     with open_quick(tmp_path, background=False) as manager:
@@ -260,7 +260,7 @@ def test_packing_what_was_compressed_without_the_codec_is_a_trouble_and_no_end(
         health = manager.health()
         assert health.state == "degraded"
         assert "zstandard" in health.reason
-        manager.create_ledger().append(b"served on")
+        manager.create_ledger(insecure=True).append(b"served on")
         monkeypatch.undo()
         assert contents(manager, 1) == [bytes(1000)] * 100
 

@@ -16,8 +16,8 @@ prometheus = pytest.importorskip("prometheus_client")
 
 def test_appends_are_counted_by_type_and_tier(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        orders = manager.create_ledger(ledger_type="orders")
-        events = manager.create_ledger(ledger_type="events", storage_hints={StorageHint.HDD})
+        orders = manager.create_ledger(ledger_type="orders", insecure=True)
+        events = manager.create_ledger(ledger_type="events", storage_hints={StorageHint.HDD}, insecure=True)
         orders.append_many([b"x" * 100] * 7)
         orders.append(b"y")
         events.append_async(b"z").result()
@@ -40,10 +40,10 @@ def test_prometheus_sees_them_all(tmp_path: Path) -> None:
     registry = prometheus.CollectorRegistry()
     with open_quick(tmp_path / "one") as one, open_quick(tmp_path / "two") as two:
         collectors = [register(one, "one", registry=registry), register(two, "two", registry=registry)]
-        writer = one.create_ledger(ledger_type='or"ders')
+        writer = one.create_ledger(ledger_type='or"ders', insecure=True)
         for _ in range(5):
             writer.append(b"x" * 10)
-        two.create_ledger().append(b"y")
+        two.create_ledger(insecure=True).append(b"y")
         list(one.open_ledger(0, recover=False).read(0, 4))
         labels = {"store": "one", "ledger_type": 'or"ders', "tier": "nvme"}
 
@@ -85,7 +85,7 @@ def test_a_scrape_after_closing_shows_the_last_counters(tmp_path: Path) -> None:
     with open_quick(tmp_path / "closed") as manager, open_quick(tmp_path / "open") as other:
         register(manager, "closed", registry=registry)
         register(other, "open", registry=registry)
-        manager.create_ledger().append(b"x")
+        manager.create_ledger(insecure=True).append(b"x")
         manager.close()
         scraped = prometheus.generate_latest(registry).decode()
     assert 'pybk_appended_entries_total{ledger_type="",store="closed",tier="nvme"} 1.0' in scraped

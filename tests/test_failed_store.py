@@ -43,8 +43,8 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_outstanding_and_later_appends_fail_for_good(
     manager: LedgerManager, break_disk: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger()
-    other = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
+    other = manager.create_ledger(insecure=True)
     writer.append(b"entry 0")
     break_disk()
     go = stop_syncing(monkeypatch)
@@ -57,7 +57,7 @@ def test_outstanding_and_later_appends_fail_for_good(
         lambda: other.append(b"x"),
         lambda: writer.append_many([b"x"]),
         lambda: writer.append_async(b"x").result(),
-        manager.create_ledger,
+        lambda: manager.create_ledger(insecure=True),
         lambda: manager.delete_ledger(0),
         writer.force,
         writer.close,
@@ -76,12 +76,12 @@ def test_outstanding_and_later_appends_fail_for_good(
 
 def test_the_process_lives_and_reads_go_on(manager: LedgerManager, break_disk: Callable[[], None]) -> None:
     for tier in StorageHint:
-        manager.create_ledger(storage_hints={tier}).append_many(numbered(50))
+        manager.create_ledger(storage_hints={tier}, insecure=True).append_many(numbered(50))
     manager.checkpoint()
-    deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
     deferred.append_many(numbered(5))
     deferred.force()
-    tail = manager.create_ledger()
+    tail = manager.create_ledger(insecure=True)
     tail.append_many(numbered(10))
     reader = manager.open_ledger(tail.ledger_id, recover=False)
     break_disk()
@@ -101,7 +101,7 @@ def test_the_next_open_has_everything_acknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, break_disk: Callable[[], None]
 ) -> None:
     manager = open_quick(tmp_path)
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     acknowledged = [writer.append(payload) for payload in numbered(20)]
     with monkeypatch.context() as patch:
         patch.setattr(OsFile, "write_durable", OsFile.write_durable)
@@ -117,12 +117,12 @@ def test_the_next_open_has_everything_acknowledged(
         assert len(found) >= len(acknowledged)
         assert found == numbered(len(found))
         assert manager.health().state == "ok"
-        assert manager.create_ledger().append(b"goes on") == 0
+        assert manager.create_ledger(insecure=True).append(b"goes on") == 0
 
 
 def test_who_waits_in_any_way_is_told(manager: LedgerManager, break_disk: Callable[[], None]) -> None:
-    writer = manager.create_ledger()
-    advanced = manager.create_ledger(ledger_id=50)
+    writer = manager.create_ledger(insecure=True)
+    advanced = manager.create_ledger(ledger_id=50, insecure=True)
     early = advanced.append_async(b"x", entry_id=1)
     errors: list[str] = []
 
@@ -162,7 +162,7 @@ def test_who_waits_in_any_way_is_told(manager: LedgerManager, break_disk: Callab
 def test_errors_of_a_failed_store_do_not_pile_up_tracebacks(
     manager: LedgerManager, break_disk: Callable[[], None]
 ) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     future = writer.append_async(b"x")
     future.result()
     break_disk()
@@ -178,7 +178,7 @@ def test_errors_of_a_failed_store_do_not_pile_up_tracebacks(
 
 
 def test_whatever_ends_the_maintenance_thread_ends_the_store(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"entry 0")
     maintenance = store_of(manager).maintenance
 
@@ -192,7 +192,11 @@ def test_whatever_ends_the_maintenance_thread_ends_the_store(manager: LedgerMana
     thread.join(WAIT_S)
     assert not thread.is_alive()
     assert manager.health().state == "failed"
-    for call in (lambda: writer.append(b"entry 1"), manager.create_ledger, maintenance.wait_for_room):
+    for call in (
+        lambda: writer.append(b"entry 1"),
+        lambda: manager.create_ledger(insecure=True),
+        maintenance.wait_for_room,
+    ):
         with pytest.raises(StorageFailedError, match="what nobody thought of"):
             call()
     assert contents(manager, 0) == numbered(1)

@@ -56,7 +56,7 @@ def all_refused(calls: list[Callable[[], Any]]) -> None:
 
 def test_everything_is_refused_in_a_child(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         writer.append_many([bytes(1000)] * 3000)
         reader = manager.open_ledger(0, recover=False)
         entries = reader.read(0, 2999)
@@ -64,7 +64,7 @@ def test_everything_is_refused_in_a_child(tmp_path: Path) -> None:
         ids = manager.list_ledgers()
         followed = reader.follow(1)
         next(followed)
-        early = manager.create_ledger(ledger_id=9).append_async(b"x", entry_id=1)
+        early = manager.create_ledger(ledger_id=9, insecure=True).append_async(b"x", entry_id=1)
         calls: list[Callable[[], Any]] = [
             lambda: writer.append(b"x"),
             lambda: writer.append_async(b"x"),
@@ -80,7 +80,7 @@ def test_everything_is_refused_in_a_child(tmp_path: Path) -> None:
             lambda: list(entries),
             lambda: list(ids),
             lambda: list(followed),
-            manager.create_ledger,
+            lambda: manager.create_ledger(insecure=True),
             lambda: manager.open_ledger(0),
             lambda: manager.delete_ledger(0),
             lambda: manager.move_ledger(0, StorageHint.HDD),
@@ -100,7 +100,7 @@ def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         go = stop_syncing(monkeypatch)
         future = writer.append_async(b"entry 0")
         many = writer.append_many_async(numbered(3, 1))
@@ -135,7 +135,7 @@ def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
 
 def test_a_child_may_read_beside_its_parent_and_write_after_it(tmp_path: Path) -> None:
     manager = open_quick(tmp_path)
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append_many(numbered(5))
 
     def read() -> None:
@@ -152,7 +152,7 @@ def test_a_child_may_read_beside_its_parent_and_write_after_it(tmp_path: Path) -
     def write() -> None:
         with open_quick(tmp_path) as mine:
             assert contents(mine, 0, recover=True) == numbered(6)
-            mine.create_ledger().append(b"by the child")
+            mine.create_ledger(insecure=True).append(b"by the child")
 
     in_child(write)
     with open_quick(tmp_path) as manager:
@@ -161,7 +161,7 @@ def test_a_child_may_read_beside_its_parent_and_write_after_it(tmp_path: Path) -
 
 def test_a_child_that_outlives_its_parents_manager_keeps_no_lock(tmp_path: Path) -> None:
     manager = open_quick(tmp_path)
-    manager.create_ledger().append(b"x")
+    manager.create_ledger(insecure=True).append(b"x")
     ready, release = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -182,7 +182,7 @@ def test_a_child_that_outlives_its_parents_manager_keeps_no_lock(tmp_path: Path)
 
 def test_a_read_only_manager_is_refused_in_a_child_too(tmp_path: Path) -> None:
     with open_quick(tmp_path) as live:
-        live.create_ledger().append_many(numbered(2))
+        live.create_ledger(insecure=True).append_many(numbered(2))
         with open_quick(tmp_path, read_only=True) as manager:
             reader = manager.open_ledger(0)
             followed = reader.follow()
@@ -203,7 +203,7 @@ def test_leaving_a_with_in_a_child_closes_nothing(tmp_path: Path) -> None:
             pass
 
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         in_child(lambda: leave(manager))
         assert writer.append(b"x") == 0
 
@@ -219,13 +219,13 @@ def kept_deleted(pid: int, directory: Path) -> list[str]:
 def test_a_child_keeps_no_file_that_its_parent_deletes(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
         for hint in (StorageHint.NVME, StorageHint.HDD):
-            with manager.create_ledger(storage_hints={hint}) as writer:
+            with manager.create_ledger(storage_hints={hint}, insecure=True) as writer:
                 for _ in range(4):
                     writer.append_many([bytes(1000)] * 1000)
             manager.checkpoint()
         for ledger_id in range(2):
             assert len(contents(manager, ledger_id)) == 4000  # so that all of it is mapped
-        manager.create_ledger().append(b"x")
+        manager.create_ledger(insecure=True).append(b"x")
         ready, release = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -243,7 +243,7 @@ def test_a_child_keeps_no_file_that_its_parent_deletes(tmp_path: Path) -> None:
             os.waitpid(pid, 0)
             for fd in (*ready, *release):
                 os.close(fd)
-        assert manager.create_ledger().append(b"the parent goes on") == 0
+        assert manager.create_ledger(insecure=True).append(b"the parent goes on") == 0
 
 
 def test_a_child_forked_by_a_handler_in_the_middle_of_an_append_writes_nothing(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_child_forked_by_a_handler_in_the_middle_of_an_append_writes_nothing(t
         children.append(pid)
 
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         writer.append(b"entry 0")
         for line in range(0, 100, 9):
             try:

@@ -23,7 +23,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 
 def test_a_future_gives_its_id_again_and_again(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     future = writer.append_async(b"x")
     many = writer.append_many_async([b"y", b"z"])
     for _ in range(2):
@@ -34,7 +34,7 @@ def test_a_future_gives_its_id_again_and_again(manager: LedgerManager) -> None:
 
 
 def test_time_limits_are_kept_and_the_append_goes_on(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     future = writer.append_async(b"x")
     for timeout in (0, 0.02):
@@ -49,7 +49,7 @@ def test_time_limits_are_kept_and_the_append_goes_on(manager: LedgerManager, mon
 
 
 def test_futures_of_which_nobody_asks_become_durable(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     reader = manager.open_ledger(writer.ledger_id, recover=False)
     futures = [writer.append_async(payload) for payload in numbered(20)]
     assert [entry.payload for _, entry in zip(range(20), reader.follow(), strict=False)] == numbered(20)
@@ -57,7 +57,7 @@ def test_futures_of_which_nobody_asks_become_durable(manager: LedgerManager) -> 
 
 
 def test_callbacks_are_called_once_with_the_future_in_one_thread(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     called: list[tuple[AppendFuture[int], str]] = []
     last = threading.Event()
 
@@ -81,7 +81,7 @@ def test_callbacks_are_called_once_with_the_future_in_one_thread(manager: Ledger
 
 def test_callbacks_of_deferred_appends_are_called(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+        writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
         called = threading.Event()
         future = writer.append_async(b"x")
         future.add_done_callback(lambda _: called.set())
@@ -92,7 +92,7 @@ def test_callbacks_of_deferred_appends_are_called(tmp_path: Path) -> None:
 
 
 def test_a_callback_that_raises_harms_nobody(manager: LedgerManager, caplog: pytest.LogCaptureFixture) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     called = threading.Event()
     future = writer.append_async(b"x")
     future.add_done_callback(lambda _: 1 // 0)
@@ -103,7 +103,7 @@ def test_a_callback_that_raises_harms_nobody(manager: LedgerManager, caplog: pyt
 
 
 def test_a_callback_may_append(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     ids: list[int] = []
     done = threading.Event()
 
@@ -120,7 +120,7 @@ def test_a_callback_may_append(manager: LedgerManager) -> None:
 def test_the_manager_waits_for_futures_and_calls_back_before_it_is_closed(tmp_path: Path) -> None:
     done: list[int] = []
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         for payload in numbered(50):
             writer.append_async(payload).add_done_callback(lambda future: done.append(future.result()))
     assert done == list(range(50))
@@ -129,7 +129,7 @@ def test_the_manager_waits_for_futures_and_calls_back_before_it_is_closed(tmp_pa
 
 
 def test_a_failed_future_raises_each_time_and_gives_its_error(manager: LedgerManager) -> None:
-    writer = manager.create_ledger(ledger_id=3)
+    writer = manager.create_ledger(ledger_id=3, insecure=True)
     future = writer.append_async(b"x", entry_id=1)
     manager.open_ledger(3)
     writer_error: list[str] = []

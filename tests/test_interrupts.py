@@ -81,7 +81,7 @@ def append_big(writer: LedgerWriter) -> None:
 
 def one_round(manager: LedgerManager, line: int) -> bool:
     """Interrupt an append while other threads append to the same ledger; tell whether the line was reached."""
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     done: dict[bytes, int] = {}
     threads = [
         threading.Thread(target=append_some, args=(writer, b"thread %d" % k, done), daemon=True) for k in range(2)
@@ -118,7 +118,7 @@ def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None
 def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter() -> None:
     for line in range(0, 400, 3):
         manager = open_store(SimFileSystem(line))
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         acknowledged = [writer.append(_BIG) for _ in range(9)]
         interrupted(line, partial(append_big, writer))
         acknowledged.append(writer.append(b"after"))
@@ -136,7 +136,7 @@ def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter()
 def test_real_interrupts_strand_no_waiter_and_lose_nothing() -> None:
     manager = open_store(SimFileSystem(2))
     for rounds in range(500):
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         done: dict[bytes, int] = {}
         thread = threading.Thread(target=append_some, args=(writer, b"thread", done), daemon=True)
         thread.start()

@@ -69,6 +69,7 @@ class Child:
                 storage_hints={choice.choice(list(StorageHint))},
                 digest_type=choice.choice([DigestType.CRC32C, DigestType.XXH3, DigestType.HMAC_SHA256]),
                 write_flags=flags,
+                insecure=True,
             )
             self._busy[threading.get_ident()] = writer.ledger_id
         self.say("created", writer.ledger_id)

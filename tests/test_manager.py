@@ -44,7 +44,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 def test_everything_asked_of_a_ledger_is_recorded(tmp_path: Path) -> None:
     before = time.time_ns()
     with open_quick(tmp_path) as manager:
-        manager.create_ledger().close()
+        manager.create_ledger(insecure=True).close()
         with manager.create_ledger(
             password=b"s3cret",
             ledger_type="orders",
@@ -77,7 +77,7 @@ def test_everything_asked_of_a_ledger_is_recorded(tmp_path: Path) -> None:
 
 
 def test_metadata_of_an_open_ledger_says_so(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"x")
     assert manager.ledger_metadata(writer.ledger_id).state is LedgerState.OPEN
 
@@ -96,6 +96,7 @@ def test_metadata_of_an_open_ledger_says_so(manager: LedgerManager) -> None:
         ({"write_flags": -1}, "write_flags.*negative"),
         ({"digest_type": 55}, "digest_type.*HMAC_SHA256"),
         ({"digest_type": DigestType.NONE}, "insecure=True"),
+        ({"password": b""}, "insecure=True"),
         ({"password": "text"}, "bytes"),
         ({"password": None}, "bytes"),
         ({"custom_metadata": {"a": "text"}}, "bytes"),
@@ -105,7 +106,7 @@ def test_metadata_of_an_open_ledger_says_so(manager: LedgerManager) -> None:
 )
 def test_what_no_ledger_can_be_is_refused(manager: LedgerManager, arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(UsageError, match=f"(?s){match}"):
-        manager.create_ledger(**arguments)
+        manager.create_ledger(**{"password": b"p", **arguments})
     assert list(manager.list_ledgers()) == []
 
 
@@ -129,23 +130,23 @@ def test_the_fastest_hint_is_taken_and_the_default_without(
     tmp_path: Path, hints: list[StorageHint], tier: StorageHint
 ) -> None:
     with open_quick(tmp_path, default_tier=StorageHint.HDD) as manager:
-        assert manager.create_ledger(storage_hints=hints).metadata.tier is tier
+        assert manager.create_ledger(storage_hints=hints, insecure=True).metadata.tier is tier
 
 
 def test_ids_of_deleted_ledgers_are_not_given_again(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
         for _ in range(3):
-            manager.create_ledger().close()
+            manager.create_ledger(insecure=True).close()
         manager.delete_ledger(2)
         manager.delete_ledger(0)
-        assert manager.create_ledger().ledger_id == 3
+        assert manager.create_ledger(insecure=True).ledger_id == 3
         manager.delete_ledger(3)
     with open_quick(tmp_path) as manager:
-        assert manager.create_ledger().ledger_id == 4
+        assert manager.create_ledger(insecure=True).ledger_id == 4
         manager.delete_ledger(4)
         manager.checkpoint()
     with open_quick(tmp_path) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         assert (writer.ledger_id, writer.metadata.creation_sequence) == (5, 5)
         assert list(manager.list_ledgers()) == [1, 5]
 
@@ -181,7 +182,7 @@ def test_unknown_ledgers_are_refused(manager: LedgerManager, ledger_id: int) -> 
 
 
 def test_arguments_that_cannot_be_are_refused_when_opening(manager: LedgerManager) -> None:
-    ledger_id = manager.create_ledger().ledger_id
+    ledger_id = manager.create_ledger(insecure=True).ledger_id
     name: Any = "0"
     flags: Any = 4
     tier: Any = "tape"
@@ -196,7 +197,7 @@ def test_arguments_that_cannot_be_are_refused_when_opening(manager: LedgerManage
 
 def test_ledgers_are_listed_by_id_and_type(manager: LedgerManager) -> None:
     for number in range(6):
-        manager.create_ledger(ledger_type="even" if number % 2 == 0 else "odd")
+        manager.create_ledger(ledger_type="even" if number % 2 == 0 else "odd", insecure=True)
         if number == 2:
             manager.checkpoint()
     manager.delete_ledger(4)
@@ -210,7 +211,7 @@ def test_ledgers_are_listed_by_id_and_type(manager: LedgerManager) -> None:
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_a_deleted_ledger_is_gone_for_good(tmp_path: Path, checkpointed: bool) -> None:
     with open_quick(tmp_path) as manager:
-        with manager.create_ledger() as writer:
+        with manager.create_ledger(insecure=True) as writer:
             writer.append_many(numbered(10))
         reader = manager.open_ledger(writer.ledger_id)
         entries = reader.read(0, 9)
@@ -243,7 +244,7 @@ def test_a_deleted_ledger_is_gone_for_good(tmp_path: Path, checkpointed: bool) -
 
 def test_ledgers_that_are_open_stay_open_and_recovery_closes_them_with_everything(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        writers = [manager.create_ledger(storage_hints={tier}) for tier in StorageHint]
+        writers = [manager.create_ledger(storage_hints={tier}, insecure=True) for tier in StorageHint]
         for writer in writers:
             writer.append_many(numbered(5))
         early = [writer.append_async(b"entry 5") for writer in writers]
@@ -264,7 +265,7 @@ def test_ledgers_that_are_open_stay_open_and_recovery_closes_them_with_everythin
 
 def test_handles_of_a_closed_manager_say_so(tmp_path: Path) -> None:
     manager = open_quick(tmp_path)
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append_many([bytes(1000)] * 3000)
     manager.checkpoint()
     reader = manager.open_ledger(writer.ledger_id, recover=False)
@@ -287,7 +288,7 @@ def test_handles_of_a_closed_manager_say_so(tmp_path: Path) -> None:
     follower.join(WAIT_S)
     assert len(followed) == 1, "who followed was not woken"
     calls: list[Any] = [
-        manager.create_ledger,
+        lambda: manager.create_ledger(insecure=True),
         lambda: manager.open_ledger(0),
         lambda: manager.delete_ledger(0),
         lambda: manager.ledger_metadata(0),
@@ -353,7 +354,7 @@ def test_tiers_lie_where_they_are_put(tmp_path: Path) -> None:
     open_quick(tmp_path / "other").close()  # makes what follows cheap, too
     with LedgerManager.open(tmp_path / "data", tiers=tiers, config=config) as manager:
         for _ in range(4):
-            with manager.create_ledger(storage_hints={StorageHint.HDD}) as writer:
+            with manager.create_ledger(storage_hints={StorageHint.HDD}, insecure=True) as writer:
                 writer.append_many(numbered(50))
             manager.checkpoint()
     assert all(any(path.suffix == ".cold" for path in (tmp_path / name).iterdir()) for name in ("hdd0", "hdd1"))
@@ -381,7 +382,7 @@ def test_health_of_a_store_that_is_well(tmp_path: Path) -> None:
         assert len(health.free_bytes) == 3
         assert all(free > 0 for free in health.free_bytes.values())
         before = health.tail_bytes
-        manager.create_ledger().append(bytes(1000))
+        manager.create_ledger(insecure=True).append(bytes(1000))
         assert manager.health().tail_bytes >= before + 1000
         manager.checkpoint()
         assert manager.health().tail_bytes == 0
@@ -431,7 +432,7 @@ import logging, sys
 from pathlib import Path
 from tests.realstore import open_quick
 with open_quick(Path(sys.argv[1])) as manager:
-    future = manager.create_ledger().append_async(b"x")
+    future = manager.create_ledger(insecure=True).append_async(b"x")
     future.add_done_callback(lambda _: 1 / 0)
     future.result()
 print(len(logging.getLogger().handlers), logging.getLogger("pybk").level)
@@ -443,7 +444,7 @@ print(len(logging.getLogger().handlers), logging.getLogger("pybk").level)
 
 
 def test_closed_readers_say_so(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"x")
     reader = manager.open_ledger(writer.ledger_id, recover=False)
     entries = reader.read(0, 0)
@@ -457,7 +458,7 @@ def test_closed_readers_say_so(manager: LedgerManager) -> None:
 
 def test_only_a_manager_that_may_write_recovers(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        manager.create_ledger().append_many(numbered(2))
+        manager.create_ledger(insecure=True).append_many(numbered(2))
     with open_quick(tmp_path, read_only=True) as manager:
         with pytest.raises(IllegalOperationError, match="read-only"):
             manager.open_ledger(0, recover=True)

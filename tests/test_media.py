@@ -120,7 +120,7 @@ def _index(path: str) -> None:
     manager = LedgerManager.open(path, config=_CONFIG)
     _cut(path, "ssd/index/data.mdb", 8192)
     _fails(lambda: manager.open_ledger(ledger_id, password=b"pw"))
-    _fails(manager.create_ledger)
+    _fails(lambda: manager.create_ledger(insecure=True))
 
 
 def _index_gone(path: str) -> None:

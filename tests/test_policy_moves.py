@@ -30,7 +30,7 @@ def apply(manager: LedgerManager) -> None:
 
 
 def filled(manager: LedgerManager, count: int, *, close: bool = True, **arguments: Any) -> int:
-    writer = manager.create_ledger(**arguments)
+    writer = manager.create_ledger(**{"insecure": True, **arguments})
     writer.append_many(numbered(count))
     if close:
         writer.close()

@@ -44,7 +44,7 @@ def doomed(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> Callable[
     """Make a ledger with one durable entry, and one that is staged and will fail."""
 
     def make(flags: WriteFlag) -> LedgerWriter:
-        writer = manager.create_ledger(storage_hints={StorageHint.NVME}, write_flags=flags)
+        writer = manager.create_ledger(storage_hints={StorageHint.NVME}, write_flags=flags, insecure=True)
         writer.append(b"durable")
         writer.force()
         with writer._descriptor.lock:
@@ -81,7 +81,7 @@ def test_force_does_not_confirm_what_failed(doomed: Callable[[WriteFlag], Ledger
 
 
 def test_closing_that_failed_is_tried_again(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"x")
     store = store_of(manager)
     close = store.close_ledger

@@ -31,7 +31,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 def filled(manager: LedgerManager, count: int = 10, **arguments: Any) -> LedgerReader:
     """Return a reader of a closed ledger whose entries tell their ids."""
-    with manager.create_ledger(**arguments) as writer:
+    with manager.create_ledger(**{"insecure": True, **arguments}) as writer:
         if count:
             writer.append_many(numbered(count))
     return manager.open_ledger(writer.ledger_id)
@@ -69,7 +69,7 @@ def test_outside_of_the_ledger_is_an_error_at_once(manager: LedgerManager, span:
 
 
 def test_a_reader_sees_what_was_confirmed_when_it_last_looked(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"entry 0")
     reader = manager.open_ledger(writer.ledger_id, recover=False)
     writer.append(b"entry 1")
@@ -188,7 +188,7 @@ def test_a_changed_byte_is_found_however_it_is_read(tmp_path: Path, tier: Storag
 
 
 def test_following_yields_everything_until_the_ledger_is_closed(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append_many(numbered(5))
     found: dict[int, list[bytes]] = {}
 
@@ -212,7 +212,7 @@ def test_following_yields_everything_until_the_ledger_is_closed(manager: LedgerM
 
 
 def test_a_follower_sees_an_entry_while_the_ledger_stays_open(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     followed = manager.open_ledger(writer.ledger_id, recover=False).follow()
     for number in range(5):
         writer.append(b"entry %d" % number)
@@ -221,7 +221,7 @@ def test_a_follower_sees_an_entry_while_the_ledger_stays_open(manager: LedgerMan
 
 @pytest.mark.parametrize("closed", ["reader", "manager"])
 def test_closing_ends_followers_that_wait(manager: LedgerManager, closed: str) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     reader = manager.open_ledger(writer.ledger_id, recover=False)
     ended: list[BaseException] = []
 
@@ -249,7 +249,7 @@ def test_closing_ends_followers_that_wait(manager: LedgerManager, closed: str) -
 
 
 def test_waiting_costs_nothing_but_a_place(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     reader = manager.open_ledger(writer.ledger_id, recover=False)
     follower = threading.Thread(target=lambda: list(reader.follow()))
     follower.start()

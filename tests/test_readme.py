@@ -14,6 +14,11 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def make_password(directory: Path) -> None:
+    """Do what the README has its readers do first."""
+    (directory / "password").write_text("0123456789abcdef" * 4 + "\n", encoding="ascii")
+
+
 def blocks(language: str) -> list[str]:
     """Return the README's code blocks in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -22,6 +27,7 @@ def blocks(language: str) -> list[str]:
 def test_the_program_runs_as_pasted_and_prints_what_is_said(tmp_path: Path) -> None:
     program = tmp_path / "pasted.py"
     program.write_text(blocks("python")[0], encoding="utf-8")
+    make_password(tmp_path)
     run = subprocess.run(
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
@@ -75,6 +81,7 @@ def test_the_cluster_of_the_readme_can_be_had(tmp_path: Path) -> None:
         assert said in program
         program = program.replace(said, had)
     (tmp_path / "cluster-secret").write_text("0123456789abcdef" * 4 + "\n", encoding="ascii")
+    make_password(tmp_path)
     before = "import pathlib\nfrom pybk import LedgerManager\n"
     program = f"{before}{program}writer.append(b'x')\nclient.close()\nmanager.close()\n"
     run = subprocess.run(
@@ -84,6 +91,7 @@ def test_the_cluster_of_the_readme_can_be_had(tmp_path: Path) -> None:
 
 
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
+    make_password(tmp_path)
     (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[2]}", encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "both.py"],

@@ -39,13 +39,13 @@ def say(*words):
 root, steps, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 dice = random.Random(seed)
 with open_quick(root, background=False) as manager:
-    kept = manager.create_ledger()
+    kept = manager.create_ledger(insecure=True)
     writers = {kept.ledger_id: kept}
     say("open")
     sys.stdin.readline()
     for step in range(steps):
         if len(writers) < 6:
-            writer = manager.create_ledger(storage_hints={dice.choice(list(StorageHint))})
+            writer = manager.create_ledger(storage_hints={dice.choice(list(StorageHint))}, insecure=True)
             writers[writer.ledger_id] = writer
         for writer in list(writers.values()):
             first = writer.last_add_pushed + 1
@@ -205,13 +205,13 @@ def test_following_from_another_process_in_a_loop(
 
 def test_everything_that_changes_is_refused(tmp_path: Path) -> None:
     with open_quick(tmp_path) as live:
-        writer = live.create_ledger()
+        writer = live.create_ledger(insecure=True)
         writer.append(b"x")
         with open_quick(tmp_path, read_only=True) as manager:
             assert manager.read_only
             assert "read-only" in repr(manager)
             calls: list[Callable[[], Any]] = [
-                manager.create_ledger,
+                lambda: manager.create_ledger(insecure=True),
                 lambda: manager.delete_ledger(0),
                 lambda: manager.move_ledger(0, StorageHint.HDD),
                 lambda: manager.open_ledger(0, recover=True),
@@ -235,7 +235,7 @@ def listing(root: Path) -> dict[str, tuple[int, int, bytes]]:
 
 def test_nothing_is_written_recovered_or_repaired(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        manager.create_ledger().append_many(numbered(20))
+        manager.create_ledger(insecure=True).append_many(numbered(20))
         manager.checkpoint()
     child = python(
         """
@@ -243,7 +243,7 @@ import os, sys
 from pathlib import Path
 from tests.realstore import open_quick
 manager = open_quick(Path(sys.argv[1]), background=False)
-manager.create_ledger().append_many([b"entry %d" % n for n in range(30)])
+manager.create_ledger(insecure=True).append_many([b"entry %d" % n for n in range(30)])
 os._exit(0)
 """,
         tmp_path,
@@ -262,12 +262,12 @@ os._exit(0)
 
 def test_unconfirmed_entries_of_a_deferred_ledger(tmp_path: Path) -> None:
     with open_quick(tmp_path, background=False) as live, open_quick(tmp_path, read_only=True) as manager:
-        writer = live.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+        writer = live.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
         writer.append_many(numbered(3))
         with manager.open_ledger(0) as reader:
             with pytest.raises(ReadRangeError):
                 reader.read_unconfirmed(0, 2)
-            live.create_ledger().append(b"takes the buffered ones along")
+            live.create_ledger(insecure=True).append(b"takes the buffered ones along")
             assert reader.read_last_add_confirmed() == -1
             assert [entry.payload for entry in reader.read_unconfirmed(0, 2)] == numbered(3)
             writer.force()
@@ -281,7 +281,7 @@ def test_a_ledger_created_while_a_checkpoint_ran_is_not_taken_for_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path, background=False) as live, open_quick(tmp_path, read_only=True) as manager:
-        live.create_ledger().append(b"old")
+        live.create_ledger(insecure=True).append(b"old")
         store = store_of(live)
         cut = store.log.cut
         readers: list[LedgerReader] = []
@@ -289,7 +289,7 @@ def test_a_ledger_created_while_a_checkpoint_ran_is_not_taken_for_deleted(
         def cut_and_create(snapshot: Callable[[], None]) -> int:
             lsn = cut(snapshot)
             if not readers:
-                live.create_ledger().append_many(numbered(3))
+                live.create_ledger(insecure=True).append_many(numbered(3))
                 readers.append(manager.open_ledger(1))
             return lsn
 
@@ -310,7 +310,7 @@ def test_a_checkpoint_between_two_looks_at_the_index_is_no_damage(
 ) -> None:
     settings: dict[str, Any] = {"background": False, "fill_ratio": 0.01}
     with open_quick(tmp_path, **settings) as live, open_quick(tmp_path, read_only=True, **settings) as manager:
-        writer = live.create_ledger()
+        writer = live.create_ledger(insecure=True)
         writer.append_many(numbered(500))
         reader = manager.open_ledger(0)
         live.checkpoint()
@@ -334,7 +334,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path, background=False) as live, open_quick(tmp_path, read_only=True) as manager:
-        writer = live.create_ledger()
+        writer = live.create_ledger(insecure=True)
         writer.append_many(numbered(20))
         reader = manager.open_ledger(0)
         log = store_of(live).log
@@ -374,7 +374,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
 def test_files_that_the_writer_unlinked_are_let_go(tmp_path: Path) -> None:
     with open_quick(tmp_path, background=False) as live, open_quick(tmp_path, read_only=True) as manager:
         for number in range(5):
-            with live.create_ledger(storage_hints={StorageHint.HDD}) as writer:
+            with live.create_ledger(storage_hints={StorageHint.HDD}, insecure=True) as writer:
                 writer.append_many(numbered(300))
             assert contents(manager, writer.ledger_id) == numbered(300)
             live.checkpoint()
@@ -392,7 +392,7 @@ def test_a_reader_without_write_permission(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     with open_quick(tmp_path) as manager:
-        manager.create_ledger().append(b"x")
+        manager.create_ledger(insecure=True).append(b"x")
     for path in [*tmp_path.rglob("*"), tmp_path]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:
@@ -409,7 +409,7 @@ import sys
 from pathlib import Path
 from tests.realstore import open_quick
 manager = open_quick(Path(sys.argv[1]))
-writer = manager.create_ledger()
+writer = manager.create_ledger(insecure=True)
 while True:
     print(writer.append(b"entry %d" % (writer.last_add_pushed + 1)), flush=True)
 """

@@ -78,7 +78,7 @@ def test_a_start_that_ended_between_two_identities_counts(fs: SimFileSystem) -> 
 
 def test_an_embedded_store_is_no_bookies(fs: SimFileSystem) -> None:
     manager = open_store(fs)
-    manager.create_ledger().close()
+    manager.create_ledger(insecure=True).close()
     manager.close()
     with pytest.raises(CookieError, match="embedded store"):
         Replicas.open("/store", config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path))

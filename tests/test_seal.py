@@ -14,7 +14,7 @@ import pytest
 
 from pybk import digest
 from pybk.digest import DigestType, KeyRing, entry_digest
-from pybk.errors import LedgerUnsealedError, SealMismatchError, UnauthorizedError
+from pybk.errors import LedgerUnsealedError, SealMismatchError, UnauthorizedError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import LedgerMetadata, LedgerState
@@ -301,3 +301,15 @@ def test_the_bytes_of_a_seal_never_change() -> None:
     assert (sealed.seal, sealed.last_digest) == (expected, digest)
     assert sealed.seal.hex() == "85b1ed2663ad589ebbacd0fa661f8df2c5d86a60e7d2bf719146f3c3d31974ab"
     seal.check(sealed)
+
+
+def test_an_empty_password_has_to_be_meant(tmp_path: Path) -> None:
+    with open_sealing(tmp_path) as manager:
+        with pytest.raises(UsageError, match="insecure=True"):
+            manager.create_ledger()
+        assert list(manager.list_ledgers()) == []
+        manager.create_ledger(digest_type=DigestType.XXH3).close()  # whose digest needs no password
+        with manager.create_ledger(insecure=True) as writer:
+            writer.append(b"x")
+        with manager.open_ledger(writer.ledger_id, require_seal=True) as reader:
+            assert [entry.payload for entry in reader.read(0, 0)] == [b"x"]

@@ -72,7 +72,7 @@ def test_a_close_on_top_of_any_line_of_an_append_says_at_once_what_to_do(what: s
     manager = open_store(SimFileSystem(1))
     line = 0
     while True:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         done: dict[bytes, int] = {}
         close = manager.close if what == "manager" else writer.close
 
@@ -100,7 +100,7 @@ def test_a_close_on_top_of_any_line_of_a_close_says_so_and_the_first_goes_on() -
     while True:
         fs = SimFileSystem(line)
         manager = open_store(fs)
-        writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+        writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
         writer.append_many(numbered(3))
         handler = handled(line, ("pybk/manager.py", "pybk/closing.py"), manager.close, manager.close)
         again = open_store(fs)
@@ -139,8 +139,8 @@ for number in range(int(sys.argv[2])):
     outcome = ""
     acknowledged, deferred, asynchronous = [], [], []
     with open_quick(path) as manager:
-        plain = manager.create_ledger()
-        buffered = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+        plain = manager.create_ledger(insecure=True)
+        buffered = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
         signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.02))
         try:
             while not outcome:
@@ -194,8 +194,8 @@ def test_an_error_that_a_handler_raises_is_no_failure_of_the_log(kind: int) -> N
     old = signal.signal(signal.SIGUSR1, handler)
     try:
         manager = open_store(SimFileSystem(1))
-        writer = manager.create_ledger()
-        deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+        writer = manager.create_ledger(insecure=True)
+        deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
         done: dict[bytes, int] = {}
         line, fired, count = kind, True, 0
         while fired:
@@ -238,7 +238,7 @@ def test_the_documented_recipe_loses_no_entry(tmp_path: Path) -> None:
 
 def test_a_handler_may_close_while_the_main_program_does_something_else(tmp_path: Path) -> None:
     manager = open_quick(tmp_path)
-    writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
     writer.append_many(numbered(5))
     old = signal.signal(signal.SIGUSR1, lambda *_: manager.close())
     try:
@@ -255,7 +255,7 @@ def test_an_interrupt_ends_the_wait_for_a_close_and_not_the_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = open_quick(tmp_path)
-    writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
     writer.append_many(numbered(5))
     go = stop_syncing(monkeypatch)
 
@@ -284,7 +284,7 @@ def test_a_callback_may_close_even_while_another_thread_does(tmp_path: Path) -> 
             manager.close()
             closed.set()
 
-        manager.create_ledger().append_async(b"x").add_done_callback(close)
+        manager.create_ledger(insecure=True).append_async(b"x").add_done_callback(close)
         for _ in range(others):
             manager.close()
         assert closed.wait(WAIT_S), "a close in a callback waits for the thread that it runs in"
@@ -311,7 +311,7 @@ class Service:
 def test_a_finaliser_may_close_and_says_so_where_it_cannot(tmp_path: Path) -> None:
     outcomes: list[str] = []
     manager = open_quick(tmp_path)
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     Service(manager, outcomes)
     handler = handled(10, _PATH, lambda: writer.append(b"x"), gc.collect)
     assert handler.fired
@@ -329,7 +329,7 @@ class LedgerHandler(logging.Handler):
     def __init__(self, manager: LedgerManager) -> None:
         super().__init__()
         self.manager = manager
-        self.writer = manager.create_ledger()
+        self.writer = manager.create_ledger(insecure=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.writer.append(record.getMessage().encode())

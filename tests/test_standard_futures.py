@@ -51,7 +51,7 @@ both_kinds = pytest.mark.parametrize("ledger_id", [None, 5], ids=["ordinary", "a
 
 @both_kinds
 def test_asyncio_wait_returns_when_appends_are_done(manager: LedgerManager, ledger_id: int | None) -> None:
-    writer = manager.create_ledger(ledger_id=ledger_id)
+    writer = manager.create_ledger(ledger_id=ledger_id, insecure=True)
 
     async def main() -> None:
         futures = backwards(writer, 20)
@@ -69,8 +69,8 @@ def test_asyncio_wait_returns_when_appends_are_done(manager: LedgerManager, ledg
 
 @pytest.mark.parametrize("until", [asyncio.FIRST_COMPLETED, asyncio.FIRST_EXCEPTION])
 def test_asyncio_wait_returns_with_the_first(manager: LedgerManager, until: str) -> None:
-    early = manager.create_ledger(ledger_id=5)
-    writer = manager.create_ledger()
+    early = manager.create_ledger(ledger_id=5, insecure=True)
+    writer = manager.create_ledger(insecure=True)
 
     async def main() -> None:
         never = early.append_async(b"x", entry_id=1)
@@ -92,7 +92,7 @@ def test_asyncio_wait_returns_with_the_first(manager: LedgerManager, until: str)
 def test_asyncio_wait_with_a_timeout_leaves_the_append_alone(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
 
     async def main() -> None:
@@ -115,7 +115,7 @@ def test_asyncio_wait_with_a_timeout_leaves_the_append_alone(
 
 @both_kinds
 def test_every_other_tool_of_asyncio_takes_them(manager: LedgerManager, ledger_id: int | None) -> None:
-    writer = manager.create_ledger(ledger_id=ledger_id)
+    writer = manager.create_ledger(ledger_id=ledger_id, insecure=True)
 
     async def main() -> None:
         assert await asyncio.gather(*(make(writer, number) for number in range(5))) == list(range(5))
@@ -133,21 +133,21 @@ def test_every_other_tool_of_asyncio_takes_them(manager: LedgerManager, ledger_i
 
 @both_kinds
 def test_concurrent_futures_take_them(manager: LedgerManager, ledger_id: int | None) -> None:
-    writer = manager.create_ledger(ledger_id=ledger_id)
+    writer = manager.create_ledger(ledger_id=ledger_id, insecure=True)
     futures = [future.concurrent() for future in backwards(writer, 10)]
     assert not futures[0].cancel(), "an append cannot be cancelled"
     done, pending = concurrent.futures.wait(futures, WAIT_S)
     assert (done, pending) == (set(futures), set())
     assert sorted(future.result() for future in concurrent.futures.as_completed(futures)) == list(range(10))
-    other = manager.create_ledger(ledger_id=6)
+    other = manager.create_ledger(ledger_id=6, insecure=True)
     failed = other.append_async(b"x", entry_id=1).concurrent()
     other.close()
     assert isinstance(failed.exception(WAIT_S), LedgerClosedError)
 
 
 def test_callbacks_given_in_a_loop_are_called_in_it(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
-    deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    writer = manager.create_ledger(insecure=True)
+    deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
 
     async def main() -> None:
         called: list[tuple[AppendFuture[int], int, str]] = []
@@ -181,8 +181,8 @@ def test_callbacks_given_in_a_loop_are_called_in_it(manager: LedgerManager) -> N
 
 
 def test_one_wake_up_a_commit_and_loop(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = manager.create_ledger()
-    advanced = manager.create_ledger(ledger_id=5)
+    writer = manager.create_ledger(insecure=True)
+    advanced = manager.create_ledger(ledger_id=5, insecure=True)
 
     async def main() -> None:
         woken = 0
@@ -213,8 +213,8 @@ def test_one_wake_up_a_commit_and_loop(manager: LedgerManager, monkeypatch: pyte
 def test_a_loop_that_was_closed_keeps_nobody_from_appending(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = manager.create_ledger()
-    early = manager.create_ledger(ledger_id=5)
+    writer = manager.create_ledger(insecure=True)
+    early = manager.create_ledger(ledger_id=5, insecure=True)
     go = stop_syncing(monkeypatch)
     futures: list[AppendFuture[int]] = []
 
@@ -231,7 +231,7 @@ def test_a_loop_that_was_closed_keeps_nobody_from_appending(
 
 
 def test_who_asks_for_none_of_it_makes_no_more_calls(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     payload = b"x" * 100
 
     def append() -> None:

@@ -95,7 +95,7 @@ def where(manager: LedgerManager) -> set[StorageHint]:
 
 def test_moves_checkpoints_and_reads_while_entries_are_appended(tmp_path: Path) -> None:
     with open_quick(tmp_path, unchecked_tail_bytes=4 << 20) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         counter = itertools.count()
         tiers = itertools.cycle(StorageHint)
 
@@ -121,12 +121,12 @@ def test_moves_checkpoints_and_reads_while_entries_are_appended(tmp_path: Path) 
 
 def test_closed_ledgers_move_while_others_are_made_and_deleted(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        with manager.create_ledger() as writer:
+        with manager.create_ledger(insecure=True) as writer:
             writer.append_many(numbered(400))
         tiers = itertools.cycle(StorageHint)
 
         def make_and_delete() -> None:
-            with manager.create_ledger(storage_hints={next(tiers)}) as other:
+            with manager.create_ledger(storage_hints={next(tiers)}, insecure=True) as other:
                 other.append_many(numbered(50))
             assert contents(manager, other.ledger_id) == numbered(50)
             manager.delete_ledger(other.ledger_id)
@@ -149,7 +149,7 @@ def test_closed_ledgers_move_while_others_are_made_and_deleted(tmp_path: Path) -
 def test_a_ledger_is_deleted_while_it_is_read_followed_moved_and_appended(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
         for tier in StorageHint:
-            writer = manager.create_ledger(storage_hints={tier})
+            writer = manager.create_ledger(storage_hints={tier}, insecure=True)
             writer.append_many([b"x" * 600] * 5000)
             manager.checkpoint()
             ended: list[str] = []
@@ -187,7 +187,7 @@ def test_a_ledger_is_deleted_while_it_is_read_followed_moved_and_appended(tmp_pa
 def test_two_recoveries_and_a_writer_agree_on_the_end(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
         for _ in range(20):
-            writer = manager.create_ledger()
+            writer = manager.create_ledger(insecure=True)
             acknowledged = [writer.append(payload) for payload in numbered(3)]
             ends: list[int] = []
 

@@ -66,7 +66,7 @@ def test_any_bytes_like_object_is_a_payload(manager: LedgerManager, digest_type:
 
 
 def test_a_payload_may_be_changed_once_the_call_has_returned(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     mutable = bytearray(b"before")
     futures: list[Any] = [writer.append_async(mutable), writer.append_many_async([mutable, memoryview(mutable)])]
     mutable[:] = b"after!"
@@ -79,7 +79,7 @@ def test_a_payload_may_be_changed_once_the_call_has_returned(manager: LedgerMana
     "payload", ["text", None, 7, [b"list"], object(), b"x" * 5001, bytearray(5001), np.zeros(5001, np.uint8)]
 )
 def test_anything_else_is_refused_before_any_effect(manager: LedgerManager, payload: Any) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"first")
     for refused in (
         lambda: writer.append(payload),
@@ -95,7 +95,7 @@ def test_anything_else_is_refused_before_any_effect(manager: LedgerManager, payl
 
 
 def test_a_released_buffer_and_one_without_bytes_are_refused(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     released = memoryview(b"gone")
     released.release()
     for payload in (released, np.array(["2020-01-01"], "datetime64[D]")):
@@ -105,7 +105,7 @@ def test_a_released_buffer_and_one_without_bytes_are_refused(manager: LedgerMana
 
 
 def test_the_longest_payload_is_taken_and_one_byte_more_is_not(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     longest = bytes(range(250)) * 20
     assert writer.append(longest) == 0
     assert writer.append_many([longest, longest]) == range(1, 3)
@@ -128,7 +128,7 @@ def test_by_default_five_mebibytes_are_taken(tmp_path: Path) -> None:
 
 
 def test_ids_count_from_zero_whatever_appends(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     assert (writer.last_add_pushed, writer.last_add_confirmed, writer.length) == (-1, -1, 0)
     assert writer.append(b"a") == 0
     assert writer.append_many([]) == range(1, 1)
@@ -141,7 +141,7 @@ def test_ids_count_from_zero_whatever_appends(manager: LedgerManager) -> None:
 
 
 def test_pushed_runs_ahead_of_confirmed_until_the_sync(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     future = writer.append_async(b"abc")
     many = writer.append_many_async([b"d", b"e"])
@@ -159,7 +159,7 @@ def test_pushed_runs_ahead_of_confirmed_until_the_sync(manager: LedgerManager, m
 
 
 def test_threads_append_to_one_ledger_and_nothing_is_lost_or_doubled(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     given: dict[int, bytes] = {}
 
     def work(name: int) -> None:
@@ -184,7 +184,7 @@ def test_threads_append_to_one_ledger_and_nothing_is_lost_or_doubled(manager: Le
 
 
 def test_entries_carry_the_last_add_confirmed_and_the_length_of_their_moment(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"12345")
     writer.append_many([b"678", b"9"])
     writer.append(b"0")
@@ -198,8 +198,8 @@ def test_entries_carry_the_last_add_confirmed_and_the_length_of_their_moment(man
 
 
 def test_too_much_outstanding_waits_or_fails_at_once(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = manager.create_ledger()
-    other = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
+    other = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     block = bytes(4000)
     many = writer.append_many_async([block] * 16)
@@ -229,7 +229,7 @@ def test_too_much_outstanding_waits_or_fails_at_once(manager: LedgerManager, mon
 
 def test_an_entry_and_a_batch_longer_than_the_bound_pass(tmp_path: Path) -> None:
     with open_quick(tmp_path, max_outstanding_bytes=64 << 10) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         assert writer.append(bytes(200_000)) == 0
         assert writer.append_many([bytes(3000)] * 3000) == range(1, 3001)
         assert len(contents(manager, writer.ledger_id)) == 3001
@@ -239,7 +239,7 @@ def test_an_entry_and_a_batch_longer_than_the_bound_pass(tmp_path: Path) -> None
 
 
 def deferred(manager: LedgerManager) -> Any:
-    return manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    return manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
 
 
 def test_deferred_appends_are_acknowledged_before_the_sync(
@@ -282,7 +282,7 @@ def test_only_force_confirms_deferred_entries(manager: LedgerManager) -> None:
 def test_what_another_ledger_syncs_confirms_no_deferred_entry(manager: LedgerManager) -> None:
     writer = deferred(manager)
     writer.append(b"deferred")
-    manager.create_ledger().append(b"synced")
+    manager.create_ledger(insecure=True).append(b"synced")
     assert writer.last_add_confirmed == -1
 
 
@@ -319,7 +319,7 @@ def test_deferred_entries_survive_a_close_of_the_manager_and_recovery_confirms_t
 
 
 def test_appends_after_close_are_refused(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"entry 0")
     future = writer.append_async(b"entry 1")
     writer.close()
@@ -335,7 +335,7 @@ def test_appends_after_close_are_refused(manager: LedgerManager) -> None:
 
 
 def test_recovery_fences_a_live_writer_and_has_all_it_was_acknowledged(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     acknowledged: list[int] = []
     errors: list[PybkError] = []
 
@@ -365,7 +365,7 @@ def test_recovery_fences_a_live_writer_and_has_all_it_was_acknowledged(manager: 
 
 
 def test_a_fence_leaves_pipelined_appends_in_or_out_but_never_acknowledged_and_out(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     futures = [writer.append_async(payload) for payload in numbered(50)]
     found = contents(manager, writer.ledger_id, recover=True)
     for entry_id, future in enumerate(futures):
@@ -374,7 +374,7 @@ def test_a_fence_leaves_pipelined_appends_in_or_out_but_never_acknowledged_and_o
 
 
 def test_deleting_ends_a_writer(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     writer.append(b"x")
     manager.delete_ledger(writer.ledger_id)
     with pytest.raises(NoSuchLedgerError):
@@ -383,14 +383,14 @@ def test_deleting_ends_a_writer(manager: LedgerManager) -> None:
 
 
 def test_leaving_a_with_by_an_error_keeps_the_error(manager: LedgerManager) -> None:
-    with pytest.raises(ZeroDivisionError), manager.create_ledger() as writer:
+    with pytest.raises(ZeroDivisionError), manager.create_ledger(insecure=True) as writer:
         assert manager.open_ledger(writer.ledger_id).last_add_confirmed / 0
-    with pytest.raises(LedgerFencedError), manager.create_ledger() as writer:
+    with pytest.raises(LedgerFencedError), manager.create_ledger(insecure=True) as writer:
         manager.open_ledger(writer.ledger_id)
 
 
 def test_errors_of_a_refused_writer_do_not_pile_up_tracebacks(manager: LedgerManager) -> None:
-    writer = manager.create_ledger()
+    writer = manager.create_ledger(insecure=True)
     manager.open_ledger(writer.ledger_id)
     depths = []
     for _ in range(5):

@@ -130,9 +130,14 @@ def user_type(name: str) -> LedgerType:
     return ledger_type
 
 
-def digest_type_of(value: object, *, insecure: bool) -> DigestType:
+def digest_type_of(value: object, password: bytes, *, insecure: bool) -> DigestType:
     """Return the digest type of a new ledger."""
     digest_type = member_of(DigestType, value, "digest_type")
+    if digest_type is DigestType.HMAC_SHA256 and not password and not insecure:
+        raise UsageError(
+            "HMAC_SHA256 with an empty password proves nothing, as anybody can make the key: pass password=... from a "
+            "file or the environment (pybk.credentials.Secret reads both), or insecure=True if that is meant"
+        )
     if digest_type is DigestType.NONE and not insecure:
         raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")
     return digest_type

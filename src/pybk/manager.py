@@ -240,7 +240,7 @@ class LedgerManager:
             ensemble_size: Bookies that the ledger's entries are striped over; None: 3 in a cluster, 1 in a store.
             write_quorum: Bookies that each entry is written to; None: 3, or the ensemble size if that is smaller.
             ack_quorum: Bookies that acknowledge an entry before it counts; None: 2, or the write quorum if smaller.
-            insecure: Needed for ``DigestType.NONE``, which guards nothing.
+            insecure: Needed for what guards nothing: ``DigestType.NONE``, and HMAC_SHA256 with an empty password.
 
         Returns:
             The writer; closing it, or leaving its ``with``, closes the ledger.
@@ -282,8 +282,8 @@ class LedgerManager:
         home = self._usable()
         hints = hints_of(storage_hints)
         flags = member_of(WriteFlag, write_flags, "write_flags")
-        digest_type = digest_type_of(digest_type, insecure=insecure)
         password = checked_password(password)
+        digest_type = digest_type_of(digest_type, password, insecure=insecure)
         describe = partial(
             LedgerMetadata,
             ledger_type=ledger_type,

@@ -46,7 +46,7 @@ def service_of(manager: LedgerManager) -> BookieService:
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_copy_beside_the_original_is_refused(one: Inside, moved: bool) -> None:
     client = one.connect()
-    writer = client.create_ledger(ensemble_size=1)
+    writer = client.create_ledger(ensemble_size=1, insecure=True)
     writer.append(b"first")
     copy = one.directory / "copy"
     shutil.copytree(one.directory / "bookie-0", copy)
@@ -60,7 +60,7 @@ def test_a_copy_beside_the_original_is_refused(one: Inside, moved: bool) -> None
 
 def test_a_copy_is_started_only_if_it_is_said_to_be_the_original(one: Inside) -> None:
     client = one.connect()
-    with client.create_ledger(ensemble_size=1) as writer:
+    with client.create_ledger(ensemble_size=1, insecure=True) as writer:
         writer.append(b"first")
     one.bookies[0].close()
     copy = one.directory / "copy"
@@ -99,6 +99,6 @@ def test_the_name_of_a_lost_bookie_is_taken_only_if_that_is_said(one: Inside) ->
         one.open_bookie(0)
     arguments: dict[str, Any] = {"listen": "tcp://127.0.0.1:*", "metadata": one.url, "cluster_secret": one.secret}
     with LedgerManager.open(one.directory / "new", bookie_id="bookie-0", replace=True, **arguments) as manager:
-        with manager.create_ledger(ensemble_size=1) as writer:
+        with manager.create_ledger(ensemble_size=1, insecure=True) as writer:
             assert writer.append(b"first") == 0
         assert writer.metadata.fragments[0].ensemble[0].bookie_id == "bookie-0"

@@ -144,7 +144,7 @@ def test_a_bookie_that_was_killed_and_started_gives_what_it_acknowledged_and_tak
     assert contents(client, metadata.ledger_id, PASSWORD) == [
         payload(metadata.ledger_id, entry_id) for entry_id in range(metadata.last_entry_id + 1)
     ]
-    with client.create_ledger(ensemble_size=1) as more:
+    with client.create_ledger(ensemble_size=1, insecure=True) as more:
         more.append(b"it takes new ledgers, too")
     assert more.metadata.fragments[0].ensemble[0].bookie_id == killed.name
 
@@ -219,7 +219,7 @@ def test_clients_find_a_bookie_again_wherever_it_is(cluster: Cluster, same_port:
     _wait_for_bookies(client, 1)
     reader = client.open_ledger(ledger_id, password=PASSWORD)
     assert [entry.payload for entry in reader.read(0, 0)] == [payload(ledger_id, 0)]
-    with client.create_ledger(ensemble_size=1) as more:
+    with client.create_ledger(ensemble_size=1, insecure=True) as more:
         more.append(b"and it is written to")
     check_ledger(cluster, ledger_id, 0, 0)
 

@@ -55,7 +55,7 @@ def interrupted(line: int, call: Callable[[], None]) -> bool:
 
 def one_round(client: LedgerManager, line: int, others: int) -> bool:
     """Interrupt appends while other threads append to another ledger; tell whether the line was reached."""
-    writer, other = client.create_ledger(), client.create_ledger()
+    writer, other = client.create_ledger(insecure=True), client.create_ledger(insecure=True)
     done: dict[bytes, int] = {}
 
     def append_there() -> None:
@@ -82,7 +82,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
     for payload, entry_id in done.items():
         assert found[entry_id] == payload
     assert len(set(found)) == len(found), "an entry was written twice"
-    with client.create_ledger() as after:
+    with client.create_ledger(insecure=True) as after:
         assert after.append(b"after") == 0
     return fired
 

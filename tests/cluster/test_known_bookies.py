@@ -25,7 +25,7 @@ def service_of(cluster: Inside, place: int) -> BookieService:
 def test_a_bookie_that_is_not_known_cannot_be_replicated(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster:
         client = cluster.connect()
-        with client.create_ledger(ensemble_size=2, write_quorum=2) as writer:
+        with client.create_ledger(ensemble_size=2, write_quorum=2, insecure=True) as writer:
             writer.append(b"x")
         with pytest.raises(UsageError, match=r"called 'nosuch'; there are bookie-0, bookie-1, bookie-2$"):
             client.replicate("nosuch")
@@ -37,7 +37,7 @@ def test_a_bookie_that_is_not_known_cannot_be_replicated(tmp_path: Path) -> None
 def test_no_new_ledger_goes_to_a_bookie_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with inside(tmp_path, count=4) as cluster:
         client = cluster.connect()
-        client.create_ledger().close()
+        client.create_ledger(insecure=True).close()
         full = service_of(cluster, 2)
         registration = full._registration
 
@@ -48,6 +48,6 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only(tmp_path: Path, mo
         assert full._registered is not None
         full._registered.update(read_only())  # no watch tells of it
         for _ in range(5):
-            with client.create_ledger() as writer:
+            with client.create_ledger(insecure=True) as writer:
                 ensemble = writer.metadata.fragments[0].ensemble
             assert full.bookie not in ensemble

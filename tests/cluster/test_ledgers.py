@@ -138,19 +138,19 @@ def test_a_read_has_the_bytes_asked_for_though_entries_are_longer_than_those_bef
 
 
 def test_three_bookies_of_which_two_acknowledge_are_the_default(five: Inside) -> None:
-    metadata = five.connect().create_ledger().metadata
+    metadata = five.connect().create_ledger(insecure=True).metadata
     assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == (3, 3, 2)
-    assert five.connect().create_ledger(ensemble_size=1).metadata.ack_quorum == 1
+    assert five.connect().create_ledger(ensemble_size=1, insecure=True).metadata.ack_quorum == 1
 
 
 def test_what_no_ensemble_can_be_is_refused_with_what_is_needed_and_found(five: Inside) -> None:
     client = five.connect()
     for shape in ((3, 4, 2), (3, 2, 3), (3, 3, 0), (0, 0, 0)):
         with pytest.raises(UsageError, match="ensemble_size"):
-            client.create_ledger(**sizes(shape))
+            client.create_ledger(**sizes(shape), insecure=True)
     before = list(client.list_ledgers())
     with pytest.raises(NotEnoughBookiesError, match=r"ensemble of 6 needs 6 .*bookie-0.*bookie-4.*start more") as few:
-        client.create_ledger(ensemble_size=6)
+        client.create_ledger(ensemble_size=6, insecure=True)
     assert few.value.code == -6
     assert list(client.list_ledgers()) == before
 
@@ -163,11 +163,11 @@ def test_the_error_of_too_few_bookies_says_who_is_read_only(five: Inside, monkey
     client._home.directory.refresh()  # type: ignore[attr-defined]  # a cluster's home
     expected = r"needs 5 .*there are 4 \(bookie-0, bookie-1, bookie-2, bookie-3 read-only, bookie-4\)"
     with pytest.raises(NotEnoughBookiesError, match=expected):
-        client.create_ledger(ensemble_size=5)
+        client.create_ledger(ensemble_size=5, insecure=True)
 
 
 def test_a_ledger_of_a_bookies_own_manager_comes_first_to_that_bookie(five: Inside) -> None:
-    metadata = five.bookies[3].create_ledger(ensemble_size=2, write_quorum=2).metadata
+    metadata = five.bookies[3].create_ledger(ensemble_size=2, write_quorum=2, insecure=True).metadata
     assert "bookie-3" in {bookie.bookie_id for bookie in metadata.fragments[0].ensemble}
 
 
@@ -175,14 +175,17 @@ def test_a_ledger_of_a_bookies_own_manager_comes_first_to_that_bookie(five: Insi
 
 
 def test_over_ipc_and_without_a_secret(tmp_path: Path) -> None:
-    with inside(tmp_path, scheme="ipc", secret=None) as cluster, cluster.connect().create_ledger() as writer:
+    with (
+        inside(tmp_path, scheme="ipc", secret=None) as cluster,
+        cluster.connect().create_ledger(insecure=True) as writer,
+    ):
         writer.append_many(numbered(100))
         assert contents(cluster.connect(), writer.ledger_id, recover=True) == numbered(100)
 
 
 def test_the_longest_payload_that_is_allowed_by_default(three: Inside) -> None:
     longest = bytes(range(256)) * (5 * 4096)
-    with three.connect().create_ledger() as writer:
+    with three.connect().create_ledger(insecure=True) as writer:
         assert writer.append(longest) == 0
         assert writer.append_many([longest, b"", longest]) == range(1, 4)
     assert contents(three.connect(), writer.ledger_id) == [longest, longest, b"", longest]
@@ -192,7 +195,7 @@ def test_many_threads_write_and_read_many_ledgers(three: Inside) -> None:
     client = three.connect()
 
     def work(number: int) -> None:
-        with client.create_ledger(custom_metadata={"thread": b"%d" % number}) as writer:
+        with client.create_ledger(custom_metadata={"thread": b"%d" % number}, insecure=True) as writer:
             for payload in numbered(30, number):
                 writer.append(payload)
         assert contents(client, writer.ledger_id) == numbered(30, number)
@@ -225,7 +228,7 @@ def test_asyncio_from_connecting_to_closing(three: Inside) -> None:
 
 
 def test_callbacks_come_in_order_and_not_in_the_thread_that_appends(three: Inside) -> None:
-    writer = three.connect().create_ledger()
+    writer = three.connect().create_ledger(insecure=True)
     seen: list[tuple[int, int]] = []
     futures = [writer.append_async(payload) for payload in numbered(200)]
     for future in futures:
@@ -245,7 +248,7 @@ def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_le
     three: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_told(monkeypatch)
-    writer = three.connect().create_ledger()
+    writer = three.connect().create_ledger(insecure=True)
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
     got: list[bytes] = []
 
@@ -268,7 +271,7 @@ def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is
 ) -> None:
     only_told(monkeypatch)
     client = three.connect()
-    waited = client.open_ledger(client.create_ledger().ledger_id, recover=False)
+    waited = client.open_ledger(client.create_ledger(insecure=True).ledger_id, recover=False)
 
     def follow() -> None:
         with pytest.raises(ClosedError):
@@ -277,7 +280,7 @@ def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is
     thread = threading.Thread(target=follow)
     thread.start()
     time.sleep(0.05)
-    writer = client.create_ledger()
+    writer = client.create_ledger(insecure=True)
     assert writer.append(b"the last one for now") == 0
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
     wait_until(lambda: reader.read_last_add_confirmed() == 0)
@@ -291,7 +294,7 @@ def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is
 
 def test_too_much_outstanding_waits_or_fails_at_once(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     client = three.connect(max_outstanding_bytes=64 << 10)
-    writer = client.create_ledger()
+    writer = client.create_ledger(insecure=True)
     writer.append(b"everything that is looked up once was")
     go = stop_syncing(monkeypatch)
     block = bytes(4000)
@@ -313,7 +316,7 @@ def test_too_much_outstanding_waits_or_fails_at_once(three: Inside, monkeypatch:
 
 def test_deferred_entries_are_kept_back_to_the_bound_and_forced_there(three: Inside) -> None:
     client = three.connect(max_outstanding_bytes=64 << 10)
-    writer = client.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    writer = client.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
     for number in range(10):
         assert writer.append(bytes(1000)) == number
     assert writer.last_add_confirmed == -1
@@ -350,7 +353,7 @@ def test_a_writer_in_another_client_is_fenced_and_what_it_knew_is_there(three: I
 def test_a_ledger_that_another_client_deletes_ends_for_its_writer_and_reader_and_its_id_is_not_given_again(
     three: Inside,
 ) -> None:
-    writer = three.connect().create_ledger()
+    writer = three.connect().create_ledger(insecure=True)
     writer.append(b"x")
     client = three.connect()
     reader = client.open_ledger(writer.ledger_id, recover=False)
@@ -367,17 +370,17 @@ def test_a_ledger_that_another_client_deletes_ends_for_its_writer_and_reader_and
         with pytest.raises(NoSuchLedgerError):
             call()
     with pytest.raises(LedgerExistsError):
-        client.create_ledger(ledger_id=writer.ledger_id)
+        client.create_ledger(ledger_id=writer.ledger_id, insecure=True)
     assert list(client.list_ledgers()) == []
 
 
 def test_closing_a_manager_waits_for_appends_and_leaves_the_ledger_open(three: Inside) -> None:
     client = three.connect()
-    writer = client.create_ledger()
+    writer = client.create_ledger(insecure=True)
     futures = [writer.append_async(payload) for payload in numbered(100)]
     client.close()
     assert [future.result(0) for future in futures] == list(range(100))
-    for call in (lambda: writer.append(b"x"), writer.close, client.create_ledger, client.health):
+    for call in (lambda: writer.append(b"x"), writer.close, lambda: client.create_ledger(insecure=True), client.health):
         with pytest.raises(ClosedError):
             call()
     other = three.connect()
@@ -387,9 +390,9 @@ def test_closing_a_manager_waits_for_appends_and_leaves_the_ledger_open(three: I
 
 def test_a_closed_cluster_is_there_again_when_it_is_opened(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster:
-        open_writer = cluster.connect().create_ledger()
+        open_writer = cluster.connect().create_ledger(insecure=True)
         open_writer.append_many(numbered(10))
-        with cluster.connect().create_ledger(storage_hints={StorageHint.HDD}) as writer:
+        with cluster.connect().create_ledger(storage_hints={StorageHint.HDD}, insecure=True) as writer:
             writer.append_many(numbered(20))
         before = cluster.connect().ledger_metadata(writer.ledger_id)
     with inside(tmp_path) as cluster:
@@ -409,7 +412,7 @@ from tests.realstore import contents
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point
 with inside(Path(sys.argv[1])) as cluster:
     client = cluster.connect()
-    writer = client.create_ledger()
+    writer = client.create_ledger(insecure=True)
     writer.append(b"before")
     reader = client.open_ledger(writer.ledger_id, recover=False)
     child = os.fork()
@@ -417,10 +420,10 @@ with inside(Path(sys.argv[1])) as cluster:
         wrong = 0
         for call in (
             lambda: writer.append(b"x"),
-            client.create_ledger,
+            lambda: client.create_ledger(insecure=True),
             lambda: client.open_ledger(0),
             lambda: list(reader.read(0, 0)),
-            cluster.bookies[0].create_ledger,
+            lambda: cluster.bookies[0].create_ledger(insecure=True),
         ):
             try:
                 call()
@@ -449,7 +452,7 @@ def test_everything_is_refused_in_a_forked_child_and_the_parent_goes_on(tmp_path
 
 
 def test_unconfirmed_entries_can_be_read(three: Inside) -> None:
-    writer = three.connect().create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+    writer = three.connect().create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
     writer.append_many(numbered(3))
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
 
@@ -464,7 +467,7 @@ def test_unconfirmed_entries_can_be_read(three: Inside) -> None:
 
 
 def test_the_length_of_an_open_ledger_is_that_of_what_is_confirmed(three: Inside) -> None:
-    writer = three.connect().create_ledger()
+    writer = three.connect().create_ledger(insecure=True)
     writer.append_many(numbered(3))
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
     wait_until(lambda: reader.read_last_add_confirmed() == 2)

@@ -63,5 +63,5 @@ def test_bookies_whose_sessions_ended_are_there_again_and_a_writer_goes_on(
     wait_until(lambda: len(directory.bookies) == 4, "all bookies to register again")
     writer.kill()
     assert check_writer(cluster, writer).state is LedgerState.CLOSED
-    with client.create_ledger() as more:
+    with client.create_ledger(insecure=True) as more:
         more.append(b"it goes on")

@@ -64,7 +64,7 @@ def test_another_secret_and_one_on_one_side_only_are_refused(
     tmp_path: Path, made_with: bytes | None, secret: bytes | None
 ) -> None:
     with inside(tmp_path, secret=made_with, count=1) as cluster:
-        writer = cluster.connect().create_ledger(ensemble_size=1)
+        writer = cluster.connect().create_ledger(ensemble_size=1, insecure=True)
         with pytest.raises(MetadataError, match="secret") as refused:
             LedgerManager.connect(cluster.url, cluster_secret=secret)
         assert not {SECRET, OTHER} & {part for part in refused.value.args if isinstance(part, bytes)}
@@ -85,7 +85,7 @@ def test_without_a_secret_nobody_listens_beyond_this_host(tmp_path: Path) -> Non
 
 def test_a_directory_belongs_to_one_cluster_and_one_name(tmp_path: Path) -> None:
     with inside(tmp_path / "one", count=1) as one:
-        one.connect().create_ledger(ensemble_size=1).close()
+        one.connect().create_ledger(ensemble_size=1, insecure=True).close()
     with inside(tmp_path / "two", count=0) as two:
         for name, url in (("bookie-0", two.url), ("bookie-9", one.url)):
             with pytest.raises(CookieError, match=r"bookie 'bookie-0'.*(other cluster|name)"):

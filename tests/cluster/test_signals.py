@@ -33,7 +33,7 @@ def test_a_close_on_top_of_any_line_of_the_client_says_at_once_what_to_do(tmp_pa
         client = cluster.connect()
         line, reached = 0, True
         while reached:
-            writer = client.create_ledger()
+            writer = client.create_ledger(insecure=True)
             handler = handled(line, files, lambda writer=writer: writer.append(b"x"), client.close)  # type: ignore[misc]  # bound now
             assert (handler.raised is not None) is handler.fired
             assert writer.append(b"y") == 1
@@ -60,7 +60,7 @@ chance = random.Random(3)
 for number in range(12):
     outcome, acknowledged = "", 0
     with LedgerManager.connect(url, cluster_secret=secret) as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.001, 0.3))
         try:
             while not outcome:
@@ -94,7 +94,8 @@ def test_closing_in_a_real_handler_never_hangs_and_loses_nothing(tmp_path: Path)
 
 _FORGOTTEN = """
 manager = LedgerManager.connect(url, cluster_secret=secret)
-plain, deferred = manager.create_ledger(), manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE)
+plain = manager.create_ledger(insecure=True)
+deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
 for number in range(100):
     deferred.append(b"entry %d" % number)
 future = plain.append_async(b"entry 0")
@@ -112,7 +113,7 @@ def test_a_client_that_nobody_closed_is_closed_at_the_end_of_the_program(tmp_pat
 
 _FORKED = """
 manager = LedgerManager.connect(url, cluster_secret=secret)
-writer = manager.create_ledger()
+writer = manager.create_ledger(insecure=True)
 writer.append(b"entry 0")
 sys.stdout.flush()
 pid = os.fork()
@@ -137,7 +138,7 @@ def test_a_forked_child_ends_at_once_and_its_parent_goes_on(tmp_path: Path) -> N
 def test_a_bookie_that_nobody_closed_is_closed_at_the_end_of_the_program(tmp_path: Path) -> None:
     program = """
 manager = LedgerManager.open(sys.argv[3], listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=secret)
-writer = manager.create_ledger(ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE)
+writer = manager.create_ledger(ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
 for number in range(10):
     writer.append(b"entry %d" % number)
 """

@@ -65,7 +65,7 @@ def new_session(master: str, directory: Path) -> SparkSession:
 
 def options_of(url: str, **more: Any) -> dict[str, Any]:
     """Return the options that say where to write, and others."""
-    return {"metadataUri": url, "clusterSecret": SECRET.decode(), "ensembleSize": "1", **more}
+    return {"metadataUri": url, "clusterSecret": SECRET.decode(), "ensembleSize": "1", "insecure": "true", **more}
 
 
 def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:

@@ -85,7 +85,7 @@ def metadata_of(client: LedgerManager) -> ClusterMetadata:
 
 def write(client: LedgerManager) -> int:
     """Write a ledger of one copy and return its id."""
-    with client.create_ledger(ensemble_size=1) as writer:
+    with client.create_ledger(ensemble_size=1, insecure=True) as writer:
         writer.append_many(numbered(9))
     return writer.ledger_id
 
@@ -117,7 +117,7 @@ def test_an_executor_has_one_bookie_whoever_asks(begin: Begin, settings: BookieS
     assert other.pid != found[0].pid
     assert {other.directory, found[0].directory} == {f"{settings.directory}/slot-0", f"{settings.directory}/slot-1"}
     with connect(settings) as client:
-        with client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2) as writer:
+        with client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2, insecure=True) as writer:
             writer.append(b"x")
         ensemble = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble
     assert set(ensemble) == {found[0].bookie, other.bookie}

@@ -37,7 +37,7 @@ def options(cluster: Inside, **which: str) -> SourceOptions:
 
 def fill(manager: LedgerManager, kind: str, app: str | None = None, *, close: bool = True) -> int:
     custom = {} if app is None else {SINK_KEY: app.encode()}
-    writer = manager.create_ledger(ledger_type=kind, custom_metadata=custom, ensemble_size=1)
+    writer = manager.create_ledger(ledger_type=kind, custom_metadata=custom, ensemble_size=1, insecure=True)
     writer.append_many([b"four"] * 3)
     if close:
         writer.close()

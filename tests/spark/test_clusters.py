@@ -181,7 +181,7 @@ def test_executors_may_be_held(local: Driver, place: Place) -> None:
 
 def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, place: Place) -> None:
     bookies = beside(local, place)
-    sink = {"ledgerType": "beside", "ensembleSize": "1", "writeQuorum": "1", "ackQuorum": "1"}
+    sink = {"ledgerType": "beside", "insecure": "true", "ensembleSize": "1", "writeQuorum": "1", "ackQuorum": "1"}
     local.ask("write", options={**place.options, **sink}, count=1000)
     with place.connect() as client:
         ensembles = {

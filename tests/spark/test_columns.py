@@ -78,6 +78,7 @@ def test_a_row_has_what_the_entry_and_its_ledger_have(tmp_path: Path, options: d
             ledger_type="orders",
             storage_hints={StorageHint.SSD, StorageHint.HDD},
             custom_metadata={"b": b"\x00\xff", "a": b""},
+            insecure=True,
         )
         writer.append_many([b"first", b"", b"third"])
         reader = manager.open_ledger(writer.ledger_id, recover=False)
@@ -100,7 +101,7 @@ def test_a_schema_may_have_fewer_columns_in_another_order(tmp_path: Path) -> Non
     schema = StructType([StructField("length", LongType(), False), StructField("ledger_type", StringType())])
     check_schema(schema)
     with open_quick(tmp_path / "store") as manager:
-        writer = manager.create_ledger()
+        writer = manager.create_ledger(insecure=True)
         writer.append(b"four")
         reader = manager.open_ledger(writer.ledger_id, recover=False)
         found = Columns(schema, reader.metadata).batch(reader.read_batch(0))

@@ -31,7 +31,7 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
 
 def filled(path: Path, payload: bytes) -> int:
     """Make a store with one ledger and return its id."""
-    with open_quick(path) as manager, manager.create_ledger() as writer:
+    with open_quick(path) as manager, manager.create_ledger(insecure=True) as writer:
         writer.append(payload)
         return writer.ledger_id
 
@@ -89,8 +89,8 @@ def test_the_near_bookie_comes_first(cluster: Inside) -> None:
         near = connection(where, near=name)
         assert near is not connection(where)
         for _ in range(8):
-            with near.manager.create_ledger(ensemble_size=1) as writer:
+            with near.manager.create_ledger(ensemble_size=1, insecure=True) as writer:
                 assert writer.append(b"x") == 0
             [fragment] = near.manager.ledger_metadata(writer.ledger_id).fragments
             assert [bookie.bookie_id for bookie in fragment.ensemble] == [name]
-    assert connection(where, near="nobody").manager.create_ledger(ensemble_size=1).append(b"x") == 0
+    assert connection(where, near="nobody").manager.create_ledger(ensemble_size=1, insecure=True).append(b"x") == 0

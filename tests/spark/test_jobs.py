@@ -395,7 +395,7 @@ def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster
 def test_inventory_of_a_store(spark: SparkSession, tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager:
         fill(manager, 3)
-        with manager.create_ledger(ledger_type="b") as writer:
+        with manager.create_ledger(ledger_type="b", insecure=True) as writer:
             writer.append(b"12345")
             found = inventory(spark, str(tmp_path / "store"))
             assert sorted((row.ledger_type, row.entries, row.state) for row in found.ledgers.collect()) == [

@@ -119,7 +119,7 @@ def test_a_batch_write_that_is_skipped_is_told(
     written = []
     for version in (3, 0):  # the second is that of a stream that has a new checkpoint
         given = {"metadatauri": cluster.url, "clustersecret": SECRET.decode(), "ensemblesize": "1", "writequorum": "1"}
-        given |= {"ackquorum": "1", "txnappid": "each", "txnversion": str(version)}
+        given |= {"ackquorum": "1", "txnappid": "each", "txnversion": str(version), "insecure": "true"}
         written.append(write(place, "each"))
         BatchWriter(sink_options(given, streaming=False), schema, False).commit([TaskWrote(written[-1])])
         assert ("is skipped" in caplog.text) is (version == 0)
@@ -266,7 +266,7 @@ def test_a_manifest_that_is_gone_or_open_is_damage(place: Connection) -> None:
     place.manager.delete_ledger(named)
     with pytest.raises(CorruptError, match=r"sink 'damage' names a manifest ledger that is gone.*restore"):
         sink.committed()
-    writer = place.manager.create_ledger(ensemble_size=1)
+    writer = place.manager.create_ledger(ensemble_size=1, insecure=True)
     found = metadata_of(place).read_pointer(SINKS, "damage")
     assert found is not None
     metadata_of(place).write_pointer(
@@ -285,11 +285,11 @@ def test_orphans_go_and_nothing_else_does(place: Connection) -> None:
     good, bad = write(place, "orphans"), write(place, "orphans")
     never = write(place, "never")
     locked = write(place, "orphans", password=b"another")
-    with place.manager.create_ledger(ensemble_size=1) as other:
+    with place.manager.create_ledger(ensemble_size=1, insecure=True) as other:
         pass
     assert commit(sink, 0, good)
     with place.manager._create_ledger(
-        LedgerType.METADATA, custom_metadata={SINK_KEY: b"orphans"}, quorums=QUORUMS
+        LedgerType.METADATA, custom_metadata={SINK_KEY: b"orphans"}, quorums=QUORUMS, insecure=True
     ) as spare:
         pass
     assert collect_orphans(place, older_than=3600.0) == {}

@@ -99,9 +99,11 @@ def test_options_of_a_write() -> None:
         "job",
         0,
     )
-    stream = {**CLUSTER, "appId": "app", "checkpointLocation": "/c", "queryName": "q"}
+    assert not found.insecure
+    stream = {**CLUSTER, "password": "word", "appId": "app", "checkpointLocation": "/c", "queryName": "q"}
     assert sink_options(lowered(stream), streaming=True).app_id == "app"
-    least = sink_options(CLUSTER, streaming=False)
+    least = sink_options({**CLUSTER, "insecure": "true"}, streaming=False)
+    assert least.insecure
     assert (least.ledger_type, least.storage_hints, least.ensemble_size) == ("", frozenset(), None)
     assert least.digest_type is DigestType.HMAC_SHA256
 
@@ -174,10 +176,12 @@ def test_a_batch_read_does_not_begin_at_the_end() -> None:
         ({**CLUSTER, "appId": "a"}, "appId is not one of a batch write"),
         ({**CLUSTER, "txnVersion": "1"}, "together"),
         ({**CLUSTER, "txnAppId": "a"}, "together"),
-        ({**CLUSTER, "txnAppId": "x" * 129, "txnVersion": "1"}, "128"),
-        ({**CLUSTER, "storageHints": "tape"}, "nvme, ssd, hdd"),
+        ({**CLUSTER, "insecure": "true", "txnAppId": "x" * 129, "txnVersion": "1"}, "128"),
+        ({**CLUSTER, "insecure": "true", "storageHints": "tape"}, "nvme, ssd, hdd"),
         ({**CLUSTER, "digestType": "none"}, "CRC32C, HMAC_SHA256, XXH3"),
-        ({**CLUSTER, "ledgerType": ".metadata"}, "system"),
+        ({**CLUSTER, "insecure": "true", "ledgerType": ".metadata"}, "system"),
+        (CLUSTER, "insecure=true"),
+        ({**CLUSTER, "password": ""}, "insecure=true"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:

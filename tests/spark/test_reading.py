@@ -25,7 +25,7 @@ from tests.cluster.inside import SECRET, inside
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[LedgerWriter]:
     with inside(tmp_path / "cluster") as cluster:
-        with cluster.connect().create_ledger() as writer:
+        with cluster.connect().create_ledger(insecure=True) as writer:
             writer.append_many([b"%d" % number for number in range(20)])
             yield writer
         close_connections()

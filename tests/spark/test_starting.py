@@ -60,7 +60,7 @@ def test_there_is_one_bookie_however_often_it_is_asked_for(either: SparkSession,
     assert found.executor == "driver"
     assert found.directory == f"{settings['directory']}/slot-0"
     with LedgerManager.connect(settings["metadata"], cluster_secret=SECRET) as client:
-        with client.create_ledger(ensemble_size=1) as writer:
+        with client.create_ledger(ensemble_size=1, insecure=True) as writer:
             writer.append(b"x")
         assert client.ledger_metadata(writer.ledger_id).fragments[0].ensemble == (found.bookie,)
 

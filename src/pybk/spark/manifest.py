@@ -187,7 +187,10 @@ class Sink:
 
     def _write_manifest(self, entries: list[bytes]) -> int:
         with self._manager._create_ledger(
-            LedgerType.METADATA, custom_metadata={SINK_KEY: self._app_id.encode()}, quorums=self._quorums
+            LedgerType.METADATA,
+            custom_metadata={SINK_KEY: self._app_id.encode()},
+            quorums=self._quorums,
+            insecure=True,  # manifests are as open to members of the cluster as its metadata
         ) as writer:
             writer.append_many(entries)
         return writer.ledger_id

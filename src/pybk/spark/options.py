@@ -28,7 +28,7 @@ _READ: Final = (
 )
 _BATCH: Final = ("startEntry", "endEntry", "endingOffsets", "maxEntries")
 _STREAM: Final = ("maxEntriesPerTrigger", "maxBytesPerTrigger")
-_SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType")
+_SINK: Final = ("ledgerType", "storageHints", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "insecure")
 _SINK_BATCH: Final = ("txnAppId", "txnVersion")
 _SINK_STREAM: Final = ("appId",)
 _SPARK: Final = ("path", "checkpointLocation", "queryName")
@@ -107,6 +107,7 @@ class SinkOptions:
         write_quorum: The new ledgers'.
         ack_quorum: The new ledgers'.
         digest_type: The new ledgers'.
+        insecure: Whether HMAC_SHA256 with an empty password is meant.
         app_id: Who writes a stream, over restarts; None for the id of the query.
         txn_app_id: Who writes, for batch writes that are to happen once; given together with ``txn_version``.
         txn_version: Which of their writes this is; those up to the last one that was made are skipped.
@@ -120,6 +121,7 @@ class SinkOptions:
     write_quorum: int | None
     ack_quorum: int | None
     digest_type: DigestType
+    insecure: bool
     app_id: str | None
     txn_app_id: str | None
     txn_version: int | None
@@ -273,15 +275,23 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         )
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise UsageError("options txnAppId and txnVersion are given together, or neither")
+    where, password = _where(given), given.secret("password")
+    digest_type, insecure = _digest_type(given.text("digestType")), given.flag("insecure", False)
+    if digest_type is DigestType.HMAC_SHA256 and password in (Secret(), Secret(b"")) and not insecure:
+        raise UsageError(
+            "HMAC_SHA256 with an empty password proves nothing, as anybody can make the key: give passwordFile, "
+            "another digestType, or insecure=true if that is meant"
+        )
     return SinkOptions(
-        where=_where(given),
-        password=given.secret("password"),
+        where=where,
+        password=password,
         ledger_type=user_type(given.text("ledgerType") or ""),
         storage_hints=hints_of(_hint(part.strip()) for part in (given.text("storageHints") or "").split(",") if part),
         ensemble_size=given.whole("ensembleSize"),
         write_quorum=given.whole("writeQuorum"),
         ack_quorum=given.whole("ackQuorum"),
-        digest_type=_digest_type(given.text("digestType")),
+        digest_type=digest_type,
+        insecure=insecure,
         app_id=given.name("appId"),
         txn_app_id=given.name("txnAppId"),
         txn_version=given.whole("txnVersion", 0),

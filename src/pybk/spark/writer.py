@@ -150,6 +150,7 @@ def _new_ledger(manager: LedgerManager, options: SinkOptions, app_id: str, passw
         ledger_type=options.ledger_type,
         storage_hints=options.storage_hints,
         digest_type=options.digest_type,
+        insecure=options.insecure,
         custom_metadata={SINK_KEY: app_id.encode()},
         ensemble_size=options.ensemble_size,
         write_quorum=options.write_quorum,

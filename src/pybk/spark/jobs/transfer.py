@@ -168,12 +168,13 @@ class Target:
         """Create a ledger; it counts once it is committed."""
         ensemble_size, write_quorum, ack_quorum = header.quorums
         digest_type = DigestType[header.digest_type]
+        password = self.password.read() or b""
         return connection(self.where).manager.create_ledger(
-            password=self.password.read() or b"",
+            password=password,
             ledger_type=header.ledger_type,
             storage_hints=map(StorageHint, header.storage_hints),
             digest_type=digest_type,
-            insecure=digest_type is DigestType.NONE,
+            insecure=digest_type is DigestType.NONE or not password,  # as the ledger that is copied was
             custom_metadata={
                 **header.custom_metadata,
                 SINK_KEY: self.app_id.encode(),
