@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import json
 import random
 import threading
@@ -18,7 +19,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from pybk import digest as digest_module
 from pybk.digest import KEY_BYTES, DigestType, EntryDigest, KeyRing, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, decode_entry
-from pybk.errors import DigestMismatchError, UsageError
+from pybk.errors import DigestMismatchError, OutOfMemoryError, UsageError
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "entries.json").read_text(encoding="utf-8"))["entries"]
 KEY = bytes(range(KEY_BYTES))
@@ -403,3 +404,17 @@ def test_short_salts_and_text_passwords_are_refused() -> None:
         ring(salt=bytes(15))
     with pytest.raises(UsageError, match="encode"):
         ring().root("text")  # type: ignore[arg-type]  # what a careless caller may do
+
+
+def test_new_stores_take_todays_cost() -> None:
+    source = inspect.getsource(digest_module)
+    assert "SCRYPT_COST: Final = 1 << 17" in source, "tests lower the constant, so its value is looked up in the source"
+
+
+def test_no_memory_for_a_password_is_an_error_that_says_how_much_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def derive(self: object, password: bytes) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr("pybk.digest.Scrypt", lambda **arguments: type("None", (), {"derive": derive})())
+    with pytest.raises(OutOfMemoryError, match="128 MiB"):
+        ring(cost=1 << 17).root(b"password")

@@ -29,6 +29,7 @@ from pybk.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    OutOfMemoryError,
     PybkError,
     ReadRangeError,
     SealMismatchError,
@@ -41,6 +42,7 @@ from pybk.errors import (
     UnauthorizedError,
     UnsupportedFormatError,
     UsageError,
+    VersionConflictError,
 )
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
@@ -90,6 +92,7 @@ __all__ = [
     "NoSuchEntryError",
     "NoSuchLedgerError",
     "NotEnoughBookiesError",
+    "OutOfMemoryError",
     "PybkError",
     "ReadFlag",
     "ReadRangeError",
@@ -107,5 +110,6 @@ __all__ = [
     "UnauthorizedError",
     "UnsupportedFormatError",
     "UsageError",
+    "VersionConflictError",
     "WriteFlag",
 ]

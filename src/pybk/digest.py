@@ -24,13 +24,15 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from xxhash import xxh3_64_intdigest
 
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
-from pybk.errors import DigestMismatchError, UsageError
+from pybk.errors import DigestMismatchError, OutOfMemoryError, UsageError
 
 KEY_BYTES: Final = 32
 """Size of an entry key and of a verifier."""
 
 SALT_BYTES_MIN: Final = 16
-SCRYPT_COST: Final = 1 << 14
+SCRYPT_COST: Final = 1 << 17
+"""scrypt's N of new stores and clusters; with r = 8, one derivation takes 128 MiB. Existing ones keep theirs."""
+
 SCRYPT_COST_MAX: Final = 1 << 20
 """The highest cost that is taken, as it comes from a file and means 1 KiB of memory each."""
 
@@ -458,9 +460,11 @@ class KeyRing:
 
         Raises:
             UsageError: The password is no bytes.
+            OutOfMemoryError: There is no memory for scrypt.
 
-        Cost: Some 50 ms and 16 MiB for a password seen first, a microsecond afterwards; the last 64 passwords are
-            known. Who asks meanwhile waits, so that many threads with one password cost one scrypt.
+        Cost: For a password seen first, with the cost of new stores, some 400 ms and 128 MiB, which are free again
+            afterwards (1 KiB of memory for each unit of the cost); then a microsecond. The last 64 passwords are
+            known. A thread that asks meanwhile waits, so that many threads with one password cost one scrypt.
         """
         if not isinstance(password, bytes):
             raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
@@ -469,13 +473,22 @@ class KeyRing:
         with self._lock:
             root = self._roots.get(name)
             if root is None:
-                root = Scrypt(salt=self._salt, length=KEY_BYTES, n=self._cost, r=8, p=1).derive(password)
+                root = self._derive_root(password)
                 self._roots[name] = root
                 if len(self._roots) > _CACHED_ROOTS_MAX:
                     self._roots.popitem(last=False)
             else:
                 self._roots.move_to_end(name)
         return root
+
+    def _derive_root(self, password: bytes) -> bytes:
+        try:
+            return Scrypt(salt=self._salt, length=KEY_BYTES, n=self._cost, r=8, p=1).derive(password)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"deriving keys from a password takes {self._cost >> 10} MiB (scrypt with N = {self._cost}), which "
+                "this process cannot get; free memory, or raise its limit, and try again"
+            ) from error
 
     def ledger_keys(
         self,

@@ -160,6 +160,18 @@ class AppendTimeoutError(PybkError, TimeoutError):
     outcome_unknown = True
 
 
+class OutOfMemoryError(PybkError, MemoryError):
+    """There is no memory for what was asked; nothing was changed, and it may be tried again."""
+
+
+class VersionConflictError(PybkError):
+    """A record was changed by somebody else meanwhile; ``version`` is the one it has now, None if there is none."""
+
+    def __init__(self, message: str, *, version: int | None = None, outcome_unknown: bool | None = None) -> None:
+        super().__init__(message, outcome_unknown=outcome_unknown)
+        self.version = version
+
+
 class StorageError(PybkError):
     """Something about the disks of this store."""
 

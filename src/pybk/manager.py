@@ -251,7 +251,7 @@ class LedgerManager:
             StorageFullError: There is no room.
 
         Durability: The ledger is on disk on return.
-        Cost: One synced write; the first use of a password costs one scrypt, about 50 ms.
+        Cost: One synced write; the first use of a password costs one scrypt: about 400 ms and, meanwhile, 128 MiB.
         """
         return self._create_ledger(
             user_type(ledger_type),

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
-from pybk.digest import SALT_BYTES_MIN, SCRYPT_COST, SCRYPT_COST_MAX
+from pybk import digest
+from pybk.digest import SALT_BYTES_MIN, SCRYPT_COST_MAX
 from pybk.errors import (
     CorruptError,
     MetadataError,
@@ -125,12 +126,12 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         tree: MetadataTree,
         *,
         key_for: Callable[[ClusterIdentity], bytes] | None = None,
-        cost: int = SCRYPT_COST,
+        cost: int | None = None,
         create: bool = True,
         level: FeatureLevel = NEWEST_LEVEL,
     ) -> None:
         self._key_for = key_for
-        stored = _open_cluster(tree, key_for, (cost, level) if create else None)
+        stored = _open_cluster(tree, key_for, (cost or digest.SCRYPT_COST, level) if create else None)
         self.identity = stored.identity
         self.cluster_id = self.identity.cluster_id
         self.about = stored.payload
