@@ -24,6 +24,7 @@ from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storeworld import ROOT, World, abandon, count_operations, open_world
 from tests.test_crash import check, check_catalog, stopped
+from tests.test_named import test_a_stop_at_any_operation_loses_no_record as stop_changing_records
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -251,10 +252,92 @@ def want_of_room_leaves_nothing_behind() -> None:
 CRASH = crashes(power_loss=True)
 KILL = crashes(power_loss=False)
 TAKE_OVER = (
-    "self._registry.commit(self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files)"
+    "self._registry.commit(self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files, "
+    "named=taken.named)"
 )
 
+
+def put_back(part: str) -> tuple[SimFileSystem, World]:
+    """Return a disk where the index, or the SSD tier, is as it was before entries were moved and packed."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    ledgers = [world.create(manager, hint) for hint in StorageHint]
+    for ledger_id in ledgers:
+        world.append(ledger_id, 10)
+    manager.checkpoint()
+    environment = fs.inode(f"{ROOT}/ssd/{part}/data.mdb")
+    before = environment.table
+    for ledger_id in ledgers:
+        world.append(ledger_id, 10)
+    manager.checkpoint()
+    manager.close()
+    environment.table = before
+    return fs, world
+
+
+def an_older_index_is_made_again() -> None:
+    fs, world = put_back("index")
+    manager = open_world(fs)
+    world.check(manager)
+    manager.close()
+
+
+def an_older_ssd_tier_is_refused() -> None:
+    fs, _ = put_back("entries")
+    with pytest.raises(CorruptError, match="older"):
+        open_world(fs)
+
+
+def an_index_older_than_a_move() -> None:
+    """The index is put back as it was before entries left the SSD tier; the log says nothing of it."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    ledger_id = world.create(manager, StorageHint.SSD)
+    world.append(ledger_id, 10)
+    manager.checkpoint()
+    index = fs.inode(f"{ROOT}/ssd/index/data.mdb")
+    before = index.table
+    store = store_of(manager)
+    store.maintenance._jobs._relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
+    manager.close()
+    index.table = before
+    manager = open_world(fs)
+    world.check(manager)
+    manager.close()
+
+
+def named_records_survive_stops() -> None:
+    stop_changing_records(power_loss=False)
+
+
 MUTANTS = [
+    Mutant(
+        "a catalog that is newer than the index is believed",
+        an_older_index_is_made_again,
+        [Piece("proof._newer_in_place", "if further:\n    ...", "pass")],
+    ),
+    Mutant(
+        "an index that names what was removed is known as older",
+        an_index_older_than_a_move,
+        [Piece("proof.older_environments", "there.removed_at > place_of(mark)", "False")],
+    ),
+    Mutant(
+        "an older environment of the SSD tier is refused",
+        an_older_ssd_tier_is_refused,
+        [Piece("proof.older_environments", "there.puts < row.bytes", "False")],
+    ),
+    Mutant(
+        "a checkpoint takes named records over",
+        named_records_survive_stops,
+        [Piece("jobs.Jobs._snapshot", "store.named.tail()", "[]")],
+    ),
+    Mutant(
+        "replay takes named records",
+        named_records_survive_stops,
+        [Piece("tail.apply_commit", "ledgers.tail_named(_1)", "pass")],
+    ),
     Mutant(
         "what is acknowledged is synced",
         CRASH,

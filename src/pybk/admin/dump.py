@@ -64,6 +64,8 @@ def dump_store(path: str) -> Iterator[Row]:
                 "last_add_confirmed": ledger.last_add_confirmed,
                 "bytes": ledger.length,
             }
+        for named in state.named.values():
+            yield {"what": "named", "name": named.name, "version": named.version, "bytes": len(named.value or b"")}
         entries = [row for row in state.files.values() if row.kind == ENTRIES]
     for row in (*volumes.found(LOG).values(), *volumes.found(COLD).values(), *entries):
         yield from _dump_file(volumes, row, cookie.store_id)

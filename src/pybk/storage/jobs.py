@@ -21,7 +21,7 @@ from pybk.storage.cold import ColdSegment
 from pybk.storage.creation import mend_cookies
 from pybk.storage.entries_mark import place_of, read_entries_mark, write_entries_mark
 from pybk.storage.failures import is_refused, undoing
-from pybk.storage.index_rows import FileRow, LedgerRow, Mark, entries_key
+from pybk.storage.index_rows import FileRow, LedgerRow, Mark, NamedRow, entries_key
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.mover import Mover
 from pybk.storage.record import RECORD_HEADER_BYTES, RUN_DTYPE, Runs
@@ -55,6 +55,7 @@ class Window(NamedTuple):
     tails: list[Runs]
     log_files: list[FileRow]
     tail_bytes: int
+    named: list[NamedRow]
 
 
 class Placed(NamedTuple):
@@ -117,7 +118,9 @@ class Jobs:
                     counts.update(_bytes_by_file(runs))
             return counts
 
-        self._registry.commit(self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files)
+        self._registry.commit(
+            self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files, named=taken.named
+        )
         self.freed = self.freed or bool(dropped)
         self._remember(purge)
         self._taken_over(taken, {row.file_id for row in placed.files})
@@ -133,6 +136,7 @@ class Jobs:
             descriptor.changed = False
             descriptor.checkpointed(descriptor.last_durable)
         store.clean([*taken.descriptors, *taken.dropped])
+        store.named.checkpointed(taken.named)
         for log_file in taken.log_files:
             if log_file.file_id not in kept:
                 store.supply.forget(log_file.file_id)
@@ -163,7 +167,8 @@ class Jobs:
             used = store.supply.used_bytes(file_id)
             if row.kind == LOG and used is not None and file_id >= self._registry.mark.first_log_file_id:
                 log_files.append(row._replace(bytes=used))
-        return Window(store.log.durable_lsn + 1, descriptors, rows, dropped, tails, log_files, store.tail_bytes)
+        named = store.named.tail()
+        return Window(store.log.durable_lsn + 1, descriptors, rows, dropped, tails, log_files, store.tail_bytes, named)
 
     def _next_mark(self, taken: Window) -> Mark:
         store = self._store

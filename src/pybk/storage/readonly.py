@@ -216,6 +216,7 @@ class ReadOnlyStore(StoreView):
         for file_id in [known for known in self.volumes.rows if known not in files]:
             self.volumes.forget(file_id)
         self._start_at(mark)
+        self.named.forget()
         with self._lock:
             self._dirty.clear()
             descriptors = list(self._descriptors.values())

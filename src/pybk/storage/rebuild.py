@@ -271,6 +271,8 @@ class _Rebuilder:
         for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
             for record in commit.records:
                 header = record.header
+                if header.kind == RecordKind.NAMED:
+                    continue
                 ledgers[header.ledger_id] = ledgers.get(header.ledger_id, 0) + header.entry_count
                 if header.kind == RecordKind.DELETE:
                     del ledgers[header.ledger_id]

@@ -323,6 +323,7 @@ class Store(ChangingView):
             outstanding_bytes_max=config.max_outstanding_bytes,
             writes_by_time=config.background,
         )
+        self.named.log = self.log
         policy = config.tier_policy
         self.tier_queue = None if policy is None else TierQueue(self, policy)
         self.maintenance = Maintenance(self, registry)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from pybk.errors import CorruptError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.index_rows import FileRow
+from pybk.storage.index_rows import FileRow, NamedRow, decode_named
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind
 from pybk.storage.replay import LogFile, Replay, ReplayedCommit, ReplayedRecord
@@ -24,6 +24,9 @@ class TailLedgers(Protocol):
 
     def tail_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
         """Return the descriptor of a ledger, deleted or not, and remember it as changed since the checkpoint."""
+
+    def tail_named(self, row: NamedRow) -> None:
+        """Take a named record that the tail changes."""
 
     def tail_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make and remember the descriptor of a ledger that the tail creates."""
@@ -46,6 +49,9 @@ def apply_commit(ledgers: TailLedgers, file: LogFile, commit: ReplayedCommit) ->
             )
         elif header.kind == RecordKind.LEDGER:
             _apply_metadata(ledgers, bytes(file.data[record.body_start : record.body_end]), file.path)
+        elif header.kind == RecordKind.NAMED:
+            body = bytes(file.data[record.body_start : record.body_end])
+            ledgers.tail_named(decode_named(header.first_entry_id, body, where=file.path))
         else:
             _apply_control(ledgers, header, file.path)
 

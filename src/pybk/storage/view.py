@@ -24,7 +24,8 @@ from pybk.storage.descriptor import LedgerDescriptor, Page
 from pybk.storage.environment import Environment
 from pybk.storage.filesystem import FileSystem
 from pybk.storage.index import Index
-from pybk.storage.index_rows import entries_key
+from pybk.storage.index_rows import NamedRow, entries_key
+from pybk.storage.named import NamedRecords
 from pybk.storage.reading import SPAN_FACTOR, entry_span, locate_entries, make_batch, span, spans, take_runs
 from pybk.storage.record import (
     RECORD_HEADER_BYTES,
@@ -90,6 +91,8 @@ class StoreView:
         self.volumes = volumes
         self.index = index
         self.entries = entries
+        self.named = NamedRecords(index)
+        """The store's named records."""
         self.metrics = metrics
         self._lock = threading.Lock()
         self._descriptors: WeakValueDictionary[int, LedgerDescriptor] = WeakValueDictionary()
@@ -116,6 +119,7 @@ class StoreView:
         self._forked = self.ended = True
         self._lock = threading.Lock()
         self.volumes.after_fork()
+        self.named.after_fork()
         for descriptor in self._descriptors.values():
             descriptor.lock = threading.Lock()
             descriptor.place_lock = threading.Lock()
@@ -197,6 +201,10 @@ class StoreView:
                 if descriptor is not None:
                     self._dirty[ledger_id] = descriptor
         return descriptor
+
+    def tail_named(self, row: NamedRow) -> None:
+        """Take a named record that the log's tail changes."""
+        self.named.changed(row)
 
     def tail_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make the descriptor of a ledger that the log's tail creates."""
