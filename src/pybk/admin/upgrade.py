@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Final
 
 from pybk.admin.credentials import secret_of
 from pybk.cluster import open_cluster
-from pybk.errors import UsageError
+from pybk.config import StoreConfig
+from pybk.errors import CookieError
+from pybk.feature_level import NEWEST_LEVEL
 from pybk.metadata.cluster import Upgrade
+from pybk.storage.creation import find_cookie
+from pybk.storage.filesystem import OsFileSystem
+from pybk.storage.store import Store
 
 _NOT_RAISED: Final = 1
 
@@ -17,7 +23,7 @@ _NOT_RAISED: Final = 1
 def run_upgrade(parsed: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the level is the newest, or could be raised to it, and 1 otherwise."""
     if "://" not in parsed.path:
-        raise UsageError(f"{parsed.path} is no metadata URL; name the cluster's, such as zk://host:port/path")
+        return _upgrade_store(parsed)
     metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
     with metadata:
         upgrade = metadata.upgrade(finalize=parsed.finalize)
@@ -26,6 +32,34 @@ def run_upgrade(parsed: argparse.Namespace) -> int:
     else:
         _print(upgrade, parsed.path)
     return _NOT_RAISED if upgrade.hindrances else 0
+
+
+def _upgrade_store(parsed: argparse.Namespace) -> int:
+    """Raise the level of the store in a directory that no process has open; a store alone hinders nobody."""
+    root = os.path.abspath(parsed.path)
+    cookie = find_cookie(OsFileSystem(), root, None)
+    if cookie is None:
+        raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
+    level = cookie.level
+    if parsed.finalize and level < NEWEST_LEVEL:
+        store = Store.open(root, config=StoreConfig(background=False))
+        try:
+            store.raise_level()
+            level = store.feature_level
+        finally:
+            store.close()
+    if parsed.json:
+        print(json.dumps({"level": level, "newest": NEWEST_LEVEL}))
+        return 0
+    print(f"feature level of {root}: {int(level)} ({level.name})")
+    if level == NEWEST_LEVEL:
+        print("this is the newest level that this pybk knows")
+    else:
+        print(
+            f"ready for level {int(NEWEST_LEVEL)} ({NEWEST_LEVEL.name}); run again with --finalize to raise it, after "
+            "which older versions are refused"
+        )
+    return 0
 
 
 def _print(upgrade: Upgrade, target: str) -> None:
