@@ -31,14 +31,14 @@ from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, KeyRing, entry_digest
 from pybk.embedded import EmbeddedHome
-from pybk.errors import LedgerExistsError, LedgerUnsealedError, UnauthorizedError
+from pybk.errors import IllegalOperationError, LedgerExistsError, LedgerUnsealedError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.home import Health, LedgerHome, Replicated
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.opening import Opening
-from pybk.reader import LedgerReader
+from pybk.reader import LedgerReader, checked_whole
 from pybk.seal import LedgerSeal, keys_of, unlocked
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
@@ -428,6 +428,53 @@ class LedgerManager:
                 metadata.ledger_id,
                 _HOW_TO_SEAL,
             )
+
+    def reseal(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
+        """Check a closed ledger whole, and seal it.
+
+        Every entry is read and its digest checked; the ids are dense, the cumulative lengths add up, and the last entry
+        is where the ledger's metadata say. A ledger that is sealed already is checked, too, and keeps its seal.
+
+        Args:
+            ledger_id: The ledger.
+            password: The one it was created with.
+
+        Returns:
+            The ledger's metadata with its seal.
+
+        Raises:
+            NoSuchLedgerError: It was never created, or deleted.
+            UnauthorizedError: The password is another; nothing was changed.
+            SealMismatchError: It has a seal, which is that of another kind or end; nothing was changed.
+            CorruptError, DigestMismatchError: An entry is not what its writer made; nothing was changed.
+            IllegalOperationError: It is not closed, or the store or cluster is below the feature level that has seals.
+
+        Durability: The seal is on disk on return.
+        Cost: Reads the ledger once, from one bookie for each entry; one synced write.
+        """
+        home = self._usable()
+        home.check_writable()
+        with self.open_ledger(ledger_id, password=password, recover=False) as reader:
+            metadata = reader.metadata
+            if not reader.is_closed:
+                raise IllegalOperationError(
+                    f"ledger {ledger_id} is {metadata.state.value}; open it with recovery, which closes and seals it"
+                )
+            if home.feature_level < FeatureLevel.SEALS:
+                raise IllegalOperationError(
+                    f"{home.where} is at feature level {home.feature_level.name}, which has no seals; run "
+                    "`pybk upgrade --finalize` once no older pybk uses it"
+                )
+            last_entry = checked_whole(reader)
+            descriptor = home.descriptor(ledger_id)
+            if not metadata.sealed:
+                seal = self._unlock(descriptor, password)
+                home.reseal(descriptor, seal.sealed(metadata, last_entry))
+        return home.metadata(ledger_id)
+
+    async def reseal_async(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
+        """Reseal in a thread, so that the event loop goes on."""
+        return await asyncio.to_thread(self.reseal, ledger_id, password=password)
 
     def delete_ledger(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.

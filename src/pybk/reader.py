@@ -10,8 +10,10 @@ from contextlib import contextmanager, suppress
 from operator import index
 from typing import Final, Self, SupportsIndex
 
-from pybk.entry import Entry, EntryBatch
-from pybk.errors import ClosedError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
+import numpy as np
+
+from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
+from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
 from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata, LedgerState
@@ -406,3 +408,39 @@ class LedgerReader:
     async def __aexit__(self, *_: object) -> None:
         """Close the reader."""
         self.close()
+
+
+def checked_whole(reader: LedgerReader) -> bytes:
+    """Read a closed ledger whole, and check that its entries add up to what its metadata say.
+
+    Args:
+        reader: Reads the ledger.
+
+    Returns:
+        The last entry, encoded; nothing for an empty ledger.
+
+    Raises:
+        CorruptError: An entry is missing, or the cumulative lengths do not add up.
+        DigestMismatchError: An entry is not what its writer made.
+    """
+    metadata, length, at, last_entry = reader.metadata, 0, 0, b""
+    while at <= metadata.last_entry_id:
+        batch = reader.read_batch(at, last=metadata.last_entry_id)
+        overhead = ENTRY_HEADER_BYTES + batch.digest_bytes
+        headers = np.frombuffer(gather(batch.buffer, batch.offsets, ENTRY_HEADER_BYTES), ">i8").reshape(-1, 4)
+        lengths = length + (batch.sizes - overhead).cumsum()
+        dense = bool((batch.entry_ids == np.arange(at, at + len(batch))).all())
+        if not dense or bool((headers[:, 3] != lengths).any()):
+            raise CorruptError(
+                f"ledger {reader.ledger_id}: the lengths that entries {at} to {int(batch.entry_ids[-1])} say do not "
+                "add up to theirs; restore the files they lie in"
+            )
+        length, at = int(lengths[-1]), int(batch.entry_ids[-1]) + 1
+        start = int(batch.offsets[-1])
+        last_entry = bytes(batch.buffer[start : start + overhead])
+    if reader.length != metadata.length or length != metadata.length:
+        raise CorruptError(
+            f"ledger {reader.ledger_id} has {length} bytes up to entry {metadata.last_entry_id}, {reader.length} in "
+            f"all, and {metadata.length} are recorded; restore its metadata"
+        )
+    return last_entry

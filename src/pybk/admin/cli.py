@@ -110,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     add("dump", _dump, "print what lies in the files, record by record")
     verify = add("verify", _verify, "check everything, also beside a live writer, up to the durable watermark")
     takes_passwords(verify)
+    reseal = add("reseal", _reseal, "check closed ledgers whole, and seal them", either)
+    reseal.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
+    takes_password(reseal)
+    takes_secret(reseal)
     rebuild = add("rebuild-index", _rebuild, "make the index again from the catalog and the files")
     rebuild.add_argument(
         "--accept-loss",
@@ -300,10 +304,10 @@ def _cat(parsed: argparse.Namespace) -> int:
     return SOUND
 
 
-def _manager(parsed: argparse.Namespace) -> LedgerManager:
+def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerManager:
     """Open what the ledger is read from."""
     if not _is_url(parsed.path):
-        return LedgerManager.open(parsed.path, read_only=True)
+        return LedgerManager.open(parsed.path, read_only=read_only)
     with _secret_needed():
         return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
 
@@ -369,6 +373,21 @@ def _summary(found: Verified) -> str:
     if found.unsealed:
         text += f"; {found.unsealed} closed ledgers have no seal, `pybk reseal` makes it"
     return text
+
+
+def _reseal(parsed: argparse.Namespace) -> int:
+    if not _is_url(parsed.path):
+        LedgerManager.open(parsed.path, read_only=True).close()  # which makes no store where there is none
+    with _manager(parsed, read_only=False) as manager:
+        rows = []
+        for ledger_id in parsed.ledgers:
+            metadata = manager.reseal(ledger_id, password=password_of(parsed) or b"")
+            rows.append({"ledger": ledger_id, "last_entry": metadata.last_entry_id, "seal": metadata.seal.hex()})
+            if not parsed.json:
+                print(f"ledger {ledger_id} was checked up to entry {metadata.last_entry_id} and is sealed")
+    if parsed.json:
+        _print_json(rows)
+    return SOUND
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
