@@ -29,6 +29,15 @@ INSTANCE_BYTES: Final = 16
 CUSTOM_METADATA_BYTES_MAX: Final = 64 << 10
 """Bound on the keys, as UTF-8, and values of a ledger's custom metadata together."""
 
+SYSTEM_METADATA_BYTES_MAX: Final = 256 << 10
+"""The same bound on keys that begin with a full stop, which pybk itself uses in the ledgers of a bookie's store."""
+
+DESCRIPTION_BYTES_MAX: Final = (4 << 10) + 2 * CUSTOM_METADATA_BYTES_MAX
+"""Bound on the encoded description of a ledger, which bookies are shown and keep."""
+
+DESCRIPTION_BYTES_MAX_BASE: Final = 4 << 10
+"""The same for a ledger of key format 0, whose description has no custom metadata."""
+
 _INT_MAX: Final = (1 << 63) - 1
 _INTS: Final = (
     ("ledger_id", 0),
@@ -314,14 +323,22 @@ def _checked_custom(custom: object) -> Mapping[str, bytes]:
     """Return a copy of custom metadata that cannot be changed."""
     if not isinstance(custom, Mapping):
         raise UsageError(f"custom metadata is a {type(custom).__name__}; it takes a mapping of strings to bytes")
-    size = 0
+    size = system = 0
     for key, value in custom.items():
         if not isinstance(key, str) or not isinstance(value, bytes):
             raise UsageError(f"custom metadata {key!r}: {type(value).__name__}; keys are strings and values bytes")
         try:
-            size += len(key.encode()) + len(value)
+            nbytes = len(key.encode()) + len(value)
         except UnicodeEncodeError as error:
             raise UsageError(f"custom metadata key {key!r} cannot be encoded as UTF-8: {error.reason}") from error
+        if key.startswith("."):
+            system += nbytes
+        else:
+            size += nbytes
+    if system > SYSTEM_METADATA_BYTES_MAX:
+        raise UsageError(
+            f"custom metadata whose keys begin with '.' has {system} bytes; the limit is {SYSTEM_METADATA_BYTES_MAX}"
+        )
     if size > CUSTOM_METADATA_BYTES_MAX:
         raise UsageError(
             f"custom metadata has {size} bytes; the limit is {CUSTOM_METADATA_BYTES_MAX}: put the rest into entries"

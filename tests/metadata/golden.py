@@ -58,6 +58,7 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     key, payload = payloads[Kind.LEDGER]
     made["LEDGER without a secret"] = (key, seal(Kind.LEDGER, key, TOKEN, payload, None, level))
     made["description"] = ("", LedgerDescription.of(ledger(7)).encode(KEY))
+    made["description of key format 1"] = ("", LedgerDescription.of(ledger(7, key_format=1)).encode(KEY))
     made["description without a secret"] = ("", LedgerDescription.of(ledger(7)).encode(None))
     return made
 

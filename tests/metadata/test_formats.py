@@ -21,11 +21,17 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger import (
+    CUSTOM_METADATA_BYTES_MAX,
+    DESCRIPTION_BYTES_MAX,
+    DESCRIPTION_BYTES_MAX_BASE,
+    LedgerMetadata,
+    LedgerState,
+)
 from pybk.metadata import lmdb_records, positions
 from pybk.metadata.bookies import _registration_from
 from pybk.metadata.cluster import _from_values_base, from_values
-from pybk.metadata.description import DESCRIPTION_BYTES_MAX, LedgerDescription
+from pybk.metadata.description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.positions import DurablePosition
 from pybk.metadata.values import Kind, decode_json, encode_json, token_of, unseal
@@ -41,7 +47,8 @@ def test_bytes_are_as_they_ever_were() -> None:
         del found["values"][
             "BOOKIE"
         ]  # says more since: it is made anew by each start, and older versions skip the rest
-        found["values"].pop("POSITION", None)
+        for later in ("POSITION", "description of key format 1"):
+            found["values"].pop(later, None)
     assert base == kept
 
 
@@ -71,6 +78,9 @@ def test_golden_bytes_are_read(path: Path) -> None:
         assert decode(payload) == expected[name]
     for name, key in (("description", KEY), ("description without a secret", None)):
         assert LedgerDescription.decode(kept[name][1], key, where="golden") == LedgerDescription.of(ledger(7))
+    if path == GOLDEN_SEALS:
+        found = LedgerDescription.decode(kept["description of key format 1"][1], KEY, where="golden")
+        assert found == LedgerDescription.of(ledger(7, key_format=1))
 
 
 @pytest.mark.parametrize("level", FeatureLevel)
@@ -141,9 +151,9 @@ def test_a_description_says_what_never_changes_and_nothing_else() -> None:
         "key_epoch": 1,
         "verifier": b"x" * 32,
     }
-    assert {"custom_digest" if name == "custom_metadata" else name for name in others} == {
-        field.name for field in fields(LedgerDescription)
-    }
+    names = {field.name for field in fields(LedgerDescription)} - {"key_format", "custom_metadata"}
+    assert {"custom_digest" if name == "custom_metadata" else name for name in others} == names
+    others["key_format"] = 1
     base = replace(ledger(7), fragments=())
     seen = {made.encode(KEY)}
     for name, value in others.items():
@@ -154,8 +164,9 @@ def test_a_description_says_what_never_changes_and_nothing_else() -> None:
     assert len(seen) == len(others) + 1
 
 
-def test_every_bit_of_a_description_counts() -> None:
-    data = LedgerDescription.of(ledger(7)).encode(KEY)
+@pytest.mark.parametrize("key_format", [0, 1])
+def test_every_bit_of_a_description_counts(key_format: int) -> None:
+    data = LedgerDescription.of(ledger(7, key_format=key_format)).encode(KEY)
     for at in range(len(data) * 8):
         bad = bytearray(data)
         bad[at // 8] ^= 1 << at % 8
@@ -167,11 +178,23 @@ def test_every_bit_of_a_description_counts() -> None:
             LedgerDescription.decode(made, key, where="here")
 
 
+def test_a_description_of_key_format_1_has_the_custom_metadata() -> None:
+    """All that is needed to make a ledger's metadata again stands beside its replicas."""
+    custom = {"name": b"\0value", "large": b"x" * (CUSTOM_METADATA_BYTES_MAX - 20)}
+    metadata = ledger(7, key_format=1, custom_metadata=custom)
+    found = LedgerDescription.decode(LedgerDescription.of(metadata).encode(KEY), KEY, where="here")
+    assert found.custom_metadata == custom
+    assert found.custom_digest == LedgerDescription.of(replace(metadata, key_format=0)).custom_digest
+    assert LedgerDescription.of(replace(metadata, key_format=0)).custom_metadata is None
+
+
 def test_a_description_is_small_and_bounded() -> None:
     largest = ledger(7, ledger_type="é" * 127, custom_metadata={"key": b"x" * 65_000})
     assert len(LedgerDescription.of(largest).encode(KEY)) < 1500
-    with pytest.raises(UsageError, match=str(DESCRIPTION_BYTES_MAX)):
+    with pytest.raises(UsageError, match=str(DESCRIPTION_BYTES_MAX_BASE)):
         LedgerDescription.of(ledger(7, verifier=b"x" * 4000)).encode(KEY)
+    with pytest.raises(UsageError, match=str(DESCRIPTION_BYTES_MAX)):
+        LedgerDescription.of(ledger(7, verifier=b"x" * (1 << 17), key_format=1)).encode(KEY)
     with pytest.raises(CorruptError):
         LedgerDescription.decode(b"\x01\x00" + b" " * DESCRIPTION_BYTES_MAX, None, where="here")
 

@@ -47,7 +47,7 @@ def find_losses(store: Store, metadata: ClusterMetadata, bookie: Bookie, *, move
             f"the log in {root} ends at LSN {store.log.durable_lsn}, but it was durable up to LSN {recorded.lsn} in "
             f"start {recorded.boots}: the directory was put back to an older state"
         )
-    if not moved and _watermark_inode(store) != recorded.watermark_inode:
+    if not moved and _watermark_inode(store) not in (0, recorded.watermark_inode):
         losses.append(f"{os.path.join(root, 'watermark')} is not the file that was used last, but a copy")
     if not moved and _log_inode(store, recorded.log_file_id) not in (0, recorded.log_inode):
         losses.append(f"log file {recorded.log_file_id} in {root} is not the file that was used last, but a copy")
@@ -101,15 +101,18 @@ class PositionRecorder:
 
 
 def _watermark_inode(store: Store) -> int:
-    return store.fs.inode_number(os.path.join(store.volumes.root, "watermark"))
+    """Return the inode of the watermark, 0 if it was lost: such a store is salvaged, which puts all in doubt."""
+    return _inode(store, os.path.join(store.volumes.root, "watermark"))
 
 
 def _log_inode(store: Store, file_id: int) -> int:
-    """Return the inode of a log file, 0 if the store has no such file any more."""
+    """Return the inode of a log file, 0 if the store has no such file, because it was packed or lost."""
     row = store.volumes.rows.get(file_id)
-    if row is None or row.kind != LOG:
-        return 0
+    return 0 if row is None or row.kind != LOG else _inode(store, store.volumes.path_of(row))
+
+
+def _inode(store: Store, path: str) -> int:
     try:
-        return store.fs.inode_number(store.volumes.path_of(row))
+        return store.fs.inode_number(path)
     except FileNotFoundError:
-        return 0  # packed and removed meanwhile
+        return 0

@@ -70,6 +70,7 @@ logger.addFilter(LogLimit())
 _WAIT_MS: Final = 1_000
 _TELL_SECONDS: Final = 10.0
 _DESCRIPTIONS: Final = 4096
+_CACHED_BYTES_MAX: Final = 4096
 POSITION_SECONDS: Final = 1.0
 """How often a bookie records how far its log is on disk, if that moved."""
 
@@ -169,7 +170,7 @@ class BookieService:
         self._rack = rack
         self._machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self._final: dict[int, tuple[int, Description | None]] = {}
-        self._describe = lru_cache(_DESCRIPTIONS)(self._description)
+        self._described = lru_cache(_DESCRIPTIONS)(self._description)
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
         try:
             self.addresses: Final = advertised(listen, self._server.addresses, advertise)
@@ -376,7 +377,7 @@ class BookieService:
             if status is Status.OK:
                 return self._receive((peer, request_id), request, self._describe(encoded), time.monotonic_ns())
             if status is Status.UNAUTHORIZED:
-                peer.rights.pop(ledger_id, None)
+                peer.revoke(ledger_id)
             return [Respond((peer, request_id), Reply(status))]
 
         return go_on
@@ -478,6 +479,10 @@ class BookieService:
         """Have something done by the serving thread; any thread."""
         self._posted.append(call)
         self._wake()
+
+    def _describe(self, encoded: bytes) -> Description:
+        """Decode a description, from the cache if it is short: long ones would fill too much memory."""
+        return self._described(encoded) if len(encoded) <= _CACHED_BYTES_MAX else self._description(encoded)
 
     def _description(self, encoded: bytes) -> Description:
         """Decode what never changes of a ledger; it was checked when the right to the ledger was proved."""

@@ -1,6 +1,8 @@
 """What never changes about a ledger, as bytes that prove themselves.
 
-Clients show it to bookies, which keep it beside their replicas. It is small: of custom metadata it has the digest only.
+Clients show it to bookies, which keep it beside their replicas. Format 1 has the digest of the custom metadata only; it
+is that of ledgers of key format 0. Format 2, that of all others, has the custom metadata itself, so that the ledger's
+metadata can be made again from what bookies keep. A ledger has one format for ever, as bookies compare the bytes.
 """
 
 from __future__ import annotations
@@ -8,19 +10,22 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import LedgerMetadata
+from pybk.ledger import DESCRIPTION_BYTES_MAX, DESCRIPTION_BYTES_MAX_BASE, LedgerMetadata
 from pybk.metadata.values import MAC_BYTES, decode_json, encode_json, from_base64, mac_of, to_base64
 
-DESCRIPTION_FORMAT: Final = 1
-DESCRIPTION_BYTES_MAX: Final = 4096
+DESCRIPTION_FORMAT_BASE: Final = 1
+DESCRIPTION_FORMAT: Final = 2
 
-_LABEL: Final = b"pybk ledger description 1\0"
+_LABELS: Final = {
+    DESCRIPTION_FORMAT_BASE: b"pybk ledger description 1\0",
+    DESCRIPTION_FORMAT: b"pybk ledger description 2\0",
+}
 _HEADER_BYTES: Final = 2
 
 
@@ -44,6 +49,8 @@ class LedgerDescription:
         key_salt: What its keys are derived with.
         key_epoch: Which generation of its keys.
         verifier: Shows that a password is the right one.
+        key_format: What its keys are bound to.
+        custom_metadata: Its custom metadata; None for a ledger of key format 0, of which the digest alone is known.
     """
 
     ledger_id: int
@@ -61,12 +68,17 @@ class LedgerDescription:
     key_salt: bytes = field(repr=False)
     key_epoch: int
     verifier: bytes = field(repr=False)
+    key_format: int = 0
+    custom_metadata: Mapping[str, bytes] | None = field(default=None, hash=False)
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self:
         """Return what never changes about a ledger."""
         values = {name: getattr(metadata, name) for name in _NAMES if name != "custom_digest"}
-        return cls(custom_digest=_digest(metadata.custom_metadata), **values)
+        custom = metadata.custom_metadata
+        if metadata.key_format:
+            values |= {"key_format": metadata.key_format, "custom_metadata": custom}
+        return cls(custom_digest=_digest(custom), **values)
 
     def encode(self, mac_key: bytes | None) -> bytes:
         """Return it as bytes: ``format u8 | MAC size u8 | MAC | JSON``; the same for the same ledger and key.
@@ -84,13 +96,20 @@ class LedgerDescription:
             values[name] = values[name].value
         for name in _BYTES:
             values[name] = to_base64(values[name])
+        number = DESCRIPTION_FORMAT_BASE
+        if self.custom_metadata is not None:
+            number = DESCRIPTION_FORMAT
+            del values["custom_digest"]
+            values["key_format"] = self.key_format
+            values["custom_metadata"] = {key: to_base64(value) for key, value in self.custom_metadata.items()}
         body = encode_json(values)
-        mac = b"" if mac_key is None else mac_of(mac_key, _LABEL, body)
-        data = bytes((DESCRIPTION_FORMAT, len(mac))) + mac + body
-        if len(data) > DESCRIPTION_BYTES_MAX:
+        mac = b"" if mac_key is None else mac_of(mac_key, _LABELS[number], body)
+        data = bytes((number, len(mac))) + mac + body
+        limit = DESCRIPTION_BYTES_MAX_BASE if number == DESCRIPTION_FORMAT_BASE else DESCRIPTION_BYTES_MAX
+        if len(data) > limit:
             raise UsageError(
-                f"ledger {self.ledger_id}: its description has {len(data)} bytes; the limit is "
-                f"{DESCRIPTION_BYTES_MAX}: use a shorter ledger type"
+                f"ledger {self.ledger_id}: its description has {len(data)} bytes; the limit is {limit}: use a shorter "
+                "ledger type or less custom metadata"
             )
         return data
 
@@ -110,22 +129,34 @@ class LedgerDescription:
         """
         if not _HEADER_BYTES < len(data) <= DESCRIPTION_BYTES_MAX:
             raise CorruptError(f"{where}: {len(data)} bytes; a ledger's description has 3 to {DESCRIPTION_BYTES_MAX}")
-        if data[0] != DESCRIPTION_FORMAT:
+        if data[0] not in _LABELS:
             raise UnsupportedFormatError(
-                f"{where}: ledger description of format {data[0]}; this pybk reads {DESCRIPTION_FORMAT}: use another"
+                f"{where}: ledger description of format {data[0]}; this pybk reads formats up to {DESCRIPTION_FORMAT}: "
+                "install a newer pybk"
             )
         at = _HEADER_BYTES + data[1]
         body = data[at:]
-        mac = b"" if mac_key is None else mac_of(mac_key, _LABEL, body)
+        mac = b"" if mac_key is None else mac_of(mac_key, _LABELS[data[0]], body)
         if data[1] not in (0, MAC_BYTES) or not hmac.compare_digest(mac, data[_HEADER_BYTES:at]):
             raise MetadataForgedError(
                 f"{where}: the ledger's description was not made with the cluster secret that is given here; check the "
                 "secret, and who sent it"
             )
-        return decode_json(body, cls._from_values, where=where)
+        make = cls._from_values_base if data[0] == DESCRIPTION_FORMAT_BASE else cls._from_values
+        return decode_json(body, make, where=where)
 
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Self:
+        """Make the description of the values of format 2."""
+        key_format, custom = values.pop("key_format"), values.pop("custom_metadata")
+        if type(key_format) is not int or key_format < 1 or not isinstance(custom, dict):
+            raise ValueError("key_format is no whole number from 1 up, or custom_metadata no object")
+        decoded = {key: from_base64(value) for key, value in custom.items()}
+        values["custom_digest"] = to_base64(_digest(decoded))
+        return replace(cls._from_values_base(values), key_format=key_format, custom_metadata=decoded)
+
+    @classmethod
+    def _from_values_base(cls, values: dict[str, Any]) -> Self:
         if values.keys() != frozenset(_NAMES):
             raise ValueError(f"missing or unknown are {sorted(values.keys() ^ frozenset(_NAMES))}")
         for name in _INTS:
@@ -142,7 +173,9 @@ class LedgerDescription:
         return cls(**values)
 
 
-_NAMES: Final = tuple(field.name for field in fields(LedgerDescription))
+_NAMES: Final = tuple(
+    field.name for field in fields(LedgerDescription) if field.name not in ("key_format", "custom_metadata")
+)
 _BYTES: Final = ("custom_digest", "key_salt", "verifier")
 _ENUMS: Final = ("digest_type", "write_flags")
 _INTS: Final = (

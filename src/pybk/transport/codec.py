@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.ledger import DESCRIPTION_BYTES_MAX
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
 from pybk.storage.extent import STRIDE_MAX
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
@@ -23,7 +24,6 @@ HELLO_ID: Final = (1 << 64) - 1
 PROBE_ID: Final = (1 << 64) - 1
 """Request id of a reply that nobody asked for: a bookie finds out with it whether a client's connection is there."""
 
-DESCRIPTION_BYTES_MAX: Final = 4 << 10
 """Bound on the authenticated description of a ledger."""
 
 _TIERS: Final = tuple(StorageHint)

@@ -54,6 +54,9 @@ SESSIONS_MAX: Final = 1024
 RIGHTS_MAX: Final = 16 << 10
 """Ledgers that one session may have proved its right to; the oldest is forgotten, and proved again when needed."""
 
+RIGHTS_BYTES_MAX: Final = 64 << 20
+"""Bound on the descriptions that come with one session's rights, in the same way."""
+
 UNREAD_BYTES_MAX: Final = 64 << 20
 """Bytes of replies that a client may leave unread; more than a client of this pybk asks for at a time."""
 
@@ -98,6 +101,7 @@ class Peer:
     __slots__ = (
         "_counter",
         "_mac",
+        "_rights_bytes",
         "_routing_id",
         "_seen_ns",
         "_sent_bytes",
@@ -110,6 +114,7 @@ class Peer:
     def __init__(self, routing_id: bytes, session_id: bytes, mac: Mac, version: int) -> None:
         self.session_id = session_id
         self.rights: dict[int, bytes] = {}
+        self._rights_bytes = 0
         self._routing_id = routing_id
         self._mac = mac
         self._version = version
@@ -117,6 +122,18 @@ class Peer:
         self._sent_bytes = 0
         self._taken_bytes = 0
         self._seen_ns = time.monotonic_ns()
+
+    def grant(self, ledger_id: int, description: bytes) -> None:
+        """Note a right; the oldest ones are forgotten beyond ``RIGHTS_MAX`` rights or ``RIGHTS_BYTES_MAX`` bytes."""
+        rights = self.rights
+        self._rights_bytes += len(description) - len(rights.pop(ledger_id, b""))
+        rights[ledger_id] = description
+        while len(rights) > RIGHTS_MAX or self._rights_bytes > RIGHTS_BYTES_MAX:
+            self._rights_bytes -= len(rights.pop(next(iter(rights))))
+
+    def revoke(self, ledger_id: int) -> None:
+        """Forget a right, if there is one."""
+        self._rights_bytes -= len(self.rights.pop(ledger_id, b""))
 
     def __repr__(self) -> str:
         """Name the session; never its key."""
@@ -380,11 +397,7 @@ class Server:
         """Note a right that was proved; tell whether it was."""
         if self._authorize is None or not self._authorize(peer.session_id, proof):
             return False
-        rights = peer.rights
-        rights.pop(proof.ledger_id, None)
-        if len(rights) >= RIGHTS_MAX:
-            del rights[next(iter(rights))]
-        rights[proof.ledger_id] = proof.description
+        peer.grant(proof.ledger_id, proof.description)
         return True
 
     def _greet(self, routing_id: bytes, header: Header, head: bytes) -> None:
