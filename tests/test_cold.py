@@ -228,6 +228,11 @@ def test_strangers_and_newer_formats(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(UnsupportedFormatError, match="format 2; this pybk reads 1"):
         ColdSegment(OsFileSystem(), str(path), STORE, 9)
+    data[8], data[12] = 1, 1
+    data[64:72] = xxh3_64_intdigest(bytes(data[:64])).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedFormatError, match="incompatible features 0x1"):
+        ColdSegment(OsFileSystem(), str(path), STORE, 9)
 
 
 @pytest.mark.parametrize("offset", [0, 4090, 4097, 4096 + 64, 1 << 40])

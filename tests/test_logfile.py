@@ -100,6 +100,14 @@ def test_headers_of_another_place_are_noticed() -> None:
     assert decode_commit_header(memoryview(encode_commit_header(5, 4, 7, 1, 100)), 0, 8) is None
 
 
+def test_a_feature_that_this_version_does_not_know_is_refused() -> None:
+    head = bytearray(encode_file_header(STORE, 7, 5, 4))
+    head[12] = 4
+    head[56:64] = xxh3_64_intdigest(bytes(head[:56])).to_bytes(8, "little")
+    with pytest.raises(UnsupportedFormatError, match="incompatible features 0x4"):
+        decode_file_header(memoryview(head), store_id=STORE, file_id=7, where="x")
+
+
 def test_newer_formats_are_not_corruption() -> None:
     with pytest.raises(UnsupportedFormatError, match="format 2; this pybk reads 1"):
         decode_file_header(memoryview(newer(encode_file_header(STORE, 7, 5, 4))), store_id=STORE, file_id=7, where="x")

@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.failures import syncing
+from pybk.storage.logfile import refuse_features
 from pybk.storage.mapped import populate
 from pybk.storage.record import (
     RECORD_HEADER_BYTES,
@@ -342,6 +343,7 @@ class ColdSegment:
                 f"{self._path}: cold segment format {version}; this pybk reads {COLD_FORMAT}; open "
                 "the store with the pybk that wrote it, or newer"
             )
+        refuse_features(data, where=self._path)
         if found_store != store_id or found_file != file_id:
             self._corrupt(
                 16, f"store {found_store.hex()} and file id {found_file}, expected {store_id.hex()} and {file_id},"

@@ -26,6 +26,8 @@ _FILE_HEADER: Final = struct.Struct("<8sI4x16sQQQ")
 _COMMIT_HEADER: Final = struct.Struct("<4sIQQQII16x")
 _CHECKSUM: Final = struct.Struct("<Q")
 _CHECKED_BYTES: Final = 56
+_FEATURES: Final = struct.Struct("<I")
+_FEATURES_AT: Final = 12
 _ZEROS: Final = bytes(BLOCK_BYTES)
 
 
@@ -112,6 +114,7 @@ def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, whe
             f"{where}: log file format {version}; this pybk reads {LOG_FORMAT}; open the store "
             "with the pybk that wrote it, or newer"
         )
+    refuse_features(buffer, where=where)
     if found_store != store_id or found_file != file_id:
         raise CorruptError(
             f"{where}: a log file of store {found_store.hex()} with file id {found_file}, expected store "
@@ -120,6 +123,20 @@ def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, whe
             offset=16,
         )
     return LogFileHeader(found_store, found_file, first_lsn, durable_lsn)
+
+
+def refuse_features(header: memoryview, *, where: str) -> None:
+    """Refuse a sound header of a log file or cold segment that names an incompatible feature; none is in use yet.
+
+    Raises:
+        UnsupportedFormatError: It names one.
+    """
+    (features,) = _FEATURES.unpack_from(header, _FEATURES_AT)
+    if features:
+        raise UnsupportedFormatError(
+            f"{where}: the file uses incompatible features {features:#x}, of which this pybk knows none; open the "
+            "store with the pybk that wrote it, or newer"
+        )
 
 
 def encode_commit_header(lsn: int, durable_lsn: int, file_id: int, record_count: int, body_bytes: int) -> bytes:
