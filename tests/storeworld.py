@@ -9,7 +9,7 @@ from pybk import digest
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.embedded import EmbeddedHome
-from pybk.errors import LedgerFencedError, NoSuchLedgerError, PybkError, StorageFailedError, StorageFullError
+from pybk.errors import LedgerFencedError, NoSuchLedgerError, PybkError, StorageFailedError, StorageRefusedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.storage import ahead, catalog
@@ -185,7 +185,7 @@ class World:
         for step in self.steps(manager):
             try:
                 step()
-            except StorageFullError as error:
+            except StorageRefusedError as error:
                 errors.append(error)
                 with suppress(StorageFailedError):
                     store_of(manager).maintenance.tick()

@@ -119,7 +119,8 @@ class LogFileSupply:
     def _make_fitting(self, bytes_min: int) -> None:
         try:
             self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
-        except StorageFullError as error:
+        except StorageRefusedError as error:
+            # Tried again before a commit is refused: entries of deferred ledgers in it were acknowledged already.
             logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
             self._make(bytes_min, 0.0)
 
