@@ -319,8 +319,9 @@ class Recoverer(Client):
         self.tries = 0
         self.end: Done | Failed | None = None
         self.asked: dict[int, Bookie] = {}
+        """The bookies whose answer to a fence the machine still waits for."""
         self.held: dict[Bookie, int] = {}
-        """The last entry that each bookie of the last fragment had when it was fenced."""
+        """The last entry that each bookie of the last fragment had when it was fenced, if it answered in time."""
         self.known = -1
         """What was confirmed as far as the recovery knew when it began to read."""
         self.first = 0
@@ -359,10 +360,12 @@ class Recoverer(Client):
         super().send(effect)
 
     def step(self, event: Event) -> None:
-        if isinstance(event, Answered) and isinstance(event.reply, LacReply):
+        # An answer counts only while the machine waits for it: after a timeout the library drops the answer.
+        bookie = self.asked.pop(event.token, None) if isinstance(event, Answered | Unanswered) else None
+        if bookie is not None and isinstance(event, Answered) and isinstance(event.reply, LacReply):
             reply = event.reply
             if reply.status is Status.OK or reply.status in NEGATIVE:
-                self.held[self.asked[event.token]] = reply.entry_id
+                self.held[bookie] = reply.entry_id
         super().step(event)
 
     def done(self, effect: Done) -> None:
