@@ -86,6 +86,11 @@ class StoreConfig:
         fill_ratio: Files of which less than this share is live are packed anew. Default 0.85.
         background: False leaves checkpoints, files made ahead, collection and the writing of deferred entries to
             explicit calls.
+
+    Access:
+        group: Name or number of the group whose members may use the store, too: what is made has mode 2770 or 0660 and
+            belongs to the group. None makes a new store for its owner alone (0700, 0600), and keeps an existing one as
+            it is: private or shared.
     """
 
     max_entry_bytes: int = 5 * MIB
@@ -103,6 +108,8 @@ class StoreConfig:
     index_cache_bytes: int = 32 * MIB
     fill_ratio: float = 0.85
     background: bool = True
+
+    group: str | int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, naming them."""
@@ -122,6 +129,9 @@ class StoreConfig:
             raise UsageError(f"tier_policy is {self.tier_policy!r:.100}; it takes TierPolicy(...) or None")
         if not isinstance(self.background, bool):
             raise UsageError(f"background is {self.background!r:.100}; it takes True or False")
+        group: object = self.group
+        if isinstance(group, bool) or not isinstance(group, str | int | None) or group == "":
+            raise UsageError(f"group is {group!r:.100}; it takes a group's name, its number, or None")
         if self.free_bytes_ok < self.free_bytes_low:
             raise UsageError(f"free_bytes_ok {self.free_bytes_ok} is below free_bytes_low {self.free_bytes_low}")
         if self.cold_compression not in (None, "zstd"):

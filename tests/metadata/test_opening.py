@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,24 @@ def test_a_missing_client_of_zookeeper_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setattr(builtins, "__import__", without_kazoo)
     with pytest.raises(UsageError, match=r"pip install.*pybk\[zookeeper\]"):
         open_metadata("zk://127.0.0.1:2181/pybk")
+
+
+@pytest.mark.parametrize("query", ["group=", "group", "x=1", "group=a&group=b", "group=a&x=1", "groups=a"])
+def test_a_query_that_is_no_group_is_refused(query: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has the query"):
+        open_metadata(f"lmdb://{tmp_path}/metadata?{query}")
+    with pytest.raises(UsageError, match="has a query"):
+        open_metadata(f"zk://127.0.0.1:2181/pybk?{query}")
+    assert not any(tmp_path.iterdir())
+
+
+def test_one_store_is_the_same_with_and_without_its_group(tmp_path: Path) -> None:
+    tree = open_metadata(f"lmdb://{tmp_path}/metadata?group={os.getegid()}")
+    tree.create("key", b"v")
+    other = open_metadata(f"lmdb://{tmp_path}/metadata")
+    found = other.get("key")
+    assert found is not None
+    assert found.value == b"v"
+    for each in (tree, other):
+        each.close()
+    assert {os.stat(file).st_mode & 0o777 for file in (tmp_path / "metadata").iterdir()} == {0o660}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pybk.errors import StoreLockedError
 from pybk.storage.filesystem import Buffers
+from pybk.storage.permissions import PRIVATE
 from tests.simdisk.directory import Change, Directory
 from tests.simdisk.faults import READING, ErrorName, Faults, Hit, SimCrash, error_of
 from tests.simdisk.inode import BLOCK_BYTES, Inode, pieces
@@ -32,6 +33,7 @@ class SimFileSystem:
         readings: The same of those that do not.
     """
 
+    access = PRIVATE
     number = 7
     """Of all directories; another stands for a copy."""
 
@@ -315,6 +317,9 @@ class SimFileSystem:
         with self.guard:
             self.directory(path)
             return self.number
+
+    def exceeding(self, paths: Sequence[str]) -> list[str]:
+        return []
 
     def lock(self, path: str) -> SimLock:
         with self.guard:

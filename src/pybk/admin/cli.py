@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from pybk.admin.credentials import password_of, passwords_of, secret_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.dump import dump_store
+from pybk.admin.permissions import run_permissions
 from pybk.admin.serving import serve
 from pybk.admin.spark import add_spark
 from pybk.admin.upgrade import run_upgrade
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     either = "the directory of a store, or the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
+    either_lmdb = "the directory of a store or bookie, or the URL of an LMDB metadata store: lmdb:///path"
     takes_secret(add("ls", _ls, "list the ledgers", either))
     cat = add("cat", _cat, "print the payloads of a ledger's entries, one after the other", either)
     cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
@@ -123,6 +125,13 @@ def _parser() -> argparse.ArgumentParser:
     upgrade = add("upgrade", run_upgrade, "show the feature level, or raise it to the newest", either)
     upgrade.add_argument("--finalize", action="store_true", help="raise the level; it cannot be lowered again")
     takes_secret(upgrade)
+    permissions = add("permissions", run_permissions, "show which files others may use, or narrow that", either_lmdb)
+    permissions.add_argument(
+        "--narrow",
+        action="store_true",
+        help="give the files to their owner alone, or with --group to its members",
+    )
+    permissions.add_argument("--group", metavar="GROUP", help="name or number of the group that shares the files")
     _add_bookie_options(add("bookie", _bookie, "serve as a bookie until SIGTERM or SIGINT", "the bookie's directory"))
     add_spark(commands)
     return parser

@@ -25,6 +25,7 @@ import weakref
 from typing import Final
 
 from pybk.errors import ClosedError, ForkedProcessError
+from pybk.storage.permissions import PRIVATE, Access
 
 SESSION_SLOTS: Final = 1
 """The first slot of a session; the one before says which turn somebody waits for."""
@@ -51,17 +52,18 @@ class HostFile:
 
     Args:
         path: The file, made if it is missing.
+        access: For whom it is made; a process that can open it can lock any slot.
 
     Raises:
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, access: Access = PRIVATE) -> None:
         self.path = path
         self.forked = False
         self._turns = secrets.randbits(_TURN_BITS)
         with _guard:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = access.open_or_create(path)
             _open.add(self)
 
     def usable(self) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeVar
+from urllib.parse import quote
 
 from pybk.errors import (
     ClosedError,
@@ -26,6 +27,8 @@ from pybk.metadata.hostfile import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb_records import FORMAT_NAME, Record, Session, node_name
 from pybk.metadata.tree import Node, checked_key, checked_value
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction, WriteTransaction
+from pybk.storage.lmdb_file import LMDB_LOCK
+from pybk.storage.permissions import PRIVATE, Access, exceeding, excess_warning
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,8 @@ class LmdbTree:
         path: A directory on a local disk; made if it is missing. Its parent must be there.
         timeout_s: Deadline of each call, seconds.
         session_timeout_s: Seconds without a sign of life after which a process has lost its leases.
+        access: For whom the directory and its files are made. A process that can open ``sessions`` can lock any slot,
+            and have a process that writes stopped, so it is made for those alone who may use the store.
 
     Raises:
         CorruptError: The environment is damaged.
@@ -87,14 +92,16 @@ class LmdbTree:
     Threads: any. In a forked child every call raises ForkedProcessError; open another there.
     """
 
-    def __init__(self, path: str, *, timeout_s: float = 10.0, session_timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, path: str, *, timeout_s: float = 10.0, session_timeout_s: float = 5.0, access: Access = PRIVATE
+    ) -> None:
         self._path = os.path.realpath(path)
         self._timeout_s = timeout_s
         self._session_timeout_s = session_timeout_s
         self._beat_s = min(BEAT_S, session_timeout_s / 5)
         with self._damage():
-            self._environment = LmdbEnvironment(self._path, map_bytes=_MAP_BYTES)
-        self._file = HostFile(os.path.join(self._path, HOST_FILE))
+            self._environment = LmdbEnvironment(self._path, map_bytes=_MAP_BYTES, access=access)
+        self._file = HostFile(os.path.join(self._path, HOST_FILE), access)
         self._callbacks = Callbacks(f"pybk metadata {self._path}")
         self._sweeping = self._callbacks.add("", self._sweep)
         self._turn_lock = threading.Lock()
@@ -112,6 +119,7 @@ class LmdbTree:
         self._wake = ChangeSignal(os.path.join(self._path, _DATA_FILE))
         self._keeper: threading.Thread | None = None
         try:
+            self._warn_of_others(access)
             self._check_format()
         except BaseException:
             self._wake.close()
@@ -317,6 +325,13 @@ class LmdbTree:
                 "use it and restore it from a copy",
                 path=self._path,
             ) from error
+
+    def _warn_of_others(self, access: Access) -> None:
+        """Log one warning if more users than those of the store can reach its directory or take its locks."""
+        names = ("", HOST_FILE, LMDB_LOCK)
+        found = exceeding(access, [os.path.join(self._path, name).rstrip(os.sep) for name in names])
+        if found:
+            logger.warning("%s", excess_warning(access, f"lmdb://{quote(self._path)}", found))
 
     def _check_format(self) -> None:
         """Make sure that the environment is of this format, giving it to an empty one."""

@@ -33,7 +33,6 @@ _LOOK_MS: Final = 1_000
 _FREED_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.02
 _NAME_BYTES: Final = 2
-_PRIVATE: Final = 0o077
 
 
 def main(settings: BookieSettings, executor: Executor) -> None:
@@ -53,7 +52,6 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         _log_to(f"{place}.log")
         metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
         stack.callback(metadata.close)
-        os.umask(_PRIVATE)  # all of a host use the metadata store, and this user alone what is made from here on
         bookie = BookieService.open(
             place,
             [f"tcp://{_own_host(settings.metadata)}:*"],

@@ -120,7 +120,7 @@ def _directory(where: Where) -> tuple[int, int] | None:
     """Return which directory stands at the place now, as it may have been removed and made again; None if none does."""
     path = where.path
     if path is None and where.metadata_uri is not None and where.metadata_uri.startswith(_LMDB):
-        path = where.metadata_uri.removeprefix(_LMDB)
+        path = where.metadata_uri.removeprefix(_LMDB).partition("?")[0]
     if path is None:
         return None
     try:

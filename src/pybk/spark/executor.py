@@ -202,7 +202,7 @@ def local_bookie(metadata: str) -> ExecutorBookie | None:
 
 def _plain(metadata: str) -> str:
     """Return a metadata URL in the one spelling that stands for all that name the same place."""
-    scheme, _, rest = metadata.partition("://")
+    scheme, _, rest = metadata.partition("?")[0].partition("://")
     hosts, _, path = rest.partition("/")
     if scheme.lower() == "lmdb":
         path = os.path.normpath(unquote(path).lstrip("/"))

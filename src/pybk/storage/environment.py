@@ -9,7 +9,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -26,7 +26,8 @@ from pybk.errors import (
     StorageRefusedError,
 )
 from pybk.storage.filesystem import OsFileSystem
-from pybk.storage.lmdb_file import SizeGuard, missing_pages
+from pybk.storage.lmdb_file import LMDB_FILE, LMDB_LOCK, SizeGuard, missing_pages
+from pybk.storage.permissions import PRIVATE, Access
 
 
 class ReadTransaction(Protocol):
@@ -134,13 +135,33 @@ def _cut(path: str, problem: str) -> CorruptError:
     return CorruptError(f"{problem}; close the store and run `pybk rebuild-index` on it", path=path)
 
 
+def _make_missing(path: str, access: Access) -> bool:
+    """Make an environment's directory, and for a group its files, too: LMDB would subject their modes to the umask.
+
+    LMDB would give the directory the mode of its files. It takes empty files for missing ones.
+
+    Returns:
+        Whether the directory was made.
+    """
+    made = False
+    if not os.path.isdir(path):
+        with suppress(OSError):  # LMDB reports why it cannot use the directory
+            access.make_directory(path)
+            made = True
+    if access.gid is not None and os.path.isdir(path):
+        for name in (LMDB_FILE, LMDB_LOCK):
+            with suppress(FileExistsError):
+                os.close(access.create_file(os.path.join(path, name)))
+    return made
+
+
 class _Shared:
     """One LMDB environment of this process, shared by all who opened its path.
 
     LMDB's file locks belong to the process: had a file been opened twice, closing one would drop the other's locks too.
     """
 
-    def __init__(self, path: str, read_only: bool, map_bytes: int) -> None:
+    def __init__(self, path: str, read_only: bool, map_bytes: int, access: Access) -> None:
         self.path = path
         self.read_only = read_only
         self.users = 0
@@ -150,12 +171,14 @@ class _Shared:
         cut = missing_pages(path)
         if cut is not None:
             raise _cut(path, cut)
+        made = not read_only and _make_missing(path, access)
         try:
             self.lmdb = lmdb.open(
                 path,
                 map_size=map_bytes,
                 readonly=read_only,
                 create=not read_only,
+                mode=access.file_mode,
                 readahead=False,
                 max_readers=_READERS_MAX,
                 # A spare transaction keeps its place in the reader table, and a forked child that drops the spare
@@ -181,8 +204,13 @@ class _Shared:
             raise
         if not read_only:
             # LMDB syncs its file but not the file's name.
-            for directory in (path, os.path.dirname(path)):
-                OsFileSystem().sync_directory(directory)
+            OsFileSystem().sync_directory(path)
+            try:
+                OsFileSystem().sync_directory(os.path.dirname(path))
+            except OSError as error:
+                # Another user of a shared environment may be unable to read its parent, and has made nothing there.
+                if made or error.errno != errno.EACCES:
+                    raise
 
     def begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
         """Begin a transaction, unless the file was cut."""
@@ -324,8 +352,10 @@ class LmdbEnvironment:
 
     Args:
         path: The directory; made if it is missing and ``read_only`` is not set. Its parent must be there.
-        read_only: Refuse to write. LMDB still notes the reader in its lock file.
+        read_only: Refuse to write. LMDB still notes the reader in its lock file, so this process must be able to
+            write that file: it runs as the owner, or as a member of the group that the store is shared with.
         map_bytes: Address space to reserve, which bounds the size of the map; takes no memory by itself.
+        access: For whom the directory and the files are made; what exists keeps its mode.
 
     Raises:
         CorruptError: The file is not an LMDB file of format 1, or is damaged.
@@ -335,12 +365,14 @@ class LmdbEnvironment:
         OSError: The directory cannot be made or synced.
     """
 
-    def __init__(self, path: str, *, read_only: bool = False, map_bytes: int = 1 << 40) -> None:
+    def __init__(
+        self, path: str, *, read_only: bool = False, map_bytes: int = 1 << 40, access: Access = PRIVATE
+    ) -> None:
         path = os.path.realpath(path)
         with _guard:
             shared = _open.get(path)
             if shared is None:
-                shared = _open[path] = _Shared(path, read_only, map_bytes)
+                shared = _open[path] = _Shared(path, read_only, map_bytes, access)
             elif shared.read_only and not read_only:
                 raise IllegalOperationError(f"{path}: open read-only in this process; close that first")
             shared.users += 1

@@ -20,6 +20,7 @@ import numpy as np
 
 from pybk.storage.failures import NotOpenedError
 from pybk.storage.lockfile import FileLock
+from pybk.storage.permissions import PRIVATE, Access, exceeding
 from pybk.storage.spares import (
     KEPT_FOR_SYNCS,
     fill_spares,
@@ -120,6 +121,9 @@ class Lock(Protocol):
 
 class FileSystem(Protocol):
     """Files and directories. Threads: any. Every method raises ``OSError`` for what the operating system refuses."""
+
+    access: Access
+    """For whom it makes files and directories; those that exist keep their modes."""
 
     def create(self, path: str, size: int) -> File:
         """Make a new file of ``size`` allocated zero bytes and open it for writing.
@@ -242,6 +246,10 @@ class FileSystem(Protocol):
 
     def fill_spares(self) -> str | None:
         """Make up for spare descriptors that were used; return why that cannot be done, None if it was."""
+        ...
+
+    def exceeding(self, paths: Sequence[str]) -> list[str]:
+        """Return those paths that are open to more users than ``access`` says, each with its mode."""
         ...
 
     def lock(self, path: str) -> Lock:
@@ -480,15 +488,26 @@ class _ReadMap(np.memmap[tuple[int], np.dtype[np.uint8]]):
 
 
 class OsFileSystem:
-    """The operating system's file system; see :class:`FileSystem`."""
+    """The operating system's file system; see :class:`FileSystem`.
+
+    Args:
+        access: For whom files and directories are made; their owner alone by default.
+    """
+
+    access: Access = PRIVATE
+    """See :attr:`FileSystem.access`."""
 
     populates: bool = _can_populate()
     """See :meth:`FileSystem.populates`; False before Linux 5.14."""
 
+    def __init__(self, access: Access = PRIVATE) -> None:
+        self.access = access
+
     def create(self, path: str, size: int) -> OsFile:
         """See :meth:`FileSystem.create`."""
-        fd = open_with_spare(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644, keep=KEPT_FOR_SYNCS)
+        fd = open_with_spare(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self.access.file_mode, keep=KEPT_FOR_SYNCS)
         try:
+            self.access.share_file(fd)
             if size > 0:
                 os.posix_fallocate(fd, 0, size)
             return OsFile(fd, path)
@@ -613,7 +632,7 @@ class OsFileSystem:
             path = os.path.dirname(path)
         for directory in reversed(missing):
             try:
-                os.mkdir(directory)
+                self.access.make_directory(directory)
             except FileExistsError:
                 if not os.path.isdir(directory):
                     raise
@@ -656,6 +675,10 @@ class OsFileSystem:
         """See :meth:`FileSystem.fill_spares`."""
         return fill_spares()
 
+    def exceeding(self, paths: Sequence[str]) -> list[str]:
+        """See :meth:`FileSystem.exceeding`."""
+        return exceeding(self.access, paths)
+
     def lock(self, path: str) -> FileLock:
         """See :meth:`FileSystem.lock`."""
-        return FileLock(path)
+        return FileLock(path, self.access)

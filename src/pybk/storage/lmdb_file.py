@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final, NamedTuple
 
 LMDB_FILE: Final = "data.mdb"
+LMDB_LOCK: Final = "lock.mdb"
 
 _MAGIC: Final = 0xBEEFC0DE
 _FORMAT: Final = 1

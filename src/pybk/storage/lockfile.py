@@ -12,6 +12,7 @@ import threading
 from typing import Final
 
 from pybk.errors import StoreLockedError
+from pybk.storage.permissions import PRIVATE, Access
 
 # Descriptors of held locks. Reentrant, because a signal handler may fork.
 _lock_guard: Final = threading.RLock()
@@ -50,11 +51,14 @@ def _locked(path: str, fd: int) -> StoreLockedError:
 
 
 class FileLock:
-    """The exclusive lock of a file. Threads: any."""
+    """The exclusive lock of a file. Threads: any.
+
+    A process that can open the file can hold the lock, so the file is made for those alone who may use the store.
+    """
 
     __slots__ = ("_fd",)
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, access: Access = PRIVATE) -> None:
         """Take the lock, making the file if it is missing, and write this process's id into it.
 
         Raises:
@@ -62,7 +66,7 @@ class FileLock:
             OSError: The file cannot be opened or written.
         """
         with _lock_guard:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = access.open_or_create(path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(fd, 0)

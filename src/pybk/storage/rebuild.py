@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.inspection import RecordReader, file_rows, runs_of
 from pybk.storage.lmdb_file import LMDB_FILE
+from pybk.storage.permissions import access_of
 from pybk.storage.proof import log_file_end, older_environments
 from pybk.storage.record import RecordKind, Runs
 from pybk.storage.replay import LogFile, Replay
@@ -91,7 +93,7 @@ def rebuild_index(
     accept_loss: bool = False,
     tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
     fs: FileSystem | None = None,
-    environment: OpenEnvironment = LmdbEnvironment,
+    environment: OpenEnvironment | None = None,
     progress: Progress | None = None,
 ) -> Rebuilt:
     """Make the index of a store again; no process may have the store open.
@@ -102,7 +104,7 @@ def rebuild_index(
             CorruptError.
         tiers: The tier directories, if they are not where the store remembers them.
         fs: The file system.
-        environment: Opens LMDB environments.
+        environment: Opens LMDB environments; None opens them on disk.
         progress: Told about the files that were read.
 
     Returns:
@@ -118,8 +120,9 @@ def rebuild_index(
         new one; where it has none, opening says so and this can be called again.
     Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
     """
-    fs = fs or OsFileSystem()
     root = os.path.abspath(root)
+    fs = fs or OsFileSystem(access_of(os.path.join(root, "LOCK"), None))
+    environment = environment or partial(LmdbEnvironment, access=fs.access)
     cookie = find_cookie(fs, root, tiers)
     if cookie is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from pybk.config import StoreConfig
 from pybk.errors import ClosedError, CorruptError
@@ -47,8 +48,10 @@ from pybk.storage.failures import storage_error
 from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import Mark
+from pybk.storage.lmdb_file import LMDB_LOCK
 from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
+from pybk.storage.permissions import PRIVATE, Access, access_of, excess_warning
 from pybk.storage.proof import OlderIndexError, compare_catalogs, older_environments, older_log_files, refuse_older
 from pybk.storage.rebuild import rebuild_locked
 from pybk.storage.registry import Registry
@@ -62,9 +65,9 @@ from pybk.storage.watermark import Watermark
 logger = logging.getLogger(__name__)
 
 
-def open_environment(path: str) -> Environment:
-    """Open an LMDB environment for a live store."""
-    return LmdbEnvironment(path)
+def open_environment(path: str, access: Access = PRIVATE) -> Environment:
+    """Open an LMDB environment for a live store; what is missing of it is made for ``access``."""
+    return LmdbEnvironment(path, access=access)
 
 
 class _Opening:
@@ -204,6 +207,15 @@ class Parts:
     new_watermark: bool
 
 
+def _warn_of_others(volumes: Volumes) -> None:
+    """Log one warning if more users than those of the store can reach its directories or take its locks."""
+    tiers = [directory.path for directory in volumes.directories]
+    locks = [os.path.join(tier, name, LMDB_LOCK) for tier in tiers for name in (INDEX, ENTRIES)]
+    found = volumes.fs.exceeding([volumes.root, *tiers, os.path.join(volumes.root, "LOCK"), *locks])
+    if found:
+        logger.warning("%s", excess_warning(volumes.fs.access, volumes.root, found))
+
+
 class Store(ChangingView):
     """One directory's ledgers, open for appending.
 
@@ -219,7 +231,7 @@ class Store(ChangingView):
         tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
         metrics: Metrics | None = None,
         fs: FileSystem | None = None,
-        environment: OpenEnvironment = open_environment,
+        environment: OpenEnvironment | None = None,
         salvage: bool = False,
     ) -> Store:
         """Open a store, making it if there is none, and bring it to the state of its last durable commit.
@@ -228,7 +240,7 @@ class Store(ChangingView):
         ``salvage``: for who has it elsewhere, records that in the store, and then calls ``keep_salvage``.
 
         Raises:
-            UsageError: ``tiers`` is malformed, or a path is no directory.
+            UsageError: ``tiers`` is malformed, a path is no directory, or ``config.group`` cannot be used.
             StoreLockedError: Another process has it open.
             CookieError: A directory is not what it should be, or is not named.
             CorruptError: Something that was durable is damaged or missing.
@@ -237,8 +249,9 @@ class Store(ChangingView):
         Durability: The tier directories are remembered once the store is open, and not if it does not open.
         """
         check_codec(config.cold_compression)
-        fs = fs or OsFileSystem()
         root = os.path.abspath(root)
+        fs = fs or OsFileSystem(access_of(os.path.join(root, "LOCK"), config.group))
+        environment = environment or partial(open_environment, access=fs.access)
         with ExitStack() as undo:
             try:
                 make_directory(fs, root)
@@ -259,6 +272,7 @@ class Store(ChangingView):
                 undo.callback(store.close)
                 if tiers is not None:
                     save_directories(fs, root, store.volumes.directories)
+                _warn_of_others(store.volumes)
                 undo.pop_all()
                 return store
             except OSError as error:

@@ -1,0 +1,94 @@
+"""``pybk permissions``: which files of a store or of an LMDB metadata store other users may use, and narrowing that."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pybk.errors import CookieError, MetadataError
+from pybk.metadata.lmdb import HOST_FILE
+from pybk.metadata.opening import lmdb_place
+from pybk.storage.creation import main_cookie
+from pybk.storage.filesystem import OsFileSystem
+from pybk.storage.permissions import (
+    PRIVATE,
+    Access,
+    Difference,
+    access_of,
+    differences,
+    group_id,
+    group_name,
+    metadata_paths,
+    store_paths,
+)
+from pybk.storage.volumes import load_directories
+
+_DIFFERS: Final = 1
+
+
+def run_permissions(parsed: argparse.Namespace) -> int:
+    """Run the command; the exit status is 0 if all permissions are as wanted, or were made so, and 1 otherwise.
+
+    Without ``--group``, ``--narrow`` makes everything private; without ``--narrow``, what differs from the permissions
+    that an open would give to new files, or from those for ``--group``, is shown.
+    """
+    if "://" in parsed.path:
+        place = lmdb_place(parsed.path)
+        directory, group, lock = place.path, parsed.group or place.group, HOST_FILE
+        if not os.path.exists(os.path.join(directory, HOST_FILE)):
+            raise MetadataError(f"there is no metadata store at {parsed.path}; check the URL")
+    else:
+        directory, group, lock = os.path.abspath(parsed.path), parsed.group, "LOCK"
+    lock = os.path.join(directory, lock)
+    if parsed.narrow:
+        access = PRIVATE if group is None else Access(group_id(group))
+    else:
+        access = access_of(lock, None) if group is None else Access(group_id(group))
+    if "://" in parsed.path:
+        found = differences(access, metadata_paths(directory), change=parsed.narrow)
+    else:
+        with _closed_store(directory, lock, access, held=parsed.narrow) as paths:
+            found = differences(access, paths, change=parsed.narrow)
+    problems = [one for one in found if one.problem is not None]
+    shared = None if access.gid is None else group_name(access.gid)
+    if parsed.json:
+        rows = [{**one._asdict(), "mode": f"{one.mode:04o}", "wanted": f"{one.wanted:04o}"} for one in found]
+        print(json.dumps({"path": directory, "group": shared, "narrowed": parsed.narrow, "differences": rows}))
+    else:
+        _print(found, parsed.path, shared, narrowed=parsed.narrow)
+    return _DIFFERS if problems or (found and not parsed.narrow) else 0
+
+
+@contextmanager
+def _closed_store(root: str, lock: str, access: Access, *, held: bool) -> Iterator[list[str]]:
+    """Provide the paths of a store; with ``held`` under its lock, so that no process makes files meanwhile."""
+    fs = OsFileSystem(access)
+    if main_cookie(fs, root) is None:
+        raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
+    taken = fs.lock(lock) if held else None
+    try:
+        yield list(store_paths(root, [directory.path for directory in load_directories(fs, root)]))
+    finally:
+        if taken is not None:
+            taken.release()
+
+
+def _print(found: list[Difference], place: str, group: str | None, *, narrowed: bool) -> None:
+    whom = "their owner alone" if group is None else f"group {group}"
+    for one in found:
+        done = "changed to" if narrowed and one.problem is None else "should be"
+        wanted = f"{done} {one.wanted:04o}" + ("" if group is None else f" of group {group}")
+        outcome = wanted if one.problem is None else f"not changed: {one.problem}"
+        print(f"{one.path}: {one.mode:04o} of group {one.group or '?'}, {outcome}")
+    changed = sum(one.problem is None for one in found)
+    if not found:
+        print(f"{place}: all files are for {whom}")
+    elif narrowed:
+        print(f"{place}: {changed} changed, {len(found) - changed} not; the files are for {whom}")
+    else:
+        option = "" if group is None else f" --group {group}"
+        print(f"{place}: {len(found)} differ; change them with `pybk permissions {place} --narrow{option}`")
