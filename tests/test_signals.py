@@ -365,3 +365,20 @@ def no_trace_is_left() -> Iterator[None]:
     before = sys.gettrace()
     yield
     sys.settrace(before)
+
+
+def test_a_close_that_an_application_wraps_is_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between ``__exit__`` and ``close`` stands a function of the application, as where it counts or logs."""
+    close = LedgerWriter.close
+    wrapped: list[LedgerWriter] = []
+
+    def counted(writer: LedgerWriter) -> None:
+        wrapped.append(writer)
+        close(writer)
+
+    monkeypatch.setattr(LedgerWriter, "close", counted)
+    with open_quick(tmp_path) as manager, manager.create_ledger(password=b"password") as writer:
+        writer.append(b"entry")
+    assert wrapped == [writer]

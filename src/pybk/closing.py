@@ -32,6 +32,8 @@ _DROPPED_SECONDS: Final = 10.0
 _APPLICATIONS: Final = ("pybk.admin", "pybk.opening", "pybk.spark")
 """Modules that use managers as applications do: their frames hold no lock of a store."""
 
+_HANDLES: Final = ("pybk.manager", "pybk.reader", "pybk.writer")
+
 _GLOBAL_LOCKS: Final = {
     "threading": {"start", "enumerate", "active_count", "current_thread"},
     "concurrent.futures.thread": {"submit"},
@@ -64,8 +66,6 @@ def where_called(what: str) -> Where:
             of the standard library while that held a lock: it would wait for itself.
     """
     frame = sys._getframe(1).f_back
-    if frame is not None and frame.f_code.co_name == "__exit__" and _module(frame.f_globals).startswith("pybk."):
-        frame = frame.f_back
     found = Where.OUTSIDE
     inside: str | None = None
     waits = False
@@ -74,7 +74,8 @@ def where_called(what: str) -> Where:
         if module.startswith("pybk."):
             if name == "_run_callbacks" and not waits:
                 return Where.CALLBACK
-            if not module.startswith(_APPLICATIONS):
+            leaving = module in _HANDLES and name == "__exit__"  # holds nothing, whatever stands between it and close
+            if not leaving and not module.startswith(_APPLICATIONS):
                 inside = inside or f"{module}.{name}"
                 waits = waits or module != "pybk.futures"  # which is between a callback and who runs it
         elif module in _GLOBAL_LOCKS and name in _GLOBAL_LOCKS[module]:
