@@ -23,7 +23,7 @@ from tests.embedded import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storeworld import ROOT, World, abandon, count_operations, open_world
-from tests.test_crash import check, check_catalog, stopped
+from tests.test_crash import check, check_catalog, check_without_index, stopped
 from tests.test_named import test_a_stop_at_any_operation_loses_no_record as stop_changing_records
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -70,6 +70,12 @@ def crashes(*, power_loss: bool, limit: int = 150) -> Check:
             check(*stopped(operation, operation, power_loss=power_loss))
 
     return run
+
+
+def the_catalog_makes_the_index_again() -> None:
+    """The power fails, and the index is lost with it: the catalog has to be on disk."""
+    for operation in range(40, count_operations(), 8):
+        check_without_index(*stopped(operation, operation, power_loss=True))
 
 
 def what_was_served_after_a_failed_sync_stays(*, clean: bool = False) -> None:
@@ -426,12 +432,12 @@ MUTANTS = [
     ),
     Mutant(
         "what is in the catalog is synced",
-        CRASH,
+        the_catalog_makes_the_index_again,
         [Piece("catalog.CatalogWriter._sync", "self._file.sync()", "pass")],
     ),
     Mutant(
         "a new catalog's name is synced",
-        CRASH,
+        the_catalog_makes_the_index_again,
         [Piece("catalog.CatalogWriter.create", "fs.sync_directory(os.path.dirname(path))", "pass")],
     ),
     Mutant(
