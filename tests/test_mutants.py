@@ -456,18 +456,6 @@ MUTANTS = [
         ],
     ),
     Mutant(
-        "the old catalog stays until the index names the new one",
-        KILL,
-        [
-            Piece("registry.Registry.commit", "self._volumes.fs.unlink(before.path)", "pass"),
-            Piece(
-                "registry.Registry._begin_catalog",
-                "return (catalog, mark._replace(catalog_bytes=length))",
-                ("volumes.fs.unlink(self._catalog.path)\nreturn (catalog, mark._replace(catalog_bytes=length))"),
-            ),
-        ],
-    ),
-    Mutant(
         "commits of the index are synced",
         the_index_syncs_its_commits,
         [

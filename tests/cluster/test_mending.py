@@ -135,6 +135,8 @@ def test_a_damaged_copy_is_read_elsewhere_and_mended(four: Inside) -> None:
     ensemble = client.ledger_metadata(ledger_id).fragments[0].ensemble
     service = service_of(four.bookies[int(ensemble[0].bookie_id[-1])])
     wrong = 17
+    # The ledger is closed once two of three have its entries; the third may be late.
+    wait_until(lambda: service.replicas.read(ledger_id, wrong, wrong, 1, 1 << 20)[0] is Status.OK)
     damage(service, payload(wrong))
     # Read from the damaged bookie first.
     directory = home_of(client).directory
