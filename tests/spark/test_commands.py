@@ -184,7 +184,7 @@ def test_what_cannot_be_is_wrong_usage(commands: Commands, tmp_path: Path) -> No
 
 def test_a_command_starts_spark_by_itself(spark: SparkSession, tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager:
-        fill(manager, 7, password=b"")
+        fill(manager, 7, password=b"", insecure=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-m", "pybk.admin", "spark", "verify", str(tmp_path / "store"), "--json"],
