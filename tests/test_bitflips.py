@@ -54,9 +54,7 @@ def make_store(kinds: list[LedgerKind], *, checkpoint: bool) -> tuple[SimFileSys
     given: Given = {}
     manager = open_store(fs, CONFIG_KEEPING)
     for hint, digest_type, flags in kinds:
-        writer = manager.create_ledger(
-            storage_hints={hint}, digest_type=digest_type, write_flags=flags, insecure=digest_type is DigestType.NONE
-        )
+        writer = manager.create_ledger(storage_hints={hint}, digest_type=digest_type, write_flags=flags, insecure=True)
         entries = [b"one", b"two" * 19, b"", b"four"]
         writer.append(entries[0])
         writer.append_many(entries[1:])

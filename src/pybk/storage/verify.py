@@ -34,6 +34,7 @@ from pybk.seal import LedgerSeal, seal_of
 from pybk.storage.catalog import CatalogState, read_catalog
 from pybk.storage.cold import ColdSegment
 from pybk.storage.creation import INDEX, OpenEnvironment, catalog_path, checked_mark, main_cookie, store_directories
+from pybk.storage.entries_mark import read_entries_mark
 from pybk.storage.environment import Environment
 from pybk.storage.extent import Extent
 from pybk.storage.filesystem import FileSystem, OsFileSystem
@@ -373,9 +374,21 @@ class _Check:
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
+    def _check_entries_mark(self, row: FileRow) -> Iterable[Problem]:
+        """Check the one row of an environment of the SSD tier that is not a record."""
+        environment = self._entries.get(row.file_id)
+        if environment is None:
+            return  # which was found before
+        try:
+            with environment.read() as transaction:
+                read_entries_mark(transaction)
+        except _DAMAGE as error:
+            yield _problem(error)
+
     def _check_file(self, row: FileRow) -> Iterable[Problem]:
         """Check a file that the index names, apart from the records that were found damaged already."""
         if row.kind == ENTRIES:
+            yield from self._check_entries_mark(row)
             return
         assert self._index is not None, "the caller looked"
         path = self._volumes.path_of(row)
