@@ -55,7 +55,7 @@ def sink_of(place: Connection, app: str, password: bytes = b"") -> Sink:
 def write(place: Connection, app: str, *, password: bytes = b"") -> Written:
     """Write a ledger as a task does."""
     with place.manager.create_ledger(
-        custom_metadata={SINK_KEY: app.encode()}, ensemble_size=1, password=password
+        custom_metadata={SINK_KEY: app.encode()}, ensemble_size=1, password=password, insecure=not password
     ) as writer:
         writer.append_many([b"a", b"b"])
     return Written(writer.ledger_id, 2, writer.length, writer.metadata.creation_time_ns)
