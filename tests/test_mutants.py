@@ -24,6 +24,9 @@ from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storeworld import ROOT, World, abandon, count_operations, open_world
 from tests.test_crash import check, check_catalog, check_without_index, stopped
+from tests.test_group import test_a_group_record_without_its_own_records_is_no_commit as forge_groups
+from tests.test_group import test_a_group_that_is_interrupted_before_it_counts_leaves_nothing as interrupt_a_group
+from tests.test_group import test_salvage_takes_a_group_whole_or_not_at_all as salvage_a_group
 from tests.test_named import test_a_stop_at_any_operation_loses_no_record as stop_changing_records
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -343,6 +346,31 @@ MUTANTS = [
         "replay takes named records",
         named_records_survive_stops,
         [Piece("tail.apply_commit", "ledgers.tail_named(_1)", "pass")],
+    ),
+    Mutant(
+        "a group record binds the records that follow it",
+        forge_groups,
+        [Piece("replay._read_records", "_is_followed_by_its_own(data, records, number)", "True")],
+    ),
+    Mutant(
+        "a group counts by one step",
+        interrupt_a_group,
+        [Piece("commit.GroupRun.seal", "not self.group.staged", "False")],
+    ),
+    Mutant(
+        "nothing joins the entries of a group",
+        interrupt_a_group,
+        [Piece("log.Log._open_run", "not run.takes_more", "False")],
+    ),
+    Mutant(
+        "all of a group is checked before any of it is applied",
+        salvage_a_group,
+        [Piece("salvage.apply_commit", "_check_member(ledgers, file, member)", "pass")],
+    ),
+    Mutant(
+        "a group is salvaged as one",
+        salvage_a_group,
+        [Piece("store.salvage_log", "units_of(commit.records)", "[[record] for record in commit.records]")],
     ),
     Mutant(
         "what is acknowledged is synced",

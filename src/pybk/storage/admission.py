@@ -21,14 +21,14 @@ class Ticket:
     """The place of one append in the queue.
 
     Attributes:
-        descriptor: The ledger appended to.
+        descriptors: The ledgers appended to; more than one for a group.
         nbytes: Bytes that it needs.
     """
 
-    __slots__ = ("_gate", "descriptor", "nbytes")
+    __slots__ = ("_gate", "descriptors", "nbytes")
 
-    def __init__(self, descriptor: LedgerDescriptor, nbytes: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, descriptor: LedgerDescriptor, nbytes: int, *others: LedgerDescriptor) -> None:
+        self.descriptors = (descriptor, *others)
         self.nbytes = nbytes
         self._gate = threading.Lock()
         self._gate.acquire()
@@ -76,7 +76,8 @@ class Admission:
             keeps_lock: Whether the append holds the ledger's lock while it waits; it goes ahead of its ledger's others.
         """
         with self._lock:
-            places = (place for place, each in enumerate(self._queue) if each.descriptor is ticket.descriptor)
+            held = set(ticket.descriptors)
+            places = (place for place, each in enumerate(self._queue) if not held.isdisjoint(each.descriptors))
             self._queue.insert(next(places, len(self._queue)) if keeps_lock else len(self._queue), ticket)
             self._settle()
 

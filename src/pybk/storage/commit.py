@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _FEW: Final = 32
 """Below this many numbers, Python adds them quicker than numpy."""
+
+Control = tuple[Callable[[int], bytes], Callable[[], None]]
+"""A control record: what returns its bytes for an LSN, and what applies it once it is durable, maybe twice."""
 
 
 class StagedRun:
@@ -38,6 +41,9 @@ class StagedRun:
         "sizes",
         "staged_ns",
     )
+
+    takes_more: ClassVar[bool] = True
+    """Whether entries that are staged later may join the run."""
 
     def __init__(
         self,
@@ -82,6 +88,61 @@ class StagedRun:
         return self.base_length + sum(self.sizes) - self.overhead * len(self.sizes)
 
 
+class GroupPart(NamedTuple):
+    """The entries of one ledger in a group; the fields are the arguments of ``Log.stage`` that have these names."""
+
+    descriptor: LedgerDescriptor
+    first_entry_id: int
+    sizes: array[int]
+    parts: Sequence[bytes | memoryview]
+    base_length: int
+    overhead: int
+
+
+class StagedGroup:
+    """Entries and control records in one commit that are replayed all or not at all.
+
+    Attributes:
+        low: Where in the commit's runs the group's runs begin.
+        high: Where they end.
+        controls: Its control records.
+        staged: Whether the group counts. It is set last and at once: an interrupt before leaves nothing of the group.
+    """
+
+    __slots__ = ("controls", "high", "low", "staged")
+
+    def __init__(self, low: int, high: int, controls: Sequence[Control]) -> None:
+        self.low = low
+        self.high = high
+        self.controls = controls
+        self.staged = False
+
+
+class GroupRun(StagedRun):
+    """The entries of one ledger in a group, which no other entries join."""
+
+    __slots__ = ("group",)
+
+    takes_more = False
+
+    def __init__(self, commit: Commit, group: StagedGroup, part: GroupPart, staged_ns: int) -> None:
+        super().__init__(commit, part.descriptor, part.first_entry_id, part.base_length, part.overhead, staged_ns)
+        self.group = group
+        self.sizes = part.sizes
+        # An odd number of pieces has ``Log.stage_entry`` open another run, as it does after an interrupt.
+        self.parts = [*part.parts, b""]
+
+    def seal(self) -> None:
+        """Take the entries as they are; none if the group was not staged."""
+        if not self.group.staged:
+            del self.sizes[:]
+        super().seal()
+
+    def last(self) -> int:
+        """Return the id of the last entry, ``first - 1`` if the group was not staged."""
+        return super().last() if self.group.staged else self.first - 1
+
+
 class Commit:
     """What becomes durable together.
 
@@ -101,6 +162,7 @@ class Commit:
         "done",
         "error",
         "file_id",
+        "groups",
         "lsn",
         "padded",
         "payload_bytes",
@@ -129,7 +191,8 @@ class Commit:
         # What creates ledgers goes ahead of entries, which may be of these ledgers; what ends them goes behind.
         self.creations: list[tuple[LedgerDescriptor, Callable[[int], bytes], Callable[[], None]]] = []
         self.runs: list[StagedRun] = []
-        self.controls: list[tuple[Callable[[int], bytes], Callable[[], None]]] = []
+        self.controls: list[Control] = []
+        self.groups: list[StagedGroup] = []
         self.payload_bytes = 0
         self.waiters: list[threading.Lock] = []
         self.callbacks: list[Callable[[], None]] = []
@@ -156,7 +219,7 @@ class Commit:
 
     def is_empty(self) -> bool:
         """Tell whether nothing was staged."""
-        return not self.runs and not self.controls and not self.creations
+        return not self.runs and not self.controls and not self.creations and not self.groups
 
     def wake(self) -> None:
         """Release who waits for it, as it is done; a waiter released twice has left its lock behind."""
@@ -177,5 +240,6 @@ class Commit:
     def let_go(self) -> None:
         """Drop what was to be written: a ledger remembers its last run, which need not keep all its bytes."""
         self.buffers = []
+        self.groups = []
         for run in self.runs:
             run.parts = []

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from pybk.storage.commit import Commit
+from pybk.storage.commit import Commit, StagedRun
 from pybk.storage.failures import refused
 from pybk.storage.logfile import (
     BLOCK_BYTES,
@@ -18,7 +19,7 @@ from pybk.storage.logfile import (
     encode_file_header,
     padding,
 )
-from pybk.storage.record import RECORD_HEADER_BYTES, encode_entries
+from pybk.storage.record import RECORD_HEADER_BYTES, encode_entries, encode_group
 
 if TYPE_CHECKING:
     from pybk.storage.filesystem import File
@@ -88,7 +89,7 @@ class CommitWriter:
         """Build the records of a commit, and remember where in the commit each run's record begins."""
         lsn = commit.lsn = self.next_lsn
         records: list[bytes | memoryview] = []
-        places = []
+        places: list[tuple[StagedRun, int, int]] = []
         at = COMMIT_HEADER_BYTES
         for _, encode, _ in commit.creations:
             record = encode(lsn)
@@ -103,6 +104,8 @@ class CommitWriter:
                 (run.length_at_end,) = _LENGTH.unpack_from(body, len(body) - run.sizes[-1] + _LENGTH_AT)
                 places.append((run, at, len(body)))
                 at += RECORD_HEADER_BYTES + len(body)
+        if commit.groups:
+            at = _bind_groups(commit, records, places)
         for encode, _ in commit.controls:
             record = encode(lsn)
             records.append(record)
@@ -135,6 +138,8 @@ class CommitWriter:
         """Put together what is to be written; a new file's header goes out with its first commit, under one sync."""
         lsn = commit.lsn
         count = len(commit.creations) + len(commit.places) + len(commit.controls)
+        for group in commit.groups:
+            count += group.staged and 1 + len(group.controls)
         header = encode_commit_header(lsn, lsn - 1, commit.file_id, count, commit.size - COMMIT_HEADER_BYTES)
         buffers = [header, *commit.records, _ZEROS[: commit.padded - commit.size]]
         commit.start = commit.base
@@ -152,9 +157,56 @@ class CommitWriter:
         for run, at, body_bytes in commit.places:
             first, count = run.first, len(run.sizes)
             run.descriptor.publish(first, count, run.length_at_end, (first, count | 1 << 32, place + at, body_bytes))
+        for group in commit.groups:
+            for _, apply in group.controls if group.staged else ():
+                apply()
         for _, apply in commit.controls:
             apply()
         self.next_lsn = commit.lsn + 1
         self._file_offset = commit.base + commit.padded
         commit.done = True
         self._observer.committed(commit, time.monotonic_ns())
+
+
+def _bind_groups(commit: Commit, records: list[bytes | memoryview], places: list[tuple[StagedRun, int, int]]) -> int:
+    """Put a group record before the records of each group, and the group's control records after its entries.
+
+    Args:
+        commit: The commit; ``commit.lsn`` is set.
+        records: Its creations, and then header and body of each run; changed.
+        places: Its runs, as ``Commit.places`` has them; changed.
+
+    Returns:
+        Where in the commit the records end.
+    """
+    leading = len(commit.creations)
+    encoded = {run: records[leading + 2 * n : leading + 2 * n + 2] for n, (run, _, _) in enumerate(places)}
+    at = COMMIT_HEADER_BYTES + sum(map(len, records[:leading]))
+    del records[leading:], places[:]
+
+    def put(runs: Sequence[StagedRun]) -> None:
+        nonlocal at
+        for run in runs:
+            if run in encoded:
+                records.extend(encoded[run])
+                places.append((run, at, len(encoded[run][1])))
+                at += RECORD_HEADER_BYTES + len(encoded[run][1])
+
+    done = 0
+    for group in commit.groups:
+        if not group.staged:
+            continue
+        put(commit.runs[done : group.low])
+        done = group.high
+        members = commit.runs[group.low : group.high]
+        controls = [encode(commit.lsn) for encode, _ in group.controls]
+        headers = [bytes(record[:RECORD_HEADER_BYTES]) for record in (*(encoded[run][0] for run in members), *controls)]
+        nbytes = sum(len(piece) for run in members for piece in encoded[run]) + sum(map(len, controls))
+        record = encode_group(headers, nbytes, lsn=commit.lsn)
+        records.append(record)
+        at += len(record)
+        put(members)
+        records.extend(controls)
+        at += sum(map(len, controls))
+    put(commit.runs[done:])
+    return at

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError
-from pybk.storage.admission import Admission
-from pybk.storage.commit import Commit, StagedRun
+from pybk.storage.admission import Admission, Ticket
+from pybk.storage.commit import Commit, Control, GroupPart, GroupRun, StagedGroup, StagedRun
 from pybk.storage.commit_writer import CommitObserver, CommitWriter, LogFiles
 from pybk.storage.failures import is_from_signal_handler, start_thread
 
@@ -182,17 +182,10 @@ class Log:
         if descriptor.error is not None:
             raise descriptor.error.with_traceback(None)
         commit = self._forming
-        outstanding = self.outstanding_bytes
-        ticket = descriptor.ticket
-        if ticket is None:
-            room = self.admission.room
-            full = (outstanding or room < self._outstanding_max) and outstanding + nbytes > room
-        else:
-            full = ticket is not self.admission.first or (outstanding and outstanding + nbytes > self._outstanding_max)
-        if self._held or full:
+        if self._held or self._is_full(descriptor.ticket, nbytes):
             return None
         run = descriptor.staging
-        if run is None or run.commit is not commit:
+        if run is None or run.commit is not commit or not run.takes_more:
             run = StagedRun(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
             commit.runs.append(run)
             descriptor.staging = run
@@ -207,6 +200,64 @@ class Log:
                 self._clock_runs = True
                 self._kick_committer()
         return run
+
+    def _is_full(self, ticket: Ticket | None, nbytes: int) -> bool:
+        """Return whether entries of this size have to wait for room; the caller holds the mutex."""
+        inflight = self._inflight
+        outstanding = self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
+        if ticket is None:
+            room = self.admission.room
+            return bool(outstanding or room < self._outstanding_max) and outstanding + nbytes > room
+        if ticket is not self.admission.first:
+            return True
+        return bool(outstanding) and outstanding + nbytes > self._outstanding_max
+
+    def stage_group(
+        self,
+        parts: Sequence[GroupPart],
+        controls: Sequence[Control],
+        *,
+        nbytes: int,
+        ticket: Ticket | None,
+        claim: Callable[[Commit], None],
+    ) -> Commit | None:
+        """Stage entries and control records that are replayed all or not at all.
+
+        The caller holds the lock of each ledger, and has looked at ``account_staged`` of each.
+
+        Args:
+            parts: The entries, one part for each ledger.
+            controls: Control records of no ledger.
+            nbytes: Bytes of the entries.
+            ticket: The group's place in the queue, None if it has not waited.
+            claim: Called with the commit before the group counts; an exception of it stages nothing.
+
+        Returns:
+            The commit it is part of, or None when too many bytes are outstanding: nothing was staged then.
+
+        Raises:
+            PybkError: The log failed or is closed, or one of the ledgers takes no more.
+        """
+        with self._mutex:
+            for error in (self._error, *(part.descriptor.error for part in parts)):
+                if error is not None:
+                    raise error.with_traceback(None)
+            if parts and (self._held or self._is_full(ticket, nbytes)):
+                return None
+            commit = self._forming
+            low = len(commit.runs)
+            group = StagedGroup(low, low + len(parts), controls)
+            now_ns = time.monotonic_ns()
+            runs = [GroupRun(commit, group, part, now_ns) for part in parts]
+            commit.runs.extend(runs)
+            commit.groups.append(group)
+            for run in runs:
+                run.descriptor.staging = run
+            claim(commit)
+            commit.payload_bytes += nbytes
+            commit.wanted = True
+            group.staged = True  # the one step by which all of it counts
+        return commit
 
     def stage_control(
         self,

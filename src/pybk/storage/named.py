@@ -16,9 +16,9 @@ from pybk.storage.index_rows import NamedRow, encode_named
 from pybk.storage.record import RecordKind, encode_control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from pybk.storage.commit import Commit
+    from pybk.storage.commit import Commit, Control
     from pybk.storage.index import Index
     from pybk.storage.log import Log
 
@@ -26,6 +26,14 @@ NAME_BYTES_MAX: Final = 500
 """A name in UTF-8; a key of the index has at most 511 bytes."""
 
 VALUE_BYTES_MAX: Final = 1 << 20
+
+
+class NamedChange(NamedTuple):
+    """What ``NamedRecords.compare_and_set`` is asked to do."""
+
+    name: str
+    expected_version: int | None
+    value: bytes | None
 
 
 class Earlier(NamedTuple):
@@ -90,56 +98,95 @@ class NamedRecords:
             StorageFailedError: It may be changed or not; the store must be closed.
         """
         log = self._checked_log(level)
-        if value is not None and len(value) > VALUE_BYTES_MAX:
-            raise UsageError(f"the value of {name!r:.50} has {len(value)} bytes; it takes at most {VALUE_BYTES_MAX}")
-        _checked(name)
-        versions: list[int] = []
-
-        def encode(lsn: int) -> bytes:
-            versions[:] = [lsn]
-            return encode_control(RecordKind.NAMED, -1, lsn, encode_named(NamedRow(name, lsn, value)), lsn=lsn)
-
-        def apply() -> None:
-            self.changed(NamedRow(name, versions[0], value))
-
-        while isinstance(staged := self._stage(log, name, expected_version, encode, apply), Earlier):
+        change = NamedChange(name, expected_version, value)
+        check_change(change)
+        while isinstance(staged := self._stage(log, change), Earlier):
             log.wait(staged.commit)
         commit = staged
         log.wait(commit)
-        with self._lock:
-            if self._pending.get(name) is commit:
-                del self._pending[name]
+        self.settle([change], commit)
         if commit.error is not None:
             raise commit.error.with_traceback(None)
-        return versions[0]
+        return commit.lsn
 
-    def _stage(
-        self,
-        log: Log,
-        name: str,
-        expected: int | None,
-        encode: Callable[[int], bytes],
-        apply: Callable[[], None],
-    ) -> Commit | Earlier:
+    def _stage(self, log: Log, change: NamedChange) -> Commit | Earlier:
         """Stage a change, and return its commit; or return an earlier change of this record that is not durable yet."""
         with self._lock:
-            earlier = self._pending.get(name)
+            earlier = self._earlier([change])
+            if earlier is not None:
+                return earlier
+            commit = log.stage_control(*self._control(change))
+            assert commit is not None, "nothing was said that might have changed"
+            self._pending[change.name] = commit
+            return commit
+
+    def stage_group(
+        self,
+        changes: Sequence[NamedChange],
+        stage: Callable[[list[Control], Callable[[Commit], None]], Commit | None],
+    ) -> Commit | Earlier | None:
+        """Stage changes of different records as a part of a group.
+
+        Args:
+            changes: Each checked by ``check_change``.
+            stage: Given the changes as control records, and what to call with the commit before the group counts,
+                stages the group; returns its commit, None if there is no room.
+
+        Returns:
+            What ``stage`` returns; or an earlier change of one of the records that is not durable yet: nothing was
+            staged then.
+
+        Raises:
+            VersionConflictError: One of the records has another version; nothing was staged.
+        """
+        with self._lock:
+            earlier = self._earlier(changes)
+            if earlier is not None:
+                return earlier
+
+            def claim(commit: Commit) -> None:
+                self._pending.update((change.name, commit) for change in changes)
+
+            return stage([self._control(change) for change in changes], claim)
+
+    def _earlier(self, changes: Sequence[NamedChange]) -> Earlier | None:
+        """Return an earlier change of one of the records, if one is not durable yet; the caller holds the lock.
+
+        Raises:
+            VersionConflictError: One of the records has another version.
+        """
+        for change in changes:
+            earlier = self._pending.get(change.name)
             if earlier is not None and not earlier.done:
                 return Earlier(earlier)
-            self._check_version(name, expected)
-            commit = log.stage_control(encode, apply)
-            assert commit is not None, "nothing was said that might have changed"
-            self._pending[name] = commit
-            return commit
+        for change in changes:
+            self._check_version(change.name, change.expected_version)
+        return None
+
+    def _control(self, change: NamedChange) -> Control:
+        """Return a change as a control record."""
+        rows: list[NamedRow] = []
+
+        def encode(lsn: int) -> bytes:
+            rows[:] = [NamedRow(change.name, lsn, change.value)]
+            return encode_control(RecordKind.NAMED, -1, lsn, encode_named(rows[0]), lsn=lsn)
+
+        def apply() -> None:
+            self.changed(rows[0])
+
+        return encode, apply
+
+    def settle(self, changes: Sequence[NamedChange], commit: Commit) -> None:
+        """Forget that changes are on their way, because their commit is done."""
+        with self._lock:
+            for change in changes:
+                if self._pending.get(change.name) is commit:
+                    del self._pending[change.name]
 
     def _checked_log(self, level: FeatureLevel) -> Log:
         if self.log is None:
             raise IllegalOperationError("the store is open read only; open it for writing to change named records")
-        if level < FeatureLevel.SEALS:
-            raise IllegalOperationError(
-                f"the store has feature level {int(level)} ({level.name}), which has no named records; raise it with "
-                "`pybk upgrade PATH --finalize`"
-            )
+        check_level(level, "named records")
         return self.log
 
     def _check_version(self, name: str, expected: int | None) -> None:
@@ -181,6 +228,24 @@ class NamedRecords:
     def after_fork(self) -> None:
         """Be usable in a forked child: the lock may be held by a thread that is not there."""
         self._lock = threading.Lock()
+
+
+def check_level(level: FeatureLevel, what: str) -> None:
+    """Raise IllegalOperationError for a store whose level does not have something."""
+    if level < FeatureLevel.SEALS:
+        raise IllegalOperationError(
+            f"the store has feature level {int(level)} ({level.name}), which has no {what}; raise it with "
+            "`pybk upgrade PATH --finalize`"
+        )
+
+
+def check_change(change: NamedChange) -> None:
+    """Raise UsageError for a change whose name or value is too long."""
+    _checked(change.name)
+    if change.value is not None and len(change.value) > VALUE_BYTES_MAX:
+        raise UsageError(
+            f"the value of {change.name!r:.50} has {len(change.value)} bytes; it takes at most {VALUE_BYTES_MAX}"
+        )
 
 
 def _checked(name: str) -> str:

@@ -39,7 +39,7 @@ from pybk.storage.inspection import RecordReader, file_rows, runs_of
 from pybk.storage.lmdb_file import LMDB_FILE
 from pybk.storage.permissions import access_of
 from pybk.storage.proof import log_file_end, older_environments
-from pybk.storage.record import RecordKind, Runs
+from pybk.storage.record import RecordKind, Runs, check_kind
 from pybk.storage.replay import LogFile, Replay
 from pybk.storage.tiling import tile
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
@@ -274,7 +274,8 @@ class _Rebuilder:
         for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
             for record in commit.records:
                 header = record.header
-                if header.kind == RecordKind.NAMED:
+                check_kind(header, where=f"log file {commit.file_id:016x}")
+                if header.kind in (RecordKind.NAMED, RecordKind.GROUP):
                     continue
                 ledgers[header.ledger_id] = ledgers.get(header.ledger_id, 0) + header.entry_count
                 if header.kind == RecordKind.DELETE:

@@ -25,6 +25,9 @@ _ENTRIES: Final = 1
 _PLAIN: Final = 0
 _HEADER: Final = struct.Struct("<HBBB3xqqQIIIIQ")
 _CHECKSUM: Final = struct.Struct("<Q")
+_GROUP: Final = struct.Struct("<QQ")
+
+GROUP_RECORD_BYTES: Final = RECORD_HEADER_BYTES + _GROUP.size
 
 RUN_DTYPE: Final = np.dtype(
     [
@@ -56,6 +59,9 @@ class RecordKind(IntEnum):
     FILE = 6
     GROUP = 7
     NAMED = 8
+
+
+_KINDS: Final = frozenset(map(int, RecordKind))
 
 
 class Codec(IntEnum):
@@ -114,6 +120,35 @@ def encode_header(
 def encode_control(kind: int, ledger_id: int, number: int, body: bytes = b"", *, lsn: int = 0) -> bytes:
     """Return a whole control record; ``number`` is the field that its kind gives a meaning to."""
     return encode_header(kind, ledger_id, number, len(body), xxh3_64_intdigest(body), lsn=lsn) + body
+
+
+def encode_group(headers: Sequence[bytes], nbytes: int, *, lsn: int) -> bytes:
+    """Return a whole group record, which makes the records that follow it one.
+
+    Args:
+        headers: The 64 header bytes of each record of the group, in order.
+        nbytes: Bytes of these records, headers and bodies.
+        lsn: The commit they are made in.
+    """
+    return encode_control(RecordKind.GROUP, -1, len(headers), _group_body(headers, nbytes), lsn=lsn)
+
+
+def group_names(body: memoryview, headers: Sequence[bytes | memoryview], nbytes: int) -> bool:
+    """Return whether the body of a group record was made for records with these headers and this many bytes."""
+    return bytes(body) == _group_body(headers, nbytes)
+
+
+def _group_body(headers: Sequence[bytes | memoryview], nbytes: int) -> bytes:
+    return _GROUP.pack(nbytes, xxh3_64_intdigest(b"".join(headers)))
+
+
+def check_kind(header: RecordHeader, *, where: str) -> None:
+    """Raise UnsupportedFormatError for a record of a kind that this version does not know."""
+    if header.kind not in _KINDS:
+        raise UnsupportedFormatError(
+            f"{where}: a record of kind {header.kind}; this pybk knows the kinds {min(_KINDS)} to {max(_KINDS)}; open "
+            "the store with the pybk that wrote it, or newer"
+        )
 
 
 def decode_header(buffer: memoryview, offset: int, *, where: str) -> RecordHeader:

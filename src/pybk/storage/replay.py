@@ -25,13 +25,14 @@ from pybk.storage.logfile import (
     padding,
 )
 from pybk.storage.mapped import whole_file
-from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, decode_header
+from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, decode_header, group_names
 
 if TYPE_CHECKING:
     from pybk.storage.filesystem import FileSystem
 
 _LSN_MAX: Final = (1 << 64) - 1
 _COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, "little")
+_GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
 _UNTOLD_MAX: Final = 1 << 40
 """More commits than the files hold whose headers do not tell the LSN of their first."""
@@ -164,10 +165,14 @@ def scan_commits(
 
 
 def _read_records(file: LogFile, at: int, end: int, count: int, lsn: int) -> list[ReplayedRecord] | None:
-    """Return the records between two offsets; None unless they are ``count`` of commit ``lsn``, without a gap."""
+    """Return the records between two offsets; None unless they are ``count`` of commit ``lsn``, without a gap.
+
+    None, too, if a group record is not followed by the records that it was made for.
+    """
     data = file.data
     body = data[:end]
-    records = []
+    records: list[ReplayedRecord] = []
+    groups = []
     for _ in range(count):
         try:
             header = decode_header(body, at, where=file.path)
@@ -178,8 +183,39 @@ def _read_records(file: LogFile, at: int, end: int, count: int, lsn: int) -> lis
         start = at + RECORD_HEADER_BYTES
         at = start + header.body_bytes
         sound = xxh3_64_intdigest(data[start:at]) == header.body_checksum
+        if header.kind == _GROUP:
+            groups.append(len(records))
         records.append(ReplayedRecord(header, start, at, sound))
-    return records if at == end else None
+    if at != end or not all(_is_followed_by_its_own(data, records, number) for number in groups):
+        return None
+    return records
+
+
+def _is_followed_by_its_own(data: memoryview, records: list[ReplayedRecord], number: int) -> bool:
+    """Return whether a group record is followed by the records that it was made for, or is damaged itself."""
+    group = records[number]
+    members = members_of(records, number)
+    if not members or len(members) != group.header.first_entry_id or _GROUP in [one.header.kind for one in members]:
+        return False
+    start = members[0].body_start - RECORD_HEADER_BYTES
+    headers = [data[one.body_start - RECORD_HEADER_BYTES : one.body_start] for one in members]
+    body = data[group.body_start : group.body_end]
+    return not group.sound or group_names(body, headers, members[-1].body_end - start)
+
+
+def members_of(records: list[ReplayedRecord], number: int) -> list[ReplayedRecord]:
+    """Return the records that the group record with this number makes one; none for a record of another kind."""
+    header = records[number].header
+    return records[number + 1 : number + 1 + header.first_entry_id] if header.kind == _GROUP else []
+
+
+def units_of(records: list[ReplayedRecord]) -> Iterator[list[ReplayedRecord]]:
+    """Yield what is applied all or not at all: each group with its records, and each other record alone."""
+    number = 0
+    while number < len(records):
+        unit = [records[number], *members_of(records, number)]
+        yield unit
+        number += len(unit)
 
 
 class Replay:

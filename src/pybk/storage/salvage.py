@@ -23,7 +23,7 @@ from pybk.storage.logfile import (
     file_header_is_whole,
     padding,
 )
-from pybk.storage.replay import LogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits
+from pybk.storage.replay import LogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits, units_of
 from pybk.storage.tail import RecoveredLog, TailLedgers, apply_commit, log_files
 from pybk.storage.watermark import Watermark
 
@@ -183,10 +183,10 @@ def salvage_log(
     dropped: list[str] = []
     commits = next_ledger_id = dropped_count = 0
     for file, commit in log:
-        for record in commit.records:
-            next_ledger_id = max(next_ledger_id, record.header.ledger_id + 1)
+        next_ledger_id = max([next_ledger_id, *(record.header.ledger_id + 1 for record in commit.records)])
+        for unit in units_of(commit.records):
             try:
-                apply_commit(ledgers, file, commit._replace(records=[record]))
+                apply_commit(ledgers, file, commit._replace(records=unit))
             except CorruptError as error:
                 dropped_count += 1
                 if dropped_count <= _TOLD_MAX:

@@ -46,11 +46,13 @@ from pybk.storage.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.environment import Environment, LmdbEnvironment
 from pybk.storage.failures import storage_error
 from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
+from pybk.storage.group import GroupAppend, GroupAppended, LedgerEntries
 from pybk.storage.index import Index
 from pybk.storage.index_rows import Mark
 from pybk.storage.lmdb_file import LMDB_LOCK
 from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
+from pybk.storage.named import NamedChange
 from pybk.storage.permissions import PRIVATE, Access, access_of, excess_warning
 from pybk.storage.proof import OlderIndexError, compare_catalogs, older_environments, older_log_files, refuse_older
 from pybk.storage.rebuild import rebuild_locked
@@ -498,6 +500,32 @@ class Store(ChangingView):
             self.maintenance.wait_for_room()
         else:
             self.log.wait_for_space()
+
+    def append_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange] = ()) -> GroupAppended:
+        """Append entries to several ledgers and change named records, all of it or nothing; durable on return.
+
+        After a stop at any point the next open finds the whole group or nothing of it. While the store is open, another
+        thread may see one ledger's entries a moment before those of another.
+
+        Args:
+            entries: The entries, each ledger once, in any order.
+            changes: Changes of named records, each name once, as for ``NamedRecords.compare_and_set``.
+
+        Raises:
+            UsageError: The group is empty or larger than ``GROUP_BYTES_MAX``, names more than ``GROUP_LEDGERS_MAX``
+                ledgers, or names one twice; or an entry, a name or a value is too long.
+            IllegalOperationError: The store's feature level has no groups, or a ledger is advanced or DEFERRED_FORCE.
+            LedgerClosedError, LedgerFencedError, NoSuchLedgerError: A ledger takes no more entries.
+            VersionConflictError: A named record has another version.
+            StorageFullError: There is no room.
+            StorageFailedError: All of it may be there or nothing; the store must be closed.
+
+        Unless it raises StorageFailedError, nothing was changed.
+
+        Cost: One synced write, shared by all who append meanwhile. The group holds the locks of its ledgers while its
+            entries get their ids and digests.
+        """
+        return GroupAppend(self, entries, changes).run()
 
     def write_buffered(self) -> None:
         """Write and sync what deferred appends have buffered, without confirming it; a store that failed just reads."""

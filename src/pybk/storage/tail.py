@@ -6,13 +6,13 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.index_rows import FileRow, NamedRow, decode_named
 from pybk.storage.logfile import BLOCK_BYTES
-from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind
-from pybk.storage.replay import LogFile, Replay, ReplayedCommit, ReplayedRecord
+from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, check_kind
+from pybk.storage.replay import LogFile, Replay, ReplayedCommit, ReplayedRecord, members_of
 from pybk.storage.volumes import LOG, Volumes
 
 _LAC_AND_LENGTH: Final = struct.Struct(">qq")
@@ -35,25 +35,60 @@ class TailLedgers(Protocol):
 def apply_commit(ledgers: TailLedgers, file: LogFile, commit: ReplayedCommit) -> None:
     """Bring ledgers to the state after a durable commit.
 
+    The records of a group are checked before the first of them is applied, so that a group is applied whole or not at
+    all. An entry whose bytes are damaged counts as applied: it stays known, and reading it fails.
+
     Raises:
         CorruptError: The commit contradicts what is known, or a control record is damaged.
+        UnsupportedFormatError: A record is of a kind that this version does not know.
     """
-    for record in commit.records:
-        header = record.header
-        if header.kind == RecordKind.ENTRIES:
+    for number, record in enumerate(commit.records):
+        kind = record.header.kind
+        if kind == RecordKind.ENTRIES:
             _apply_entries(ledgers, file, record)
-        elif not record.sound:
-            raise CorruptError(
-                f"{file.path}: the control record of ledger {header.ledger_id} at offset {record.body_start} is "
-                "damaged; restore the file from a backup"
-            )
-        elif header.kind == RecordKind.LEDGER:
-            _apply_metadata(ledgers, bytes(file.data[record.body_start : record.body_end]), file.path)
-        elif header.kind == RecordKind.NAMED:
-            body = bytes(file.data[record.body_start : record.body_end])
-            ledgers.tail_named(decode_named(header.first_entry_id, body, where=file.path))
+        elif kind == RecordKind.GROUP:
+            _check_control(file, record)
+            for member in members_of(commit.records, number):
+                _check_member(ledgers, file, member)
+        elif kind == RecordKind.NAMED:
+            ledgers.tail_named(_named(file, record))
         else:
-            _apply_control(ledgers, header, file.path)
+            _check_control(file, record)
+            if kind == RecordKind.LEDGER:
+                _apply_metadata(ledgers, bytes(file.data[record.body_start : record.body_end]), file.path)
+            else:
+                _apply_control(ledgers, record.header, file.path)
+
+
+def _check_control(file: LogFile, record: ReplayedRecord) -> None:
+    """Raise unless a control record is of a known kind and whole."""
+    header = record.header
+    check_kind(header, where=file.path)
+    if not record.sound:
+        raise CorruptError(
+            f"{file.path}: the control record of ledger {header.ledger_id} at offset {record.body_start} is "
+            "damaged; restore the file from a backup"
+        )
+
+
+def _check_member(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> None:
+    """Raise unless a record of a group can be applied."""
+    if record.header.kind == RecordKind.ENTRIES:
+        _continued(ledgers, file, record)
+    elif record.header.kind == RecordKind.NAMED:
+        _named(file, record)
+    else:
+        raise UnsupportedFormatError(
+            f"{file.path}: a record of kind {record.header.kind} in a group; this pybk reads groups of entries and "
+            "named records; open the store with the pybk that wrote it, or newer"
+        )
+
+
+def _named(file: LogFile, record: ReplayedRecord) -> NamedRow:
+    """Return what a record says of a named record."""
+    _check_control(file, record)
+    body = bytes(file.data[record.body_start : record.body_end])
+    return decode_named(record.header.first_entry_id, body, where=file.path)
 
 
 def _apply_metadata(ledgers: TailLedgers, body: bytes, where: str) -> None:
@@ -81,7 +116,8 @@ def _apply_control(ledgers: TailLedgers, header: RecordHeader, where: str) -> No
         raise CorruptError(f"{where}: a record of kind {header.kind} has no place in a log file")
 
 
-def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> None:
+def _continued(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> LedgerDescriptor:
+    """Return the ledger that a record of entries continues; raise if it does not."""
     header = record.header
     descriptor = _known(ledgers, header, file.path)
     if header.first_entry_id != descriptor.last_durable + 1:
@@ -90,6 +126,12 @@ def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) 
             f"{record.body_start}, after entry {descriptor.last_durable}: entries are missing; restore the log "
             "files from a backup"
         )
+    return descriptor
+
+
+def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> None:
+    header = record.header
+    descriptor = _continued(ledgers, file, record)
     lac, length = -1, descriptor.length_durable
     if record.sound:
         start = record.body_start
