@@ -16,6 +16,7 @@ from pybk.storage.extent import Extent
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.rebuild import rebuild_index
 from pybk.storage.verify import verify_store
+from tests.embedded import view_of
 from tests.golden.make_stores import CONFIG, PASSWORD, payload
 
 ARCHIVES = sorted((Path(__file__).parent / "golden" / "stores").glob("*.tar.gz"))
@@ -41,6 +42,8 @@ def check(manager: LedgerManager, expected: dict[str, Any], *, recover: bool) ->
         with manager.open_ledger(ledger_id, password=PASSWORD, recover=recover) as reader:
             found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
         assert found == [payload(ledger_id, number) for number in range(count)], f"ledger {ledger_id}"
+    named = {row.name: (row.value or b"").decode() for row in view_of(manager).named.all()}
+    assert named == {name: value for name, value in expected.get("named", {}).items() if value is not None}
     for ledger_id in expected["deleted"]:
         with pytest.raises(NoSuchLedgerError):
             manager.ledger_metadata(ledger_id)

@@ -2,7 +2,7 @@
 
 Run it with the version whose formats are to be kept, once, and never again for that version::
 
-    PYTHONPATH=CHECKOUT/src:. python -m tests.golden.make_stores tests/golden/stores base
+    PYTHONPATH=CHECKOUT/src:. python -m tests.golden.make_stores tests/golden/stores base [NAME ...]
 """
 
 from __future__ import annotations
@@ -76,6 +76,27 @@ class Filling:
             writer.append(payload(ledger_id, given + count - 1))
             self.expected["entries"][str(ledger_id)] = given + count
 
+    def group(self, ledger_ids: list[int], count: int, values: dict[str, bytes | None]) -> None:
+        """Append a group of some entries to each ledger and of changes of named records, once there are groups."""
+        from pybk.storage.group import LedgerEntries
+        from pybk.storage.named import NamedChange
+
+        store = self.manager._home.store  # type: ignore[attr-defined]  # an embedded store's
+        entries = []
+        for ledger_id in ledger_ids:
+            given = self.expected["entries"][str(ledger_id)]
+            writer = self._writers[ledger_id]
+            payloads = [payload(ledger_id, number) for number in range(given, given + count)]
+            entries.append(LedgerEntries(writer._descriptor, writer._digest, payloads))
+            self.expected["entries"][str(ledger_id)] = given + count
+        changes = []
+        named = self.expected.setdefault("named", {})
+        for name, value in values.items():
+            row = store.named.get(name)
+            changes.append(NamedChange(name, row and row.version, value))
+            named[name] = None if value is None else value.decode()
+        store.append_group(entries, changes)
+
     def deferred(self) -> None:
         """Write a ledger whose entries are confirmed by force."""
         ledger_id = self.create(StorageHint.NVME, DigestType.CRC32C, write_flags=WriteFlag.DEFERRED_FORCE)
@@ -135,6 +156,19 @@ def mixed(filling: Filling) -> None:
     filling.deferred()
 
 
+def grouped(filling: Filling) -> None:
+    """Write groups over ledgers of all tiers and named records, before and after a checkpoint, and others between."""
+    ledgers = filling.create_all()
+    filling.append(ledgers[::2], 3)
+    filling.group(ledgers, 2, {"offset": b"1", "gone": b"1"})
+    filling.manager.checkpoint()
+    filling.append(ledgers[1::2], 2)
+    filling.group(ledgers[::-1], 1, {"offset": b"2", "gone": None})
+    filling.group(ledgers[:1], 30, {})
+    filling.append(ledgers, 2)
+    filling.group([], 0, {"offset": b"3", "other": b"1"})
+
+
 def empty(filling: Filling) -> None:
     """Write nothing."""
 
@@ -144,7 +178,9 @@ STORES: dict[str, Callable[[Filling], None]] = {
     "tail": tail_only,
     "checkpointed": checkpointed,
     "mixed": mixed,
+    "grouped": grouped,
 }
+"""By name; ``grouped`` needs feature level SEALS."""
 
 
 def make_store(root: Path, name: str, end: str) -> None:
@@ -200,8 +236,10 @@ def main() -> None:
         else:
             make_store(root, name, end)
         return
-    target, level = Path(sys.argv[1]), sys.argv[2]
+    target, level, only = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     for name, end in [*((name, end) for name in STORES for end in ("closed", "killed")), ("bookie", "closed")]:
+        if only and name not in only:
+            continue
         root = Path(tempfile.mkdtemp())
         paths = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
         subprocess.run(
