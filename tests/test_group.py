@@ -21,6 +21,7 @@ from pybk.errors import (
     LedgerFencedError,
     NoSuchLedgerError,
     PybkError,
+    StorageFailedError,
     StorageFullError,
     UnsupportedFormatError,
     UsageError,
@@ -501,6 +502,24 @@ def test_a_stop_at_any_operation_leaves_each_group_whole_or_not_there() -> None:
             abandon(manager)
 
 
+def test_a_group_whose_write_failed_is_there_whole_or_not_at_all() -> None:
+    whole = 0
+    for seed in range(12):
+        manager = open_store(fs := SimFileSystem(seed))
+        one, two = create(manager), create(manager)
+        fs.fail_at(0, only="write_durable")
+        with pytest.raises(StorageFailedError):
+            put(manager, {one: [bytes(3000)], two: [bytes(3000)]}, {NAME: b"1"})
+        abandon(manager)
+        manager = open_store(fs.crash() if seed % 2 else fs.kill())
+        found = {len(contents(manager, writer.ledger_id)) for writer in (one, two)}
+        assert found in ({0}, {1})
+        assert value(manager) == (b"1" if found == {1} else None)
+        whole += found == {1}
+        manager.close()
+    assert 0 < whole < 12
+
+
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_leaves_a_group_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = ("storage/group.py", "storage/named.py", "storage/log.py", "storage/commit.py", "storage/commit_writer.py")
@@ -579,6 +598,23 @@ def test_grouped_entries_are_checkpointed_moved_packed_verified_and_indexed_agai
         manager.checkpoint()
         assert contents(manager, ids[1])
     assert not verify_store(str(path)).problems
+
+
+def test_a_log_file_with_groups_that_a_checkpoint_keeps_is_read_verified_and_indexed_again(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with open_quick(path, fill_ratio=0.01) as manager:
+        one, two = create(manager), create(manager)
+        for number in range(3):
+            put(manager, {one: [b"%d" % number * 20_000] * 2, two: [b"%d" % number]}, {NAME: b"%d" % number})
+        manager.checkpoint()
+        assert [row.kind for row in store_of(manager).index.files().values()].count(LOG) == 1
+        wanted = [contents(manager, writer.ledger_id) for writer in (one, two)]
+    assert not verify_store(str(path)).problems
+    shutil.rmtree(path / "ssd" / "index")
+    assert rebuild_index(str(path)).made
+    with open_quick(path) as manager:
+        assert [contents(manager, writer.ledger_id) for writer in (one, two)] == wanted
+        assert list(map(len, wanted)) == [6, 3]
 
 
 def test_verify_finds_a_group_that_does_not_fit_its_records(tmp_path: Path) -> None:
