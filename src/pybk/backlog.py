@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pybk.futures import AppendFuture
 from pybk.loopcalls import LoopCalls
+from pybk.storage.failures import start_thread
 
 
 class _Waiting(NamedTuple):
@@ -43,12 +44,15 @@ class Backlog:
 
         Returns:
             A future of that loop of what ``append`` returns or raises. Cancelling it does not cancel the append.
+
+        Raises:
+            StorageRefusedError: The operating system gives no thread; nothing was added.
         """
         loop = asyncio.get_running_loop()
         delivered: asyncio.Future[AppendFuture[int]] = loop.create_future()
         with self._lock:
             if not self._running:
-                threading.Thread(target=self._run, name="pybk-backlog", daemon=True).start()
+                start_thread(threading.Thread(target=self._run, name="pybk-backlog", daemon=True))
                 self._running = True
             self._waiting.append(_Waiting(append, loop, delivered))
         return delivered

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache, partial
 from struct import Struct
@@ -50,11 +50,13 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
+from pybk.storage.failures import start_thread
 from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
 from pybk.transport.keys import ClusterKeys, proves_deletion, proves_right
 from pybk.transport.log_limit import LogLimit
 from pybk.transport.server import Peer, Server
 from pybk.version import __version__
+from pybk.workers import Workers
 
 if TYPE_CHECKING:
     from pybk.bookie.replicas import Replicas
@@ -172,16 +174,9 @@ class BookieService:
         self._final: dict[int, tuple[int, Description | None]] = {}
         self._described = lru_cache(_DESCRIPTIONS)(self._description)
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
-        try:
-            self.addresses: Final = advertised(listen, self._server.addresses, advertise)
-        except BaseException:
-            self._server.close()
-            raise
         self._wake_ns: int | None = None
         self._registered: RegisteredBookie | None = None
         self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
-        self._looking = ThreadPoolExecutor(2, "pybk-bookie-lookup")
-        self._moving = ThreadPoolExecutor(1, "pybk-bookie-move")
         self._stopping = threading.Event()
         self._waking = threading.Lock()
         self._closed = False
@@ -191,7 +186,15 @@ class BookieService:
         self._retired = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
-        self._thread.start()
+        with ExitStack() as undo:
+            undo.callback(self._server.close)
+            self.addresses: Final = advertised(listen, self._server.addresses, advertise)
+            self._looking = Workers(2, "pybk-bookie-lookup")
+            undo.callback(self._looking.close)
+            self._moving = Workers(1, "pybk-bookie-move")
+            undo.callback(self._moving.close)
+            start_thread(self._thread)
+            undo.pop_all()
         try:
             check_reachable(bookie, self.addresses[0], keys, self._server.public_key)
             registered = self._registered = metadata.register(self._registration())
@@ -203,7 +206,12 @@ class BookieService:
         self._position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
         self._position.record()
         self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
-        self._keeper.start()
+        try:
+            start_thread(self._keeper)
+        except BaseException:
+            self._stop_serving()
+            registered.close()
+            raise
 
     @property
     def serving(self) -> bool:
@@ -283,7 +291,7 @@ class BookieService:
             elif isinstance(request, Read | ReadLac) and request.fence and self._is_new(request.ledger_id):
                 self._look_aside(peer, request_id, request, self._check_fence)
             elif isinstance(request, Move):
-                self._moving.submit(self._move, peer, request_id, request)
+                self._moving.submit(partial(self._move, peer, request_id, request))
             else:
                 encoded = peer.rights.get(request.ledger_id)
                 description = None if encoded is None else self._describe(encoded)
@@ -425,7 +433,7 @@ class BookieService:
                 peer, request_id = effect.sender
                 self._server.reply(peer, request_id, _wire(effect.reply))
             elif type(effect) is LookUp:
-                self._looking.submit(self._look_up, effect.ledger_id)
+                self._looking.submit(partial(self._look_up, effect.ledger_id))
             else:
                 wake_ns = effect.time_ns  # type: ignore[union-attr]
                 self._wake_ns = wake_ns if self._wake_ns is None else min(self._wake_ns, wake_ns)
@@ -596,8 +604,8 @@ class BookieService:
         self._stopping.set()
         self._wake()
         self._thread.join()
-        self._looking.shutdown(cancel_futures=True)
-        self._moving.shutdown(wait=False, cancel_futures=True)
+        self._looking.close(wait=True)
+        self._moving.close()
         self._close_server()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from pybk.storage.commit import Commit
+from pybk.storage.failures import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Baton:
         self.woke = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 

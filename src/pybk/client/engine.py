@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -33,6 +33,7 @@ from pybk.replication.messages import (
     WriteMetadata,
 )
 from pybk.storage.commit import Commit
+from pybk.workers import Workers
 
 if TYPE_CHECKING:
     from pybk.client.ledger import RemoteLedger
@@ -171,10 +172,14 @@ class Engine:
         self._formed: dict[Writer, None] = {}
         self._active: dict[Writer, None] = {}
         self._untold: dict[Writer, None] = {}
-        self._executor = ThreadPoolExecutor(_METADATA_THREADS, "pybk-metadata")
+        self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
         self._reports: set[Future[None]] = set()
         self._closed: PybkError | None = None
-        self.baton = Baton(self, "pybk-client")
+        try:
+            self.baton = Baton(self, "pybk-client")
+        except BaseException:
+            self._workers.close()
+            raise
 
     # ---- any thread ----------------------------------------------------------------------------------------------
 
@@ -351,12 +356,11 @@ class Engine:
         self._in_background(work)
 
     def _in_background(self, work: Callable[[], None]) -> Future[None] | None:
-        """Have something done by another thread; by this one, and return None, if the interpreter is ending."""
-        try:
-            return self._executor.submit(work)
-        except RuntimeError:  # managers that are open at the end of the program are closed after executors are
+        """Have something done by another thread; by this one, and return None, once the engine is closed."""
+        report = self._workers.submit(work)
+        if report is None:
             work()
-            return None
+        return report
 
     def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
         """Let go of a conversation and wake who waits for it."""
@@ -417,7 +421,7 @@ class Engine:
         _, unrecorded = wait_for(tuple(self._reports), _REPORT_SECONDS)
         if unrecorded:
             logger.warning("%d times it may not be recorded that a bookie misses entries", len(unrecorded))
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     def _have_done(self, call: Callable[[], None]) -> None:
         """Have ``call`` made by the driver, and return when it was; any thread."""

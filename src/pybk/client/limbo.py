@@ -12,6 +12,7 @@ from pybk.client.replicating import Copying
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger import LedgerState
 from pybk.replication.copying import CopyMachine, fragment_end
+from pybk.storage.failures import start_thread
 
 if TYPE_CHECKING:
     from pybk.client.directory import Directory
@@ -62,7 +63,7 @@ class Mender:
         self._stopping = threading.Event()
         self._pauses: dict[int, tuple[float, float]] = {}
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

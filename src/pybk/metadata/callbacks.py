@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from pybk.errors import ClosedError, MetadataUnreachableError
+from pybk.errors import ClosedError, MetadataUnreachableError, StorageRefusedError
+from pybk.storage.failures import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +78,13 @@ class Callbacks:
                 return
             self._due[callback] = 0.0
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    start_thread(thread)
+                except StorageRefusedError as error:
+                    logger.warning("watches are told later, at the next change: %s", error)
+                else:
+                    self._thread = thread
             self._changed.notify()
 
     def session_ended(self) -> None:

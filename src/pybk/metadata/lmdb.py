@@ -27,6 +27,7 @@ from pybk.metadata.hostfile import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb_records import FORMAT_NAME, Record, Session, node_name
 from pybk.metadata.tree import Node, checked_key, checked_value
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction, WriteTransaction
+from pybk.storage.failures import start_thread
 from pybk.storage.lmdb_file import LMDB_LOCK
 from pybk.storage.permissions import PRIVATE, Access, exceeding, excess_warning
 
@@ -429,8 +430,9 @@ class LmdbTree:
     def _start_keeper(self) -> None:
         """Start the thread that beats, sweeps and polls; called with the lock held."""
         if self._keeper is None and not self._closed:
-            self._keeper = threading.Thread(target=self._keep, name=f"pybk metadata keeper {self._path}", daemon=True)
-            self._keeper.start()
+            keeper = threading.Thread(target=self._keep, name=f"pybk metadata keeper {self._path}", daemon=True)
+            start_thread(keeper)
+            self._keeper = keeper
         self._wake.set()
 
     def _keep(self) -> None:

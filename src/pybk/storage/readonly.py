@@ -18,6 +18,7 @@ from pybk.storage.cookie import Cookie
 from pybk.storage.creation import INDEX, OpenEnvironment, checked_mark, find_cookie, store_directories
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.environment import Environment, LmdbEnvironment
+from pybk.storage.failures import start_thread
 from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import Mark
@@ -170,8 +171,9 @@ class ReadOnlyStore(StoreView):
         """Have a thread look for new commits until nothing follows a ledger any more."""
         with self._lock:
             if self._follower is None and not self.ended:
-                self._follower = threading.Thread(target=self._follow_for_all, name="pybk-follow", daemon=True)
-                self._follower.start()
+                follower = threading.Thread(target=self._follow_for_all, name="pybk-follow", daemon=True)
+                start_thread(follower)
+                self._follower = follower
 
     def _follow_for_all(self) -> None:
         """Body of the thread that looks for new commits; applying them wakes the followers of their ledgers."""

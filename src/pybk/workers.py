@@ -1,0 +1,121 @@
+"""Threads for calls that may take long, such as asking the metadata store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from pybk.errors import StorageRefusedError
+from pybk.storage.failures import start_thread
+
+logger = logging.getLogger(__name__)
+
+_Call = tuple[Future[None], Callable[[], None]]
+
+
+class Workers:
+    """A few threads that make calls, in the order in which they were submitted.
+
+    The first thread is started with the object, the others when they are needed. If the operating system gives no more
+    threads then, the threads that are there make all calls, later. So a call that was accepted is always made, once.
+    ``concurrent.futures.ThreadPoolExecutor`` raises from ``submit`` instead, and has kept the call all the same.
+
+    Args:
+        most: The number of threads at most.
+        name: The threads' names begin with it.
+
+    Raises:
+        StorageRefusedError: The operating system gives not even one thread.
+
+    Threads: any.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most: Final = most
+        self._name: Final = name
+        self._changed = threading.Condition()
+        self._calls: deque[_Call] = deque()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+        self._short = False
+        self._start()
+
+    def submit(self, call: Callable[[], None]) -> Future[None] | None:
+        """Have a call made by one of the threads.
+
+        Returns:
+            A future that is done when the call was made; None if the workers are closed, and the call is not made.
+        """
+        future: Future[None] = Future()
+        with self._changed:
+            if self._closed:
+                return None
+            self._calls.append((future, call))
+            self._changed.notify()
+            if self._idle < len(self._calls) and len(self._threads) < self._most:
+                self._start_another()
+        return future
+
+    def _start_another(self) -> None:
+        """Start one more thread, or leave the work to those that run; the caller holds the lock."""
+        try:
+            self._start()
+            self._short = False
+        except StorageRefusedError as error:
+            if not self._short:
+                logger.warning("%s: %d threads do the work of more: %s", self._name, len(self._threads), error)
+            self._short = True
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        start_thread(thread)
+        self._threads.append(thread)
+
+    def _run(self) -> None:
+        """Body of a thread."""
+        while (found := self._next()) is not None:
+            future, call = found
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001  # it belongs to the future
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+            del found, future, call  # what the call holds is not kept while the thread waits for another
+
+    def _next(self) -> _Call | None:
+        """Wait for a call; None once the workers are closed."""
+        with self._changed:
+            while not self._calls:
+                if self._closed:
+                    return None
+                self._idle += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._idle -= 1
+            return self._calls.popleft()
+
+    def close(self, *, wait: bool = False) -> None:
+        """Take no more calls, and drop those that no thread has begun.
+
+        Args:
+            wait: Return when those that have begun have ended, too.
+        """
+        with self._changed:
+            self._closed = True
+            dropped = list(self._calls)
+            self._calls.clear()
+            self._changed.notify_all()
+        for future, _ in dropped:
+            future.cancel()
+        if wait:
+            for thread in self._threads:
+                thread.join()

@@ -1,0 +1,33 @@
+"""Bookies and clients that get no more threads from the operating system serve on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pybk.flags import StorageHint
+from tests.cluster.inside import inside
+from tests.test_workers import no_more_threads
+
+PASSWORD = b"a password of the tests"
+
+
+def test_without_more_threads_a_bookie_looks_ledgers_up_and_moves_them_and_a_client_changes_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(tmp_path, count=2) as cluster:
+        writing, recovering = cluster.connect(), cluster.connect()
+        with monkeypatch.context() as short:
+            for name in "pybk-metadata", "pybk-bookie-lookup", "pybk-bookie-move":
+                no_more_threads(short, name)
+            writers = [writing.create_ledger(password=PASSWORD, ensemble_size=2, write_quorum=2) for _ in range(8)]
+            for writer in writers:
+                writer.append(b"an entry")
+            for writer in writers:  # a bookie that is fenced asks the metadata store for the ledger
+                with recovering.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+                    assert reader.last_add_confirmed == 0
+            moved = writers[0].ledger_id
+            recovering.move_ledger(moved, StorageHint.HDD, password=PASSWORD)
+            assert recovering.ledger_metadata(moved).tier is StorageHint.HDD
+            assert [bookie.health().state for bookie in cluster.bookies] == ["ok", "ok"]

@@ -1,0 +1,90 @@
+"""Threads for calls that take long: each call is made once, also where the system gives no more threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pybk.errors import StorageRefusedError
+from pybk.workers import Workers
+from tests.waiting import WAIT_S
+
+
+def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Have the operating system refuse threads whose names begin so."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_calls_run_beside_each_other_up_to_the_number_of_threads() -> None:
+    workers = Workers(3, "pybk-test")
+    barrier = threading.Barrier(3, timeout=WAIT_S)
+
+    def meet() -> None:
+        barrier.wait()
+
+    futures = [workers.submit(meet) for _ in range(6)]
+    for future in futures:
+        assert future is not None
+        future.result(WAIT_S)
+    assert len(workers._threads) == 3
+    workers.close(wait=True)
+
+
+def test_without_more_threads_those_there_make_each_call_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(4, "pybk-test")
+    no_more_threads(monkeypatch, "pybk-test")
+    calls: list[int] = []
+    futures = [workers.submit(lambda number=number: calls.append(number)) for number in range(100)]  # type: ignore[misc]
+    for future in futures:
+        assert future is not None
+        future.result(WAIT_S)
+    assert calls == list(range(100))
+    workers.close(wait=True)
+
+
+def test_without_any_thread_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_more_threads(monkeypatch, "pybk-test")
+    with pytest.raises(StorageRefusedError, match="ulimit -u"):
+        Workers(4, "pybk-test")
+
+
+def test_closed_workers_take_no_call_and_drop_those_not_begun() -> None:
+    workers = Workers(1, "pybk-test")
+    begun, end = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        end.wait(WAIT_S)
+
+    running, waiting = workers.submit(call), workers.submit(lambda: None)
+    assert running is not None
+    assert waiting is not None
+    assert begun.wait(WAIT_S)
+    workers.close()
+    assert waiting.cancelled()
+    assert workers.submit(lambda: None) is None
+    end.set()
+    workers.close(wait=True)
+    assert running.done()
+
+
+def test_a_call_that_raises_ends_no_thread() -> None:
+    workers = Workers(1, "pybk-test")
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    failed, after = workers.submit(fail), workers.submit(lambda: None)
+    assert failed is not None
+    assert after is not None
+    assert isinstance(failed.exception(WAIT_S), ValueError)
+    assert after.result(WAIT_S) is None
+    workers.close(wait=True)
