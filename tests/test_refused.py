@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pybk.config import MIB
 from pybk.digest import DigestType
-from pybk.errors import AppendTimeoutError, LedgerFencedError, StorageFullError
+from pybk.errors import AppendTimeoutError, LedgerFencedError, NoSuchLedgerError, StorageFullError
+from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.filesystem import File
+from pybk.storage.verify import verify_store
 from pybk.writer import LedgerWriter
 from tests.embedded import store_of
-from tests.simdisk import SimFileSystem
+from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
 from tests.test_space import check, new_ledger, open_small, payload_of, tick
 from tests.waiting import WAIT_S
@@ -85,6 +88,131 @@ def test_what_was_forming_behind_a_refused_commit_fails_with_it_and_no_later_com
     check(manager, writer.ledger_id, count + 1)
     check(manager, other.ledger_id, 2)
     manager.close()
+
+
+def new_deferred(manager: LedgerManager) -> LedgerWriter:
+    return manager.create_ledger(digest_type=DigestType.CRC32C, write_flags=WriteFlag.DEFERRED_FORCE)
+
+
+def test_acknowledged_deferred_entries_outlive_commits_that_are_refused_again_and_again() -> None:
+    fs = SimFileSystem(15, capacity_bytes=6 * MIB)
+    manager = open_small(fs, CONFIG)
+    deferred, writer = new_deferred(manager), new_ledger(manager)
+    ballast = fs.create("/ballast", 4 * MIB)
+    fill_the_log(manager, writer)
+    acknowledged = [deferred.append(payload_of(number)) for number in range(5)]
+    for _ in range(3):
+        with pytest.raises(StorageFullError):
+            new_ledger(manager).append(bytes(MIB))
+        with pytest.raises(StorageFullError):
+            deferred.append(b"not taken while the others wait")
+        with pytest.raises(StorageFullError):
+            deferred.force()
+    ballast.close()
+    fs.unlink("/ballast")
+    tick(manager)
+    new_ledger(manager).append(payload_of(0))  # the next commit takes along what waits
+    assert deferred.append(payload_of(5)) == 5
+    assert deferred.force() == 5
+    manager.close()
+    manager = open_small(fs.crash(), CONFIG)
+    check(manager, deferred.ledger_id, len(acknowledged) + 1)
+    manager.close()
+
+
+def test_deferred_entries_that_formed_behind_a_refused_commit_follow_those_in_it() -> None:
+    fs = SimFileSystem(16, capacity_bytes=6 * MIB)
+    manager = open_small(fs, CONFIG)
+    deferred, writer = new_deferred(manager), new_ledger(manager)
+    ballast = fs.create("/ballast", 4 * MIB)
+    fill_the_log(manager, writer)
+    supply = store_of(manager).supply
+    take = supply.next_log_file
+    behind: list[int] = []
+
+    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+        try:
+            return take(bytes_min, after)
+        except StorageFullError:
+            if not behind:
+                behind.extend([deferred.append(payload_of(1)), deferred.append(payload_of(2))])
+            raise
+
+    supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
+    assert deferred.append(payload_of(0)) == 0
+    with pytest.raises(StorageFullError):
+        deferred.force()
+    assert behind == [1, 2]
+    ballast.close()
+    fs.unlink("/ballast")
+    tick(manager)
+    new_ledger(manager).append(payload_of(0))
+    assert deferred.force() == 2
+    check(manager, deferred.ledger_id, 3)
+    deferred.close()
+    manager.close()
+
+
+def test_a_store_that_is_closed_while_acknowledged_deferred_entries_find_no_room_says_so() -> None:
+    fs = SimFileSystem(17, capacity_bytes=6 * MIB)
+    manager = open_small(fs, CONFIG)
+    deferred, writer = new_deferred(manager), new_ledger(manager)
+    fs.create("/ballast", 4 * MIB).close()
+    fill_the_log(manager, writer)
+    deferred.append(payload_of(0))
+    with pytest.raises(StorageFullError):
+        deferred.force()
+    with pytest.raises(StorageFullError):
+        manager.close()
+
+
+def test_an_append_that_finds_the_room_taken_by_entries_that_were_kept_is_refused_and_does_not_wait_for_ever() -> None:
+    fs = SimFileSystem(18, capacity_bytes=6 * MIB)
+    manager = open_small(fs, replace(CONFIG, max_outstanding_bytes=256 << 10))
+    deferred, writer = new_deferred(manager), new_ledger(manager)
+    ballast = fs.create("/ballast", 4 * MIB)
+    fill_the_log(manager, writer)
+    deferred.append(bytes(200 << 10))
+    with pytest.raises(StorageFullError):
+        deferred.force()
+    with pytest.raises(StorageFullError):
+        new_deferred(manager).append(bytes(200 << 10))
+    ballast.close()
+    fs.unlink("/ballast")
+    tick(manager)
+    assert new_ledger(manager).append(bytes(200 << 10)) == 0
+    assert deferred.force() == 0
+    manager.close()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["another-ledger", "their-ledger"])
+def test_entries_that_were_kept_do_not_keep_a_ledger_from_being_deleted(own: bool) -> None:
+    fs = SimFileSystem(19, capacity_bytes=6 * MIB)
+    manager = open_small(fs, CONFIG)
+    deferred, writer = new_deferred(manager), new_ledger(manager)
+    writer.append(payload_of(0))
+    ballast = fs.create("/ballast", fs.free_bytes("/store") - (16 << 10))
+    deferred.append(bytes(2 * MIB))
+    with pytest.raises(StorageFullError):
+        deferred.force()
+    manager.delete_ledger(deferred.ledger_id if own else writer.ledger_id)
+    ballast.close()
+    fs.unlink("/ballast")
+    tick(manager)
+    another = new_ledger(manager)
+    another.append(payload_of(0))
+    if own:
+        with pytest.raises(NoSuchLedgerError):
+            deferred.append(b"more")
+    else:
+        assert deferred.force() == 0
+    manager.close()
+    fs = fs.crash()
+    manager = open_small(fs, CONFIG)
+    assert list(manager.list_ledgers()) == [(writer if own else deferred).ledger_id, another.ledger_id]
+    manager.close()
+    found = verify_store("/store", fs=fs, environment=lambda path: SimEnvironment(fs, path, read_only=True))
+    assert found.problems == ()
 
 
 def test_a_ledger_that_was_recovered_while_there_was_no_room_stays_fenced() -> None:

@@ -227,7 +227,8 @@ class ChangingView(StoreView):
     def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
         """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
         if fence and isinstance(descriptor.error, StorageRefusedError):  # which may pass: then the writer would go on
-            self.log.flush()  # nothing more can be staged, so what is durable then is all
+            # Nothing more can be staged, so what is durable then is all.
+            self.log.flush(kept=descriptor.deferred)
             descriptor.restart()
         failed = descriptor.error
         if fence and failed is None:
@@ -238,7 +239,8 @@ class ChangingView(StoreView):
             descriptor.account_staged()
             last, length = descriptor.last_pushed, descriptor.length_pushed
         else:
-            self.log.flush()  # nothing more can be staged, so what is durable then is all
+            # Nothing more can be staged, so what is durable then is all.
+            self.log.flush(kept=descriptor.deferred)
             last, length = descriptor.last_durable, descriptor.length_durable
         metadata = descriptor.metadata_pushed
         closed = replace(

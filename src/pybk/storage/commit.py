@@ -237,9 +237,32 @@ class Commit:
         """Return the ledgers that it creates or holds entries of, some maybe twice."""
         return [*(run.descriptor for run in self.runs), *(created for created, _, _ in self.creations)]
 
+    @classmethod
+    def of_acknowledged(cls, error: PybkError, *refused: Commit) -> Commit | None:
+        """Return a commit of the acknowledged entries of refused ones; None if there are none. May be repeated.
+
+        An append to a deferred ledger is acknowledged before the entry is written. A refusal that the store survives
+        must not lose the entry, so its run waits for another attempt.
+
+        Args:
+            error: Why the commits were refused.
+            refused: The commits, in order.
+        """
+        runs = [run for commit in refused for run in commit.runs if run.descriptor.deferred and run.descriptor.created]
+        if not runs:
+            return None
+        kept = cls()
+        kept.error = error
+        kept.runs = list(dict.fromkeys(runs))  # those of an attempt that was interrupted come twice
+        for run in kept.runs:
+            run.commit = kept
+            kept.payload_bytes += sum(run.sizes)
+        return kept
+
     def let_go(self) -> None:
         """Drop what was to be written: a ledger remembers its last run, which need not keep all its bytes."""
         self.buffers = []
         self.groups = []
         for run in self.runs:
-            run.parts = []
+            if run.commit is self:
+                run.parts = []

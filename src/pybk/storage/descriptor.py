@@ -124,10 +124,13 @@ class LedgerDescriptor:
         self.last_prefix = b""
 
     def readmit(self) -> bool:
-        """Go on behind what is durable, after entries were refused for now; tell whether that is done with.
+        """Take entries again after the last durable one, after entries were refused for now.
 
-        Not waited for: who holds the lock may be waiting for maintenance, and what is staged for a driver. Deferred
-        entries were acknowledged before they were refused, so there the gap stays, and the ledger ends before it.
+        This waits for nothing: the thread that holds the lock may be waiting for maintenance, and staged entries for a
+        driver. Entries that were acknowledged before they were refused stay staged until they are durable.
+
+        Returns:
+            Whether nothing is left to do.
         """
         if not self.lock.acquire(blocking=False):
             return False
@@ -153,7 +156,7 @@ class LedgerDescriptor:
     def final_error(self) -> PybkError | None:
         """Why the ledger takes nothing more for good; None also while it is refused for now, or being deleted."""
         error = self.error
-        if isinstance(error, StorageRefusedError) and self.created and not self.deferred:
+        if isinstance(error, StorageRefusedError) and self.created:
             return None
         if isinstance(error, NoSuchLedgerError) and not self.deleted:
             return None

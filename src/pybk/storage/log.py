@@ -10,6 +10,10 @@ Invariants:
     Every step of a commit can be repeated: a driver that is interrupted at any line leaves the commit in ``_inflight``,
     and the next driver does it again from the start, the same bytes at the same place.
     A write or sync that failed is final: the log takes nothing more.
+    A commit that was refused fails, but for its entries of deferred ledgers, which were acknowledged when they were
+    staged: they are *kept* in a commit of their own, ``_kept``, which is tried again when maintenance looks, and by
+    ``flush(kept=True)``. It stands apart from the forming commit, so that a small commit, such as a delete that makes
+    room, is not refused for its size.
 """
 
 from __future__ import annotations
@@ -67,6 +71,8 @@ class Log:
         self._driver: threading.Lock | None = None
         self._error: PybkError | None = None
         self._refused: set[LedgerDescriptor] = set()
+        self._kept: Commit | None = None
+        self._tries_kept = False
         self._callbacks: deque[Callable[[], None]] = deque()
         self._writes_by_time = writes_by_time
         self._clock_runs = False
@@ -82,8 +88,9 @@ class Log:
     @property
     def outstanding_bytes(self) -> int:
         """Bytes staged and not yet durable."""
-        inflight = self._inflight
-        return self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
+        inflight, kept = self._inflight, self._kept
+        nbytes = self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
+        return nbytes if kept is None or kept is inflight else nbytes + kept.payload_bytes
 
     @property
     def durable_lsn(self) -> int:
@@ -345,17 +352,29 @@ class Log:
                 self._kick_committer()
 
     def wait_for_space(self) -> None:
-        """Return when the bytes outstanding now are fewer, driving the log if need be."""
+        """Return when the bytes outstanding now are fewer, driving the log if need be.
+
+        Raises:
+            StorageRefusedError: Kept entries take the room, and writing them was refused again.
+        """
         with self._mutex:
             commit = self._inflight if self._inflight is not None else self._forming
         self.wait(commit)
+        if self._kept is not None:
+            self.flush(kept=True)
 
-    def flush(self) -> None:
+    def flush(self, *, kept: bool = False) -> None:
         """Return when everything staged before the call is durable.
+
+        Args:
+            kept: Also write the acknowledged entries that were refused and kept.
 
         Raises:
             PybkError: It could not be made durable.
         """
+        waiting = self._kept
+        if kept and waiting is not None:
+            self._write_kept(waiting)
         with self._mutex:
             commit = self._forming
             if commit.is_empty():
@@ -366,6 +385,18 @@ class Log:
         self.wait(commit)
         if commit.error is not None:
             raise commit.error.with_traceback(None)
+
+    def _write_kept(self, kept: Commit) -> None:
+        """Return when the kept entries are durable; raise what they were refused with, or failed with."""
+        while True:
+            with self._mutex:
+                self._tries_kept = not kept.done
+                commit = self._forming
+            self.wait(commit)  # which follows the kept entries
+            if kept.error is not None:
+                raise kept.error.with_traceback(None)
+            if kept.done:
+                return
 
     # ---- the baton -----------------------------------------------------------------------------------------------
 
@@ -465,7 +496,7 @@ class Log:
         """Make one commit durable, or fail it; the caller holds the baton."""
         with self._mutex:
             if self._inflight is None:
-                self._inflight = self._forming
+                self._inflight = self._next_commit()
             commit = self._inflight
             if self._forming is commit:  # also when an interrupt came between the two
                 self._forming = Commit()
@@ -479,6 +510,9 @@ class Log:
                     self._writer.write(commit)
                     self._writer.publish(commit)
             except StorageRefusedError as error:
+                if commit is self._kept:
+                    self._put_back(commit, error)
+                    return
                 self._fail(commit, error)
             except Exception as error:
                 if is_from_signal_handler(error):
@@ -492,8 +526,28 @@ class Log:
                 self._fail(commit, failed)
         self._finish(commit)
 
+    def _next_commit(self) -> Commit:
+        """Return the commit to write next: the kept one if it is to be tried now; the caller holds the mutex."""
+        kept = self._kept
+        if kept is None or not self._tries_kept:
+            return self._forming
+        self._tries_kept = False
+        kept.error = None
+        kept.runs = [run for run in kept.runs if not run.descriptor.deleted]
+        return kept
+
+    def _put_back(self, kept: Commit, error: StorageRefusedError) -> None:
+        """Keep the kept commit for a later attempt, because this one was refused, too."""
+        with self._mutex:
+            kept.error = error
+            self._inflight = None
+
     def _fail(self, commit: Commit, error: PybkError) -> None:
-        """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap. May be repeated."""
+        """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap. May be repeated.
+
+        If the commit was refused, the acknowledged entries in both are kept. Their ledgers take no more until the
+        entries are durable, and the entries count as outstanding meanwhile, which bounds them.
+        """
         with self._mutex:
             commit.fail(error)  # once it has an error it is not written any more, whatever comes between
             behind = commit.behind = commit.behind or self._forming
@@ -501,6 +555,9 @@ class Log:
             if isinstance(error, StorageRefusedError):
                 self._refused.update(commit.ledgers(), behind.ledgers())
             if self._forming is behind:  # only now, when none of its ledgers takes more
+                if isinstance(error, StorageRefusedError):
+                    before = () if self._kept is None else (self._kept,)
+                    self._kept = Commit.of_acknowledged(error, *before, commit, behind)
                 self._forming = Commit()
             behind.done = commit.done = True
 
@@ -514,13 +571,28 @@ class Log:
                     self._kick_committer()
                 done.let_go()
                 done.wake()
+            if self._kept is commit:
+                self._kept = None
+                self._refused = {each for each in self._refused if not self._takes_again(each, commit)}
             if self._inflight is commit:
                 self._inflight = None
 
+    @staticmethod
+    def _takes_again(descriptor: LedgerDescriptor, kept: Commit) -> bool:
+        """Have a ledger take entries again if its kept entries are durable now; tell whether it does."""
+        return any(run.descriptor is descriptor for run in kept.runs) and descriptor.readmit()
+
     def readmit(self) -> None:
-        """Have ledgers that were refused for now take entries again; those that are busy at the next call."""
+        """Have ledgers that were refused for now take entries again; those that are busy at the next call.
+
+        A ledger with kept entries takes more once these are durable: they are tried again now.
+        """
         if self._refused:
             with self._mutex:
+                if self._kept is not None:
+                    self._tries_kept = True
+                    self._forming.wanted = True
+                    self._kick_committer()
                 self._refused = {descriptor for descriptor in self._refused if not descriptor.readmit()}
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
@@ -595,7 +667,7 @@ class Log:
         """Commit what is staged, stop the committer thread and leave the file; further appends are refused."""
         try:
             if self._error is None:
-                self.flush()
+                self.flush(kept=True)
         finally:
             self.fail(ClosedError("the manager is closed; open it again to append"))
             self._stopping = True

@@ -530,7 +530,7 @@ class Store(ChangingView):
     def write_buffered(self) -> None:
         """Write and sync what deferred appends have buffered, without confirming it; a store that failed just reads."""
         if self.log.error is None:
-            self.log.flush()
+            self.log.flush(kept=True)
 
     def take_dirty(self) -> dict[int, LedgerDescriptor]:
         """Return the ledgers changed since the last call; called while the log stands still."""
