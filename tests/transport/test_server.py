@@ -3,11 +3,12 @@ from __future__ import annotations
 import random
 import resource
 import socket
+import struct
 import threading
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Sta
 from pybk.transport import connections, lanes
 from pybk.transport import server as server_module
 from pybk.transport.codec import NONCE_BYTES, Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
-from pybk.transport.frames import Outgoing
+from pybk.transport.frames import MESSAGE_BYTES_MAX, Outgoing
 from pybk.transport.keys import ClusterKeys, RightsKey, keyed_mac, proves_right
 from pybk.transport.server import Peer, Server
 from tests.transport.wireworld import (
@@ -610,6 +611,57 @@ def test_strangers_before_the_end_of_their_handshake_are_bounded(monkeypatch: py
             assert here.ask(link, add(), number) == OK
         stack.close()
         here.until(lambda: here.ask(here.link(), add()) == OK)
+
+
+def test_what_strangers_may_send_before_their_handshake_ends_is_bounded(keys: ClusterKeys | None) -> None:
+    """ZeroMQ keeps what comes of a frame, up to its full size, until the handshake fails."""
+    frame = struct.pack(">BQ", 0x06, MESSAGE_BYTES_MAX - 1)  # of a handshake, and long
+    mechanism = b"NULL" if keys is None else b"CURVE"
+    greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+    with world(keys) as here, ExitStack() as stack:
+        link = here.link()
+        assert here.ask(link, add()) == OK
+        watched = here.server._connections
+        assert watched is not None
+        host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
+        for number in range(1, 4):
+            stranger = stack.enter_context(socket.create_connection((host, int(port))))
+            stranger.sendall(greeting + frame + bytes(2 * connections.GREETING_BYTES_MAX))
+            here.until(lambda number=number: watched.ended == number)  # type: ignore[misc]
+            stranger.settimeout(WAIT_S)
+            with suppress(ConnectionResetError):
+                while stranger.recv(1 << 16):
+                    pass
+        assert here.ask(link, add()) == OK
+        assert here.ask(here.link(), add()) == OK
+
+
+def test_members_whose_greeting_is_read_before_their_connection_is_known_may_send_much_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with world() as here:
+        watched = here.server._connections
+        assert watched is not None
+        look = watched.look
+        monkeypatch.setattr(here.server, "_watched", {watched.monitor.fileno(): lambda: None})
+        here.server._watched[here.server._door.socket.fileno()] = here.server._door.serve  # type: ignore[union-attr]
+        link = here.link()
+        assert here.ask(link, add()) == OK
+        look(here.server.addresses)
+        assert not watched.greeting
+        assert here.ask(link, add(7, entries(0, (1 << 20,) * 4)), 2) == OK
+        assert watched.ended == 0
+
+
+def test_members_may_send_much_at_once_and_be_silent_for_long() -> None:
+    with world() as here:
+        links = [here.link() for _ in range(4)]
+        for number, link in enumerate(links):
+            assert here.ask(link, add(7, entries(0, (1 << 20,) * 4)), number) == OK
+        watched = here.server._connections
+        assert watched is not None
+        here.until(lambda: not watched.greeting)
+        assert watched.ended == 0
 
 
 def test_connections_stay_below_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import socket as system
+import struct
 import time
 from collections import deque
 from collections.abc import Collection
@@ -27,11 +28,22 @@ CONNECTIONS_MAX: Final = 4096
 GREETING_MAX: Final = 256
 """Connections that have not shown yet, within the time of a handshake, that they are of the cluster."""
 
+GREETING_BYTES_MAX: Final = 16 << 10
+"""Bytes that a connection may send before its first message is received. A handshake and a greeting need about 1 KiB,
+and a client sends nothing else before the greeting is answered."""
+
+GREETING_LOOK_MS: Final = 10
+"""How often that is looked at, while there are such connections."""
+
 DESCRIPTORS_RESERVED: Final = 256
 """File descriptors that connections leave to the rest of the process."""
 
 _HANDSHAKE_NS: Final = (HANDSHAKE_MS + 1000) * 10**6
 _PRUNE_NS: Final = 10**9
+_LOOK_NS: Final = GREETING_LOOK_MS * 10**6 // 2
+_TCP_INFO_BYTES: Final = 136
+_bytes_received = struct.Struct("=Q").unpack_from
+_BYTES_RECEIVED_AT: Final = 128
 _EVENTS: Final = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_DISCONNECTED
@@ -54,7 +66,8 @@ class Connections:
     """Counts the connections of a socket by its monitor, and ends new ones beyond the bounds.
 
     ZeroMQ has no such bound: strangers who connect and say nothing would take the process's descriptors, and each may
-    send as much as one message before its handshake fails.
+    send as much as one message before its handshake fails. Its bound on messages is the same before and after the
+    handshake, so the kernel is asked how much a connection has sent.
 
     Args:
         socket: The socket, before it is bound.
@@ -62,17 +75,32 @@ class Connections:
     Attributes:
         monitor: To be polled; call ``look`` when it is readable.
         ended: Connections that were ended.
+        greeting: Connections of which no message has been received, each with the time when it was accepted; one
+            that is there for longer than a handshake may take has ended its handshake, and is left out.
 
     Threads: one at a time.
     """
 
-    __slots__ = ("_greeting", "_max", "_open", "_pruned_ns", "_socket", "ended", "monitor")
+    __slots__ = (
+        "_greeting",
+        "_heard",
+        "_looked_ns",
+        "_max",
+        "_open",
+        "_pruned_ns",
+        "_socket",
+        "ended",
+        "greeting",
+        "monitor",
+    )
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
         self._open: set[int] = set()
         self._greeting: deque[int] = deque()  # when each was accepted whose handshake has not ended
-        self._pruned_ns = 0
+        self._pruned_ns = self._looked_ns = 0
+        self.greeting: dict[int, int] = {}
+        self._heard: set[int] = set()  # before it was known that they were accepted
         self._max = connections_max()
         self.ended = 0
         self.monitor: Any = socket.get_monitor_socket(_EVENTS)
@@ -95,6 +123,8 @@ class Connections:
                 self._accepted(descriptor, addresses)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._open.discard(descriptor)
+                self.greeting.pop(descriptor, None)
+                self._heard.discard(descriptor)
             elif self._greeting:
                 self._greeting.popleft()
 
@@ -114,8 +144,47 @@ class Connections:
                 *(len(self._open), self._max, len(self._greeting), GREETING_MAX),
             )
             _shut(descriptor, addresses)
+        elif descriptor not in self._heard:
+            self.greeting[descriptor] = now_ns
+        self._heard.discard(descriptor)
         self._open.add(descriptor)
         self._greeting.append(now_ns)
+
+    def check_greeting(self, addresses: Collection[str]) -> None:
+        """End the connections that sent too much before their first message was received.
+
+        Args:
+            addresses: Where the socket listens.
+
+        Cost: Nothing without such connections; else some microseconds for each of them, at most 200 times a second.
+        """
+        now_ns = time.monotonic_ns()
+        if not self.greeting or now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        for descriptor, accepted_ns in list(self.greeting.items()):
+            if now_ns - accepted_ns > _HANDSHAKE_NS:
+                del self.greeting[descriptor]
+            elif _received_bytes(descriptor, addresses) > GREETING_BYTES_MAX:
+                del self.greeting[descriptor]
+                self.ended += 1
+                logger.warning(
+                    "a connection was ended, because it sent more than %d bytes before its handshake's end",
+                    GREETING_BYTES_MAX,
+                )
+                _shut(descriptor, addresses)
+
+    def heard(self, frame: zmq.Frame) -> None:
+        """Take note that a message of a connection was received, so that its handshake has ended.
+
+        The monitor may not have been read since the connection was accepted.
+        """
+        with suppress(zmq.ZMQError):  # a message from within the process came over no connection
+            descriptor = int(frame.get(zmq.SRCFD))
+            if descriptor in self._open:
+                self.greeting.pop(descriptor, None)
+            else:
+                self._heard.add(descriptor)
 
     def close(self) -> None:
         """Watch no more."""
@@ -131,6 +200,16 @@ def _shut(descriptor: int, addresses: Collection[str]) -> None:
     if _is_connection(descriptor, addresses):
         with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
             connection.shutdown(system.SHUT_RDWR)
+
+
+def _received_bytes(descriptor: int, addresses: Collection[str]) -> int:
+    """Return how many bytes a TCP connection to one of these addresses has received; 0 if it is another file."""
+    with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family != system.AF_UNIX and _is_connection(descriptor, addresses):
+            info = connection.getsockopt(system.IPPROTO_TCP, system.TCP_INFO, _TCP_INFO_BYTES)
+            if len(info) == _TCP_INFO_BYTES:
+                return int(_bytes_received(info, _BYTES_RECEIVED_AT)[0])
+    return 0
 
 
 def _is_connection(descriptor: int, addresses: Collection[str]) -> bool:

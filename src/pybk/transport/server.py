@@ -31,7 +31,7 @@ from pybk.transport.codec import (
     decode_request,
     encode,
 )
-from pybk.transport.connections import Connections
+from pybk.transport.connections import GREETING_LOOK_MS, Connections
 from pybk.transport.frames import (
     MESSAGE_BYTES_MAX,
     RUNS_MAX,
@@ -295,6 +295,10 @@ class Server:
         """
         lanes = self._lanes
         more = self._drain()  # replying may have taken the signal that something came
+        connections = self._connections
+        if connections is not None and connections.greeting:
+            connections.check_greeting(self.addresses)
+            timeout_ms = min(timeout_ms, GREETING_LOOK_MS)
         ready = self._epoll.poll(0 if more or lanes.busy else timeout_ms / 1000)
         for descriptor, _ in ready:
             if descriptor == self._wake:
@@ -320,6 +324,7 @@ class Server:
         """
         socket = self._socket
         recv = socket.recv
+        peers = self._peers
         drained = 0
         option: Callable[[int], Any] = socket.get
         for _ in range(_RECEIVED_MAX):
@@ -328,7 +333,7 @@ class Server:
             if drained >= _RECEIVED_BYTES_MAX or self._lanes.full:
                 return True
             routing_id = recv(_DONT_WAIT)
-            head = recv(_DONT_WAIT)
+            head = recv(_DONT_WAIT) if routing_id in peers else self._first_head()
             bodies: list[memoryview] = []
             size = kept = len(head)
             while option(zmq.RCVMORE):
@@ -343,6 +348,13 @@ class Server:
                 if routing_id in self._peers:
                     self._drop(self._peers[routing_id])
         return True
+
+    def _first_head(self) -> bytes:
+        """Receive the head of a message of no session, which may be the first one of its connection."""
+        frame = self._socket.recv(_DONT_WAIT, copy=False)
+        if self._connections is not None:
+            self._connections.heard(frame)
+        return frame.bytes
 
     def _admit(
         self, routing_id: bytes, head: bytes, bodies: Sequence[memoryview], now_ns: int
