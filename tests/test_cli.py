@@ -15,6 +15,7 @@ from pybk import digest
 from pybk.admin.cli import main
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
+from tests.sealing import tamper
 from tests.test_rebuild import files_of, fill, index_of, lose_an_ssd_record, open_store
 from tests.test_verify import flip
 from tests.waiting import WAIT_S
@@ -47,14 +48,25 @@ def test_ls(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "ls", store)
     assert (status, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0][:7] == ["ledger", "type", "state", "tier", "entries", "bytes", "digest"]
-    assert lines[2][:7] == ["0", "orders", "closed", "ssd", "3", "11", "HMAC_SHA256"]
+    assert lines[0][:8] == ["ledger", "type", "state", "tier", "entries", "bytes", "digest", "sealed"]
+    assert lines[2][:8] == ["0", "orders", "closed", "ssd", "3", "11", "HMAC_SHA256", "yes"]
     assert lines[3][:6] == ["1", "open", "nvme", "1", "4", "CRC32C"]
     status, out, _ = run(capsys, "ls", "--json", store)
     first, second = json.loads(out)
     assert (first["ledger"], first["entries"], first["storage_hints"]) == (0, 3, ["ssd"])
     assert first["custom_metadata"] == {"app": base64.b64encode(b"shop").decode()}
     assert second["state"] == "open"
+
+
+def test_ls_shows_which_closed_ledgers_are_sealed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(store) as manager:
+        manager.open_ledger(1, recover=True).close()
+        manager.create_ledger(insecure=True).append(b"open")
+    tamper(store, 1, seal=b"", last_digest=b"")
+    lines = [line.split() for line in run(capsys, "ls", store)[1].splitlines()]
+    assert [line[6:8] for line in lines[2:4]] == [["HMAC_SHA256", "yes"], ["no", lines[3][7]]]
+    rows = json.loads(run(capsys, "ls", "--json", store)[1])
+    assert [row["sealed"] for row in rows] == [True, False, None]
 
 
 def test_cat(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

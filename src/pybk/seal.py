@@ -20,7 +20,7 @@ from typing import Final
 
 from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
-from pybk.errors import SealMismatchError
+from pybk.errors import LedgerUnsealedError, SealMismatchError
 from pybk.flags import WriteFlag
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
 
@@ -146,6 +146,24 @@ class LedgerSeal:
                 "was sealed; restore them"
             )
 
+    def require(self, metadata: LedgerMetadata, remedy: str) -> None:
+        """Check that a ledger is closed and sealed.
+
+        Args:
+            metadata: The ledger's.
+            remedy: What the error says to do with a ledger that has no seal.
+
+        Raises:
+            LedgerUnsealedError: The ledger has no seal.
+            SealMismatchError: As ``check``.
+        """
+        if not metadata.sealed:
+            raise LedgerUnsealedError(
+                f"ledger {metadata.ledger_id} is {metadata.state.value} and not sealed, and require_seal is given; "
+                f"{remedy}"
+            )
+        self.check(metadata)
+
     def check_last(self, metadata: LedgerMetadata, batch: EntryBatch) -> None:
         """Check that a batch that holds a sealed ledger's last entry holds the one that was sealed.
 
@@ -189,6 +207,17 @@ class LedgerSeal:
         )
         content = b"".join((_LABEL, *(len(part).to_bytes(4, "big") + part for part in parts)))
         return hmac.digest(self._key, content, "sha256")
+
+
+def end_is_sealed(metadata: LedgerMetadata) -> bool | None:
+    """Return whether a closed ledger has a seal; None if the ledger is not closed, or has no password.
+
+    A ledger without a verifier has no password: the ledger is a store's own, or a bookie's part of one. This does not
+    check the seal, which needs the password.
+    """
+    if metadata.state is not LedgerState.CLOSED or not metadata.verifier:
+        return None
+    return metadata.sealed
 
 
 def names(entry: bytes | memoryview, closed: LedgerMetadata) -> bool:

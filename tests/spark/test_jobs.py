@@ -27,6 +27,7 @@ from pybk.spark.jobs.tier import tier
 from pybk.spark.jobs.verify import Replica, verify
 from pybk.storage.store import Store
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.test_seals import rewrite
 from tests.realstore import open_quick
 from tests.waiting import wait_until
 
@@ -368,6 +369,7 @@ def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster
         home.directory.metadata.mark_under_replicated(hinted, noted, 0)
         gone = client.ledger_metadata(whole).fragments[0].ensemble[3]
         cluster.bookies[int(gone.bookie_id[-1])].close()
+        rewrite(client, hinted, seal=b"", last_digest=b"")
         found = inventory(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
         blind = inventory(spark, cluster.url, cluster_secret=SECRET, password=b"another", ledgers=[writer.ledger_id])
     rows = {row.ledger_id: row for row in found.ledgers.collect()}
@@ -375,6 +377,8 @@ def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster
     assert (rows[whole].ledger_type, rows[whole].entries, rows[whole].bytes) == ("logs", 30, length)
     assert (rows[hinted].storage_hints, rows[hinted].tier, rows[hinted].digest_type) == (["ssd"], "ssd", "CRC32C")
     assert (rows[writer.ledger_id].state, rows[writer.ledger_id].entries) == ("open", 1)
+    assert (rows[whole].sealed, rows[hinted].sealed, rows[writer.ledger_id].sealed) == (True, False, None)
+    assert [(row.sealed, row.unsealed) for row in found.by_kind().filter("ledger_type = 'logs'").collect()] == [(1, 0)]
     assert all(0 <= row.age_seconds < 600 for row in rows.values())
     assert {ledger_id: row.created.timestamp() for ledger_id, row in rows.items()} == {
         ledger_id: pytest.approx(client.ledger_metadata(ledger_id).creation_time_ns / 1e9, abs=1e-3)

@@ -42,6 +42,7 @@ from pybk.errors import (
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
+from pybk.seal import end_is_sealed
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.rebuild import Progress, Rebuilt, rebuild_index
 from pybk.storage.verify import Problem, Verified, verify_store
@@ -212,16 +213,23 @@ def _ls(parsed: argparse.Namespace) -> int:
     if parsed.json:
         _print_json(rows)
         return SOUND
-    names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest"]
+    names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest", "sealed"]
     if _is_url(parsed.path):
         names[3:4] = ["quorums", "bookies"]
     times = (datetime.fromtimestamp(row["created_ns"] // 1_000_000_000, UTC) for row in rows)
     shown = [
-        (*("" if row[name] is None else row[name] for name in names), f"{time:%Y-%m-%d %H:%M:%S}")
+        (*(_shown(row[name]) for name in names), f"{time:%Y-%m-%d %H:%M:%S}")
         for row, time in zip(rows, times, strict=True)
     ]
     _table(shown, (*names, "created (UTC)"))
     return SOUND
+
+
+def _shown(value: Any) -> Any:
+    """Return what a table shows of a value that JSON shows as null, true or false."""
+    if value is None:
+        return ""
+    return ("no", "yes")[value] if isinstance(value, bool) else value
 
 
 def _store_rows(path: str) -> list[dict[str, Any]]:
@@ -247,6 +255,7 @@ def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> d
         "entries": entries,
         "bytes": nbytes,
         "digest": metadata.digest_type.name,
+        "sealed": end_is_sealed(metadata),
         "created_ns": metadata.creation_time_ns,
         "creation_sequence": metadata.creation_sequence,
         "storage_hints": sorted(hint.value for hint in metadata.storage_hints),

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.replication.auditing import spans_of
 from pybk.replication.reading import stretches
+from pybk.seal import end_is_sealed
 from pybk.spark.connection import Connection, Where, connection
 from pybk.spark.jobs.ledgers import Place, chosen, end_of, secret_of, where_of
 from pybk.spark.jobs.spreading import spread_rows
@@ -48,6 +49,7 @@ LEDGERS: Final = StructType(
         StructField("tier", StringType()),
         StructField("state", StringType()),
         StructField("digest_type", StringType()),
+        StructField("sealed", BooleanType()),
         StructField("created", TimestampType()),
         StructField("age_seconds", DoubleType()),
         StructField("entries", LongType()),
@@ -55,7 +57,11 @@ LEDGERS: Final = StructType(
         StructField("fragments", LongType()),
     ]
 )
-"""Columns of the ledgers; entries and bytes are null where they are not known."""
+"""Columns of the ledgers.
+
+``entries`` and ``bytes`` are null where they are not known; ``sealed`` is null for a ledger that is not closed, or that
+has no password.
+"""
 
 REPLICAS: Final = StructType(
     [
@@ -88,7 +94,10 @@ class Inventory(NamedTuple):
     replicas: DataFrame
 
     def by_kind(self) -> DataFrame:
-        """Return ledgers, entries, bytes and the oldest one's age by type, hints, tier and state."""
+        """Return the number of ledgers, entries, bytes and the oldest ledger's age by type, hints, tier and state.
+
+        ``sealed`` and ``unsealed`` count the closed ledgers that have a seal, and those that have none.
+        """
         keys = ("ledger_type", "hints", "tier", "state")
         kinds = self.ledgers.withColumn("hints", functions.array_join("storage_hints", " ")).groupBy(*keys)
         return kinds.agg(
@@ -96,6 +105,8 @@ class Inventory(NamedTuple):
             functions.sum("entries").alias("entries"),
             functions.sum("bytes").alias("bytes"),
             functions.max("age_seconds").alias("oldest_seconds"),
+            functions.count_if("sealed").alias("sealed"),
+            functions.count_if(~functions.col("sealed")).alias("unsealed"),
         ).sort(*keys)
 
     def by_bookie(self) -> DataFrame:
@@ -227,6 +238,7 @@ def _ledgers(where: Where, password: Secret, known: _Known, ids: list[int]) -> I
             metadata.tier.value,
             metadata.state.value,
             metadata.digest_type.name,
+            end_is_sealed(metadata),
             datetime.fromtimestamp(created_ns / 1e9, UTC),
             (known.now_ns - created_ns) / 1e9,
             entries,
