@@ -31,7 +31,7 @@ from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, KeyRing, entry_digest
 from pybk.embedded import EmbeddedHome
-from pybk.errors import IllegalOperationError, LedgerExistsError, LedgerUnsealedError, UnauthorizedError
+from pybk.errors import IllegalOperationError, LedgerExistsError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.home import Health, LedgerHome, Replicated
@@ -47,7 +47,7 @@ from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
 
-_HOW_TO_SEAL: Final = "LedgerManager.reseal, or `pybk reseal`, checks a closed ledger and seals it"
+HOW_TO_SEAL: Final = "LedgerManager.reseal, or `pybk reseal`, checks a closed ledger and seals it"
 
 # Without a handler of its own a library's warnings would be printed to stderr by logging's last resort.
 logging.getLogger("pybk").addHandler(logging.NullHandler())
@@ -411,14 +411,9 @@ class LedgerManager:
 
     def _check_end(self, metadata: LedgerMetadata, seal: LedgerSeal, *, require_seal: bool) -> None:
         """Check the seal of a closed ledger, or say that it has none."""
-        if metadata.sealed:
-            seal.check(metadata)
+        if metadata.sealed or require_seal:
+            seal.require(metadata, HOW_TO_SEAL)
             return
-        if require_seal:
-            raise LedgerUnsealedError(
-                f"ledger {metadata.ledger_id} is {metadata.state.value} and not sealed, and require_seal is given; "
-                f"{_HOW_TO_SEAL}"
-            )
         home = self._home
         home.metrics.add(UNSEALED_LEDGERS, 1, metadata.ledger_type, metadata.tier)
         if home.feature_level >= FeatureLevel.SEALS and metadata.ledger_id not in self._unsealed:
@@ -426,7 +421,7 @@ class LedgerManager:
             logger.warning(
                 "ledger %d is closed and not sealed, so that nothing proves where it ends; %s",
                 metadata.ledger_id,
-                _HOW_TO_SEAL,
+                HOW_TO_SEAL,
             )
 
     def reseal(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
-from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
-from pybk.ledger import LedgerMetadata
+from pybk.errors import LedgerUnsealedError, NoSuchLedgerError, SealMismatchError, UnauthorizedError, UsageError
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.spark.catalog import Catalog
 from pybk.spark.columns import schema_of
 from pybk.spark.connection import Connection, close_connections, connection
 from pybk.spark.manifest import SINK_KEY, Sink, Written
 from pybk.spark.options import Positions, SourceOptions, source_options
+from pybk.spark.planning import Piece
 from pybk.spark.reader import PlainReader
+from pybk.spark.reading import read_pieces
 from pybk.spark.record import Attempt
 from pybk.spark.stream import StreamReader
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.test_seals import rewrite
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +205,43 @@ def test_the_directory_of_a_bookie_is_told(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is the directory of a bookie"):
             Catalog(source_options({"path": str(root), **which})).look()
     close_connections()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({}, None),
+        ({"state": LedgerState.OPEN, "last_entry_id": -1, "length": 0}, LedgerUnsealedError),
+        ({"seal": b"", "last_digest": b""}, LedgerUnsealedError),
+        ({"seal": b"", "last_digest": b"", "last_entry_id": -1, "length": 0}, LedgerUnsealedError),
+        ({"last_entry_id": -1, "length": 0}, SealMismatchError),
+    ],
+    ids=["sealed", "open", "seal-taken-away", "emptied", "emptied-under-its-seal"],
+)
+def test_a_required_seal_is_checked_when_the_ledgers_are_listed(
+    cluster: Inside, changes: dict[str, Any], error: type[Exception] | None
+) -> None:
+    manager = cluster.connect()
+    ledger_id = fill(manager, "guarded")
+    rewrite(manager, ledger_id, **{"seal": b"", "last_digest": b"", **changes} if "state" in changes else changes)
+    plain = Catalog(options(cluster, ledger=str(ledger_id)))
+    required = Catalog(options(cluster, ledger=str(ledger_id), requireSeal="true"))
+    if error is None:
+        assert required.look() == plain.look()
+        assert required.look() == plain.look()
+        return
+    with pytest.raises(error, match=f"ledger {ledger_id}"):
+        required.look()
+
+
+def test_a_task_refuses_a_ledger_whose_required_seal_was_taken_away_after_the_planning(cluster: Inside) -> None:
+    manager = cluster.connect()
+    ledger_id = fill(manager, "guarded-later")
+    asked = options(cluster, ledger=str(ledger_id), requireSeal="true")
+    end = Catalog(asked).look()[ledger_id].end
+    assert sum(map(len, read_pieces(asked, schema_of(asked), [Piece(ledger_id, 0, end - 1)]))) == 3
+    rewrite(manager, ledger_id, seal=b"", last_digest=b"")
+    with pytest.raises(LedgerUnsealedError):
+        list(read_pieces(asked, schema_of(asked), [Piece(ledger_id, 0, end - 1)]))
+    unasked = options(cluster, ledger=str(ledger_id))
+    assert sum(map(len, read_pieces(unasked, schema_of(unasked), [Piece(ledger_id, 0, end - 1)]))) == 3

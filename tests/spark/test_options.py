@@ -29,6 +29,7 @@ def test_a_read_with_nothing_but_what_it_needs() -> None:
     assert found.where == Where(path="/data/store")
     assert (found.ledgers, found.ledger_type) == (((7, 7),), None)
     assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (True, False, True)
+    assert not found.require_seal
     assert (found.start_entry, found.end_entry, found.max_entries) == (0, None, None)
     assert found.batch_bytes == 8 << 20
     assert found.starting == Positions()
@@ -51,12 +52,14 @@ def test_every_option_of_a_batch_read_by_names_in_lower_case() -> None:
         "entriesPerPartition": "50",
         "batchBytes": "4mb",
         "failOnDataLoss": "false",
+        "requireSeal": "true",
     }
     found = source_options(lowered(given), streaming=False)
     assert found.where == Where(metadata_uri="lmdb:///meta", secret=Secret(b"s", None, "PYBK_CLUSTER_SECRET"))
     assert found.password.read() == "é".encode()
     assert found.ledgers == ((3, 3), (4, 6), (7, 8), (9, 9))
     assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (False, True, False)
+    assert found.require_seal
     assert (found.starting.entries, found.ending.entries) == ({3: 10}, {3: 20})
     assert (found.start_entry, found.end_entry, found.max_entries) == (1, 30, 100)
     assert (found.entries_per_partition, found.batch_bytes) == (50, 4 << 20)

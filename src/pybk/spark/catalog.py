@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import NoSuchLedgerError, UsageError
+from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import LedgerType
 from pybk.ledger import LedgerState
-from pybk.spark.connection import Connection, connection
+from pybk.manager import HOW_TO_SEAL
+from pybk.spark.connection import Connection, connection, seal_with
 from pybk.spark.manifest import SINK_KEY, committed
 from pybk.spark.planning import Readable, intersect, within
 from pybk.storage.extent import Extent
@@ -50,6 +51,8 @@ class Catalog:
         self._closed: dict[int, Readable] = {}
         self._open: dict[int, LedgerReader] = {}
         self._unlocked = False
+        self._require_seal: Final = options.require_seal
+        self._checked: dict[int, LedgerMetadata] = {}
         self._list_at = 0.0
         self._elsewhere: set[int] = set()
         self.hidden: dict[int, int] = {}
@@ -117,6 +120,8 @@ class Catalog:
 
         Raises:
             UnauthorizedError: The password is not that of a ledger.
+            LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger is open or has no seal, or its seal
+                is that of another kind or end.
             UsageError: The directory is a bookie's.
             PybkError: As the metadata store and bookies.
         """
@@ -137,6 +142,7 @@ class Catalog:
                 self.hidden[ledger_id] = metadata.creation_time_ns
             elif metadata.state is LedgerState.CLOSED:
                 self._check_password(found, ledger_id)
+                self._check_seal(found, metadata)
                 end, length = metadata.last_entry_id + 1, metadata.length
                 self._closed[ledger_id] = Readable(ledger_id, metadata.creation_time_ns, end, length, True)
             elif ledger_id in before:
@@ -192,9 +198,25 @@ class Catalog:
             self._open_ledger(found, ledger_id)
             self._open.pop(ledger_id, None)
 
+    def _check_seal(self, found: Connection, metadata: LedgerMetadata) -> None:
+        """Check the seal of a closed ledger if one is required.
+
+        The tasks check the ledgers that they open. A ledger that was cut to no entries is opened by no task, so the
+        check is made here, too. Each ledger is checked again only if its metadata have changed.
+        """
+        if not self._require_seal or self._checked.get(metadata.ledger_id) == metadata:
+            return
+        seal = seal_with(found, metadata, self._password)
+        if seal is None:
+            raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}")
+        seal.require(metadata, HOW_TO_SEAL)
+        self._checked[metadata.ledger_id] = metadata
+
     def _open_ledger(self, found: Connection, ledger_id: int) -> None:
         try:
-            self._open[ledger_id] = found.manager.open_ledger(ledger_id, password=self._password, recover=False)
+            self._open[ledger_id] = found.manager.open_ledger(
+                ledger_id, password=self._password, recover=False, require_seal=self._require_seal
+            )
         except NoSuchLedgerError:  # deleted since it was listed
             return
         self._unlocked = True

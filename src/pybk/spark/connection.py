@@ -12,8 +12,10 @@ from pybk.cluster import connect
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.errors import UsageError
+from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.seal import LedgerSeal, seal_of
 from pybk.spark.executor import local_bookie
 
 _LMDB: Final = "lmdb://"
@@ -139,6 +141,22 @@ def _connect(where: Where, near: str | None, directory: str | None) -> Connectio
         raise UsageError("a place is a path or a metadata URL; give one")
     home = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near, directory=directory)
     return Connection(LedgerManager(home), home.directory.metadata)
+
+
+def seal_with(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:
+    """Return what checks a ledger's entries and seal, None if the password is another.
+
+    Args:
+        found: The ledger's place.
+        metadata: The ledger's.
+        password: The password.
+
+    Raises:
+        SealMismatchError: The password is the ledger's, and the ledger's kind was changed after it was created.
+
+    Cost: As ``pybk.seal.unlocked``; reads nothing.
+    """
+    return seal_of(found.manager._keys, found.manager._home.verifier, password, metadata)
 
 
 def _after_fork() -> None:

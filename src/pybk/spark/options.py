@@ -24,7 +24,7 @@ LEDGER_ID_MAX: Final = (1 << 63) - 2
 _WHERE: Final = ("path", "metadataUri", "clusterSecret", "clusterSecretFile", "password", "passwordFile")
 _READ: Final = (
     *("ledger", "ledgers", "ledgerType", "payload", "includeMetadata", "startingOffsets"),
-    *("entriesPerPartition", "batchBytes", "failOnDataLoss"),
+    *("entriesPerPartition", "batchBytes", "failOnDataLoss", "requireSeal"),
 )
 _BATCH: Final = ("startEntry", "endEntry", "endingOffsets", "maxEntries")
 _STREAM: Final = ("maxEntriesPerTrigger", "maxBytesPerTrigger")
@@ -72,6 +72,7 @@ class SourceOptions:
         max_entries: Entries of the whole read at most.
         batch_bytes: Bytes of entries in an Arrow batch, about.
         fail_on_data_loss: Fail when a ledger that was to be read is gone; else go on with the others.
+        require_seal: Refuse ledgers that are not closed and sealed.
         max_entries_per_trigger: Entries of a micro-batch at most.
         max_bytes_per_trigger: Payload bytes of a micro-batch at most, but for a single entry.
     """
@@ -90,6 +91,7 @@ class SourceOptions:
     max_entries: int | None
     batch_bytes: int
     fail_on_data_loss: bool
+    require_seal: bool
     max_entries_per_trigger: int | None
     max_bytes_per_trigger: int | None
 
@@ -251,6 +253,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         max_entries=given.whole("maxEntries"),
         batch_bytes=batch_bytes,
         fail_on_data_loss=given.flag("failOnDataLoss", True),
+        require_seal=given.flag("requireSeal", False),
         max_entries_per_trigger=given.whole("maxEntriesPerTrigger"),
         max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
     )

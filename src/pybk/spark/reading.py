@@ -64,13 +64,16 @@ def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Pie
         DigestMismatchError, CorruptError: An entry is not what was written, or is missing.
         EntryUnknownError: An entry is there, and those who have it do not answer.
         UnauthorizedError: The password is not that of a ledger.
+        LedgerUnsealedError, SealMismatchError: A ledger has no seal where one is required, or another one's.
     """
     manager = task_connection(options.where).manager
     password = options.password.read() or b""
     for piece in pieces:
         first = piece.first
         try:
-            with manager.open_ledger(piece.ledger_id, password=password, recover=False) as reader:
+            with manager.open_ledger(
+                piece.ledger_id, password=password, recover=False, require_seal=options.require_seal
+            ) as reader:
                 columns = Columns(schema, reader.metadata)
                 _wait_for(reader, piece.last)
                 while first <= piece.last:
@@ -111,7 +114,9 @@ def payload_bytes(options: SourceOptions, piece: Piece) -> int:
     Cost: Waits up to 10 s for entries that only others know to be confirmed.
     """
     password = options.password.read() or b""
-    with connection(options.where).manager.open_ledger(piece.ledger_id, password=password, recover=False) as reader:
+    with connection(options.where).manager.open_ledger(
+        piece.ledger_id, password=password, recover=False, require_seal=options.require_seal
+    ) as reader:
         _wait_for(reader, piece.last)
         before, last = (
             next(reader.read(entry_id, entry_id)).length if entry_id >= 0 else 0

@@ -177,6 +177,7 @@ def _options(where: Where, password: Secret, headers: Sequence[Header]) -> Sourc
         max_entries=None,
         batch_bytes=BATCH_BYTES,
         fail_on_data_loss=True,
+        require_seal=False,
         max_entries_per_trigger=None,
         max_bytes_per_trigger=None,
     )
