@@ -16,6 +16,7 @@ from pybk.admin.cli import main
 from pybk.spark.connection import close_connections
 from pybk.spark.manifest import SINK_KEY
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.test_seals import rewrite
 from tests.realstore import ROOT, contents, open_quick
 from tests.spark.test_jobs import damage, fill, payload, service_of
 from tests.waiting import PROCESS_S
@@ -92,6 +93,26 @@ def test_verify(cluster: Inside, commands: Commands) -> None:
     status, out, _ = commands.run("verify", cluster.url, "--repair")
     assert status == 0
     assert "1 replicas were repaired" in out
+
+
+def test_verify_with_the_passwords_of_many_ledgers(cluster: Inside, commands: Commands, tmp_path: Path) -> None:
+    client = cluster.connect()
+    fill(client, 3)
+    other = fill(client, 3, password=b"another", ledger_type="others")
+    closed = fill(client, 3)
+    (tmp_path / "passwords.toml").write_text('[types]\nothers = "another"\n')
+    arguments = ("verify", cluster.url, "--strict")
+    assert commands.run(*arguments)[0] == 1
+    status, told = commands.json(*arguments, "--passwords", str(tmp_path / "passwords.toml"))
+    assert (status, told["sound"], told["complete"], told["not_opened"]) == (0, True, True, [])
+    rewrite(client, closed, seal=b"", last_digest=b"")
+    rewrite(client, other, length=1)
+    status, out, _ = commands.run("verify", cluster.url, "--ledgers", f"{closed}")
+    assert (status, "1 closed ledgers have no seal" in out) == (0, True)
+    assert commands.run(*arguments, "--ledgers", f"{closed}")[0] == 1
+    status, out, _ = commands.run(*arguments, "--passwords", str(tmp_path / "passwords.toml"))
+    assert status == 1
+    assert f"ledger {other}: the seal is not that of" in out
 
 
 def test_tier_and_inventory(cluster: Inside, commands: Commands) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 
 from pybk import spark as pybk_spark
 from pybk.client.home import ClusterHome
+from pybk.credentials import Passwords
 from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
@@ -21,7 +22,7 @@ from pybk.replication.auditing import Span
 from pybk.spark.connection import close_connections
 from pybk.spark.jobs import verify as verifying
 from pybk.spark.jobs.inventory import inventory
-from pybk.spark.jobs.ledgers import chosen, secret_of, where_of
+from pybk.spark.jobs.ledgers import chosen, where_of
 from pybk.spark.jobs.spreading import grouped
 from pybk.spark.jobs.tier import tier
 from pybk.spark.jobs.verify import Replica, verify
@@ -29,6 +30,7 @@ from pybk.storage.store import Store
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
 from tests.realstore import open_quick
+from tests.sealing import tamper
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -253,13 +255,13 @@ def test_a_ledger_of_another_password_is_told_and_its_checksums_are_checked(
 def test_bookies_that_were_replaced_meanwhile_are_checked_too(spark: SparkSession, cluster: Inside) -> None:
     client = cluster.connect()
     moved, still, deleted = fill(client, 10), fill(client, 20, ensemble_size=4, write_quorum=4), fill(client, 30)
-    where, secret, left = where_of(cluster.url, SECRET), secret_of(PASSWORD), list[str]()
-    units = verifying._planned(where, secret, chosen(where), left)
+    where, passwords, left = where_of(cluster.url, SECRET), Passwords(PASSWORD), list[str]()
+    units = verifying._planned(where, passwords, chosen(where), left)
     leaving = client.ledger_metadata(moved).fragments[0].ensemble[1]
     assert leaving in client.ledger_metadata(still).fragments[0].ensemble
     client.replicate(leaving.bookie_id)
     client.delete_ledger(deleted, password=PASSWORD)
-    found = verifying._checked(spark, where, secret, units, left, quiet=True)
+    found = verifying._checked(spark, where, passwords, units, left, quiet=True)
     entries = dict.fromkeys((each.ledger_id for each in found), 0)
     for each in found:
         entries[each.ledger_id] += each.entries
@@ -269,6 +271,51 @@ def test_bookies_that_were_replaced_meanwhile_are_checked_too(spark: SparkSessio
     )
     assert all(each.sound for each in found)
     assert left == []
+
+
+def test_seals_kinds_and_lengths_of_replicated_ledgers_are_checked(spark: SparkSession, cluster: Inside) -> None:
+    client = cluster.connect()
+    striped: dict[str, Any] = {"ensemble_size": 4, "write_quorum": 2, "ack_quorum": 2}
+    sound, cut = fill(client, 20, **striped), fill(client, 20)
+    unsealed, emptied = fill(client, 20), fill(client, 20)
+    renamed, longer = fill(client, 5, custom_metadata={"schema": b"1"}), fill(client, 9, digest_type=DigestType.XXH3)
+    weaker, typed = fill(client, 5), fill(client, 5, password=b"of the orders", ledger_type="orders")
+    swapped = fill(client, 3, digest_type=DigestType.CRC32C)
+    rewrite(client, cut, last_entry_id=9, length=len(payload(0)) * 10)
+    rewrite(client, unsealed, seal=b"", last_digest=b"")
+    rewrite(client, emptied, last_entry_id=-1, length=0)
+    rewrite(client, renamed, custom_metadata={"schema": b"2"})
+    rewrite(client, longer, length=client.ledger_metadata(longer).length + 1)
+    rewrite(client, weaker, digest_type=DigestType.NONE)
+    rewrite(client, swapped, last_digest=bytes(4))
+    every = verify(
+        spark, cluster.url, cluster_secret=SECRET, passwords=Passwords(PASSWORD, {"orders": b"of the orders"})
+    )
+    assert {ledger_id for ledger_id, _ in every.ledger_problems} == {cut, emptied, renamed, longer, weaker, swapped}
+    said = [text for ledger_id, text in every.ledger_problems if ledger_id == longer]
+    assert any("length up to entry 8 is" in text for text in said)
+    assert any("entry 2, its last" in text for ledger_id, text in every.ledger_problems if ledger_id == swapped)
+    assert (every.unsealed, every.seals_unchecked, every.not_opened) == ((unsealed,), (), ())
+    assert (every.sound, every.complete) == (False, False)
+    good = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD, ledgers=[sound])
+    assert (good.sound, good.complete, good.ledger_problems) == (True, True, ())
+    some = verify(spark, cluster.url, cluster_secret=SECRET, ledgers=[sound, typed])
+    assert (some.sound, some.complete, some.seals_unchecked) == (True, False, (sound, typed))
+    named = verify(
+        spark, cluster.url, cluster_secret=SECRET, passwords=Passwords(ledgers={sound: b"another"}), ledgers=[sound]
+    )
+    assert "the password that is given for it is another" in named.ledger_problems[0][1]
+
+
+def test_seals_and_lengths_of_a_store_are_checked(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with open_quick(path) as manager:
+        cut, sound, swapped = fill(manager, 20), fill(manager, 20), fill(manager, 20)
+    tamper(path, cut, last_entry_id=9, length=len(payload(0)) * 10)
+    tamper(path, swapped, last_digest=bytes(32))
+    found = verify(spark, str(path), password=PASSWORD)
+    assert {ledger_id for ledger_id, _ in found.ledger_problems} == {cut, swapped}
+    assert verify(spark, str(path), password=PASSWORD, ledgers=[sound]).complete
 
 
 def test_a_store_is_checked_beside_its_writer(spark: SparkSession, tmp_path: Path) -> None:

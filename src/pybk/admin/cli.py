@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     takes_secret(cat)
     add("dump", _dump, "print what lies in the files, record by record")
     verify = add("verify", _verify, "check everything, also beside a live writer, up to the durable watermark")
+    takes_password(verify)
     takes_passwords(verify)
     reseal = add("reseal", _reseal, "check closed ledgers whole, and seal them", either)
     reseal.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")

@@ -17,8 +17,10 @@ def takes_password(command: argparse.ArgumentParser) -> None:
 
 
 def takes_passwords(command: argparse.ArgumentParser) -> None:
-    """Add the options that name files with the passwords of many ledgers, and how what is not checked counts."""
-    takes_password(command)
+    """Add the options that name a file with the passwords of many ledgers, and how what is not checked counts.
+
+    They stand beside that of ``takes_password``.
+    """
     command.add_argument(
         "--passwords",
         metavar="FILE",

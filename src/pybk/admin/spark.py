@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tabulate import tabulate
 
-from pybk.admin.credentials import password_of, secret_of, takes_password, takes_secret
+from pybk.admin.credentials import (
+    password_of,
+    passwords_of,
+    secret_of,
+    takes_password,
+    takes_passwords,
+    takes_secret,
+)
 from pybk.credentials import Secret
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
@@ -59,6 +66,7 @@ def add_spark(commands: Any) -> None:
         return command
 
     verify = choosing(add("verify", _verify, "check every entry on every bookie that should have it", _EITHER))
+    takes_passwords(verify)
     verify.add_argument("--repair", action="store_true", help="copy what is not sound from replicas that are")
     _add_tier(choosing(add("tier", _tier, "move closed ledgers to a tier by policy", _PLACE)))
     export = choosing(add("export", _export, "write ledgers to Parquet files", _EITHER))
@@ -237,18 +245,28 @@ def _collect(parsed: argparse.Namespace) -> int:
 def _verify(spark: SparkSession, parsed: argparse.Namespace) -> int:
     from pybk.spark.jobs.verify import verify
 
-    found = verify(spark, parsed.path, **_where(parsed), **_which(parsed), repair=parsed.repair)
+    found = verify(
+        spark,
+        parsed.path,
+        **_where(parsed),
+        **_which(parsed),
+        passwords=passwords_of(parsed),
+        repair=parsed.repair,
+    )
     if parsed.json:
-        _print_json({**asdict(found), "problems": list(map(_problem, found.problems)), "sound": found.sound})
+        problems = list(map(_problem, found.problems))
+        _print_json({**asdict(found), "problems": problems, "sound": found.sound, "complete": found.complete})
     else:
         if found.problems:
             headers = ("ledger", "fragment", "bookie", "missing", "damaged", "unknown", "")
             _table(map(_problem_row, found.problems), headers)
+        for ledger_id, text in found.ledger_problems:
+            print(f"ledger {ledger_id}: {' '.join(text.split()).removeprefix(f'ledger {ledger_id}: ')}")
         for reason in found.left:
             print(reason)
         _left_out(not_opened=found.not_opened)
         print(_summary(found))
-    return SOUND if found.sound else PROBLEMS
+    return SOUND if found.sound and (found.complete or not parsed.strict) else PROBLEMS
 
 
 def _problem(replica: Replica) -> dict[str, Any]:
@@ -276,8 +294,9 @@ def _problem_row(replica: Replica) -> tuple[Any, ...]:
 
 
 def _summary(found: Verified) -> str:
+    problems = len(found.problems) + len(found.ledger_problems)
     text = (
-        f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in {found.ledgers} ledgers, "
+        f"{problems or 'no'} problem{'' if problems == 1 else 's'} in {found.ledgers} ledgers, "
         f"{found.replicas} replicas of fragments, {found.entries} entries, {found.bytes} bytes"
     )
     if found.repaired:
@@ -287,6 +306,10 @@ def _summary(found: Verified) -> str:
             f"; the entries of {len(found.unauthenticated)} ledgers were checked by the bookies' checksums only, their "
             "digests need the password"
         )
+    if found.seals_unchecked:
+        text += f"; the seals of {len(found.seals_unchecked)} ledgers were not checked, for want of their passwords"
+    if found.unsealed:
+        text += f"; {len(found.unsealed)} closed ledgers have no seal, `pybk reseal` makes it"
     if found.unread:
         text += f"; {len(found.unread)} ledgers are not closed, and what was written last to them needs the password"
     if found.late:

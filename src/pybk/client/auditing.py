@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pybk.client.engine import Conversation
-from pybk.client.ledger import RemoteLedger
+from pybk.client.ledger import RemoteLedger, batch_of
 from pybk.client.reading import REPLY_BYTES_MAX
+from pybk.ledger_check import Lengths
 from pybk.replication.auditing import AuditMachine
 from pybk.replication.messages import Effect, Got
+from pybk.replication.runs import whole
 
 if TYPE_CHECKING:
+    from pybk.client.engine import Engine
     from pybk.client.home import ClusterHome
     from pybk.digest import EntryDigest
     from pybk.metadata.ledgers import StoredLedger
@@ -19,21 +22,27 @@ _WINDOW_MIN: Final = 64
 
 
 class Auditing(Conversation[AuditMachine]):
-    """Reads one bookie's part of a fragment, and keeps nothing of it but how much it is.
+    """Reads one bookie's part of a fragment, and keeps nothing of it but how much it is, and what its lengths say.
 
     Attributes:
         entries: Entries that are as they should be.
         bytes: Their encoded bytes.
+        lengths: What they say of the ledger's length.
     """
 
     entries = 0
     bytes = 0
+
+    def __init__(self, engine: Engine, ledger: RemoteLedger, machine: AuditMachine) -> None:
+        super().__init__(engine, ledger, machine)
+        self.lengths: Final = Lengths(ledger.metadata)
 
     def take(self, effect: Effect) -> None:
         """Count what came; end with the machine."""
         if type(effect) is Got:
             self.entries += len(effect.run.sizes)
             self.bytes += sum(effect.run.sizes)
+            self.lengths.add(batch_of(effect.run, whole(effect.run), self.ledger.ledger_id, 0), effect.run.stride)
         else:
             self.end()
 

@@ -168,9 +168,7 @@ class RemoteLedger(LedgerDescriptor):
 
     def batch_of(self, run: Run, body: memoryview) -> EntryBatch:
         """Return a run as a batch over its bytes, unchecked."""
-        sizes = np.array(run.sizes, np.int64)
-        ids = run.first + np.arange(len(sizes), dtype=np.int64) * run.stride
-        return EntryBatch(self.ledger_id, ids, body, sizes.cumsum() - sizes, sizes, self.digest.size)
+        return batch_of(run, body, self.ledger_id, self.digest.size)
 
     def sound_part(self, run: Run, body: memoryview) -> Run:
         """Return the entries of a run before the first that is not what its writer made."""
@@ -214,3 +212,10 @@ class RemoteLedger(LedgerDescriptor):
         except DigestMismatchError:
             return None
         return int.from_bytes(entry[16:24], "big", signed=True)
+
+
+def batch_of(run: Run, body: memoryview, ledger_id: int, digest_bytes: int) -> EntryBatch:
+    """Return a run as a batch over its bytes, unchecked."""
+    sizes = np.array(run.sizes, np.int64)
+    ids = run.first + np.arange(len(sizes), dtype=np.int64) * run.stride
+    return EntryBatch(ledger_id, ids, body, sizes.cumsum() - sizes, sizes, digest_bytes)

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
-from pybk.digest import KEY_BYTES, DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
+from pybk.entry import EntryBatch
 from pybk.errors import (
     CookieError,
     CorruptError,
@@ -30,7 +29,8 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.seal import LedgerSeal, seal_of
+from pybk.ledger_check import End, SealState, check_last, check_seal, digest_with, end_of, find_seal
+from pybk.seal import LedgerSeal
 from pybk.storage.catalog import CatalogState, read_catalog
 from pybk.storage.cold import ColdSegment
 from pybk.storage.creation import INDEX, OpenEnvironment, catalog_path, checked_mark, main_cookie, store_directories
@@ -98,16 +98,6 @@ class Verified(NamedTuple):
     def complete(self) -> bool:
         """Whether everything could be checked."""
         return not (self.unauthenticated or self.unsealed or self.seals_unchecked)
-
-
-class _End(NamedTuple):
-    """What the last entry of a record says: the ledger's length up to it, and its digest."""
-
-    length: int
-    digest: bytes
-
-
-_DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
 
 
 def verify_store(
@@ -453,7 +443,7 @@ class _Check:
             return
         digest = self._digest(row.metadata, extent.ledger_id, seal)
         after = NOTHING
-        end: _End | None = _End(0, b"") if extent.first == 0 else None
+        end: End | None = End(0, b"") if extent.first == 0 else None
         pages = self._index.pages(ledger_id) if row.last_entry_id >= 0 and self._index.ledger(ledger_id) else ()
         count = 0
         for runs in (*pages, tail):
@@ -508,25 +498,22 @@ class _Check:
                 last_entry_id=max(known),
             )
 
-    def _check_seal(self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: _End | None) -> Iterable[Problem]:
+    def _check_seal(self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: End | None) -> Iterable[Problem]:
         """Check a closed ledger's seal, and that its last entry is the one that was sealed, if that is known."""
-        if metadata.state is not LedgerState.CLOSED or not metadata.verifier:
-            return  # a ledger without a verifier has no password: it is the store's own, or a bookie's extent
-        if not metadata.sealed:
+        try:
+            state = check_seal(metadata, seal)
+        except SealMismatchError as error:
+            yield Problem(str(error), ledger_id=metadata.ledger_id)
+            state = SealState.RIGHT  # as far as the last entry is concerned, which is compared all the same
+        if state is SealState.UNSEALED:
             self._unsealed.add(metadata.ledger_id)
-        elif seal is None:
+        elif state is SealState.UNCHECKED:
             self._seals_unchecked.add(metadata.ledger_id)
-        else:
+        elif state is SealState.RIGHT and end is not None:
             try:
-                seal.check(metadata)
+                check_last(metadata, end)
             except SealMismatchError as error:
                 yield Problem(str(error), ledger_id=metadata.ledger_id)
-            if end is not None and end.digest != metadata.last_digest:
-                yield Problem(
-                    f"ledger {metadata.ledger_id}: entry {metadata.last_entry_id}, its last, is not the one that was "
-                    f"sealed; {_RESTORE}",
-                    ledger_id=metadata.ledger_id,
-                )
 
     def _check_record(
         self,
@@ -534,8 +521,8 @@ class _Check:
         run: tuple[int, int, int, int, int, int, int],
         digest: EntryDigest,
         extent: Extent,
-        before: _End | None,
-    ) -> tuple[Problem | None, _End | None]:
+        before: End | None,
+    ) -> tuple[Problem | None, End | None]:
         """Check a record.
 
         Args:
@@ -557,98 +544,35 @@ class _Check:
             start, ends = entry_ends(body, count, where=str(path))
             starts = np.concatenate((np.array([start], np.int64), ends[:-1]))
             ids = extent.entry_ids(np.arange(first, last + 1, stride, dtype=np.int64))
-            digest.check_many(EntryBatch(extent.ledger_id, ids, body, starts, ends - starts, digest.size))
-            digest_bytes = _DIGEST_BYTES[metadata.digest_type]
+            batch = EntryBatch(extent.ledger_id, ids, body, starts, ends - starts, digest.size)
+            digest.check_many(batch)
             known = before.length if before is not None and extent.stride == 1 else None
-            length = _length_at_end(body, starts, ends, ids, digest_bytes, known, dense=extent.stride == 1)
+            end = end_of(batch, metadata.digest_type, known, dense=extent.stride == 1)
         except (KeyError, FileNotFoundError):
             message = f"ledger {ledger_id} entries {first} to {last} are missing in file {file_id:016x} ({path})"
         except _DAMAGE as error:
             message = f"ledger {ledger_id} entries {first} to {last} are damaged: {error}"
         else:
             self._read_bytes(body_bytes)
-            at = int(starts[-1]) + ENTRY_HEADER_BYTES
-            return None, _End(length, bytes(body[at : at + digest_bytes]))
+            return None, end
         self._seen.add((file_id, offset))
         return Problem(f"{message}; {_RESTORE}", path, offset, ledger_id, first, last), None
 
     def _seal(self, metadata: LedgerMetadata) -> LedgerSeal | None:
-        """Return what checks a ledger's entries and seal, None if its password is not known.
-
-        Raises:
-            SealMismatchError: The password is the ledger's, and its kind was changed; or the password that is named
-                for this ledger is not the ledger's.
-        """
-        if self._keys is None or not metadata.verifier:
-            return None
-        named = self._passwords.ledgers.get(metadata.ledger_id)
-        candidates = [self._passwords.of(metadata.ledger_id, str(metadata.ledger_type))]
-        if metadata.sealed or metadata.digest_type is DigestType.HMAC_SHA256:
-            candidates.append(b"")
-        for password in dict.fromkeys(candidates):
-            seal = None if password is None else seal_of(self._keys, _verifier, password, metadata)
-            if seal is not None:
-                return seal
-        if named is not None:
-            raise SealMismatchError(
-                f"ledger {metadata.ledger_id}: the password that is given for it is another, or its id, digest type, "
-                f"write flags or key salt were changed; correct the password, or {_RESTORE}"
-            )
-        return None
+        """Return what checks a ledger's entries and seal, None if its password is not known; as ``find_seal``."""
+        return None if self._keys is None else find_seal(self._keys, _verifier, self._passwords, metadata)
 
     def _digest(self, metadata: LedgerMetadata, ledger_id: int, seal: LedgerSeal | None) -> EntryDigest:
         """Return what checks a ledger's entries; only their ids and sizes if its password is not known."""
-        if metadata.digest_type is not DigestType.HMAC_SHA256:
-            return entry_digest(metadata.digest_type, ledger_id)
-        if seal is not None:
-            return seal.digest
-        self._without_password.add(metadata.ledger_id)
-        return entry_digest(DigestType.NONE, ledger_id)
+        digest = digest_with(seal, metadata, ledger_id)
+        if digest is None:
+            self._without_password.add(metadata.ledger_id)
+            return entry_digest(DigestType.NONE, ledger_id)
+        return digest
 
 
 def _verifier(keys: LedgerKeys) -> bytes:
     return keys.verifier
-
-
-def _length_at_end(
-    body: memoryview,
-    starts: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-    ids: npt.NDArray[np.int64],
-    digest_bytes: int,
-    before: int | None,
-    *,
-    dense: bool,
-) -> int:
-    """Check that the cumulative lengths of entries add up, and return the last.
-
-    Args:
-        body: The entries.
-        starts: Where each begins, ``(n,)``.
-        ends: Where each ends, ``(n,)``.
-        ids: Their ids, ``(n,)``.
-        digest_bytes: Size of their digests.
-        before: The ledger's length before the first; None if it is not known.
-        dense: Whether the entries follow each other in their ledger; else entries of others lie between them.
-
-    Raises:
-        CorruptError: They do not.
-    """
-    payloads = ends - starts - ENTRY_HEADER_BYTES - digest_bytes
-    if int(payloads.min()) < 0:
-        raise CorruptError(f"entry {ids[int(payloads.argmin())]} is shorter than its header and digest")
-    headers = np.frombuffer(gather(body, starts, ENTRY_HEADER_BYTES), ">i8").reshape(-1, 4)
-    lengths = headers[:, 3].astype(np.int64)
-    first = int(lengths[0] - payloads[0]) if before is None else before
-    grown = np.diff(lengths, prepend=first)
-    wrong = np.flatnonzero(grown != payloads if dense else grown < payloads)
-    if len(wrong) or first < 0:
-        number = int(wrong[0]) if len(wrong) else 0
-        raise CorruptError(
-            f"entry {ids[number]} says that the ledger has {lengths[number]} bytes up to it, but {payloads[number]} of "
-            f"its own after {lengths[number] - grown[number]}"
-        )
-    return int(lengths[-1])
 
 
 def _problem(error: PybkError | FileNotFoundError) -> Problem:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from pybk.credentials import Secret
-from pybk.digest import DigestType, EntryDigest, entry_digest
+from pybk.credentials import Passwords, Secret
 from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.seal import unlocked
+from pybk.ledger_check import find_seal
+from pybk.seal import LedgerSeal, unlocked
 from pybk.spark.connection import Connection, Where, connection
 from pybk.storage.extent import Extent
 
@@ -90,31 +90,14 @@ def chosen(
     ]
 
 
-def digest_of(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> EntryDigest | None:
-    """Return the digest of a ledger's entries; None if it needs the password and that is another.
-
-    Args:
-        manager: The ledger's.
-        metadata: The ledger's.
-        password: That of the ledger, maybe; the empty one is tried, too.
-    """
-    if metadata.digest_type is not DigestType.HMAC_SHA256:
-        return entry_digest(metadata.digest_type, metadata.ledger_id)
-    for each in dict.fromkeys((password or b"", b"")):  # the system's own ledgers have the empty one
-        key = _entry_key(manager, metadata, each)
-        if key is not None:
-            return entry_digest(metadata.digest_type, metadata.ledger_id, key)
-    return None
+def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
+    """Return what checks a ledger's entries and seal, as ``pybk.ledger_check.find_seal`` does."""
+    return find_seal(found.manager._keys, found.manager._home.verifier, passwords, metadata)
 
 
 def opens(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
     """Tell whether a password, None for the empty one, is that of a ledger."""
-    return _entry_key(manager, metadata, password or b"") is not None
-
-
-def _entry_key(manager: LedgerManager, metadata: LedgerMetadata, password: bytes) -> bytes | None:
-    keys = unlocked(manager._keys, manager._home.verifier, password, metadata)
-    return None if keys is None else keys.entry_key
+    return unlocked(manager._keys, manager._home.verifier, password or b"", metadata) is not None
 
 
 def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:

@@ -1,0 +1,242 @@
+"""What is checked of a ledger as a whole: its kind, its seal, and that the lengths in its entries add up.
+
+The check of a store and the check of a cluster's replicas both use this, so that they find the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pybk.credentials import Passwords
+from pybk.digest import KEY_BYTES, DigestType, EntryDigest, KeyRing, entry_digest
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.errors import CorruptError, SealMismatchError
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.seal import LedgerSeal, Verifier, end_is_sealed, seal_of
+
+_RESTORE: Final = "restore the file from a backup"
+
+_DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
+
+
+class End(NamedTuple):
+    """What an entry says: the ledger's length up to it, and its digest."""
+
+    length: int
+    digest: bytes
+
+
+class SealState(Enum):
+    """What a check of a ledger's seal came to.
+
+    ``NONE_DUE``: the ledger is not closed, or has no password. ``UNSEALED``: it is closed without a seal, so that
+    nothing proves where it ends. ``UNCHECKED``: its password is not known. ``RIGHT``: the seal was checked.
+    """
+
+    NONE_DUE = 0
+    UNSEALED = 1
+    UNCHECKED = 2
+    RIGHT = 3
+
+
+def find_seal(ring: KeyRing, verifier: Verifier, passwords: Passwords, metadata: LedgerMetadata) -> LedgerSeal | None:
+    """Return what checks a ledger's entries and seal, None if its password is not known.
+
+    The empty password is tried where no other is right.
+
+    Args:
+        ring: Derives keys.
+        verifier: Returns what metadata keeps of keys.
+        passwords: The passwords that are known.
+        metadata: The ledger's.
+
+    Raises:
+        SealMismatchError: The password is the ledger's, and its kind was changed; or the password that is named for
+            this ledger is not the ledger's.
+    """
+    if not metadata.verifier:
+        return None
+    candidates = [passwords.of(metadata.ledger_id, str(metadata.ledger_type))]
+    if metadata.sealed or metadata.digest_type is DigestType.HMAC_SHA256:
+        candidates.append(b"")
+    for password in dict.fromkeys(candidates):
+        seal = None if password is None else seal_of(ring, verifier, password, metadata)
+        if seal is not None:
+            return seal
+    if metadata.ledger_id in passwords.ledgers:
+        raise SealMismatchError(
+            f"ledger {metadata.ledger_id}: the password that is given for it is another, or its id, digest type, "
+            f"write flags or key salt were changed; correct the password, or {_RESTORE}"
+        )
+    return None
+
+
+def digest_with(seal: LedgerSeal | None, metadata: LedgerMetadata, ledger_id: int) -> EntryDigest | None:
+    """Return what checks a ledger's entries, None if that needs its password.
+
+    Args:
+        seal: Of ``find_seal``.
+        metadata: The ledger's.
+        ledger_id: The id that the entries carry: that of the replicated ledger where this is a bookie's part of one.
+    """
+    if metadata.digest_type is not DigestType.HMAC_SHA256:
+        return entry_digest(metadata.digest_type, ledger_id)
+    return None if seal is None else seal.digest
+
+
+def check_seal(metadata: LedgerMetadata, seal: LedgerSeal | None) -> SealState:
+    """Check a closed ledger's seal against its metadata.
+
+    Args:
+        metadata: The ledger's.
+        seal: Of ``find_seal``.
+
+    Raises:
+        SealMismatchError: The seal is that of another kind or end.
+    """
+    sealed = end_is_sealed(metadata)
+    if sealed is None:
+        return SealState.NONE_DUE
+    if not sealed:
+        return SealState.UNSEALED
+    if seal is None:
+        return SealState.UNCHECKED
+    seal.check(metadata)
+    return SealState.RIGHT
+
+
+def check_last(metadata: LedgerMetadata, end: End) -> None:
+    """Check that the last entry of a sealed ledger is the one that was sealed.
+
+    Raises:
+        SealMismatchError: It is another.
+    """
+    if end.digest != metadata.last_digest:
+        raise SealMismatchError(
+            f"ledger {metadata.ledger_id}: entry {metadata.last_entry_id}, its last, is not the one that was "
+            f"sealed; {_RESTORE}"
+        )
+
+
+def length_before(batch: EntryBatch, digest_type: DigestType) -> int:
+    """Return the ledger's length before the first entry of a batch, as this entry says."""
+    at = int(batch.offsets[0]) + ENTRY_HEADER_BYTES
+    length = int.from_bytes(batch.buffer[at - 8 : at], "big", signed=True)
+    return length - int(batch.sizes[0]) + ENTRY_HEADER_BYTES + _DIGEST_BYTES[digest_type]
+
+
+def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, dense: bool) -> End:
+    """Check that the cumulative lengths of entries add up, and return what the last entry says.
+
+    Args:
+        batch: The entries, at least one.
+        digest_type: The ledger's.
+        before: The ledger's length before the first; None if it is not known.
+        dense: Whether the entries follow each other in their ledger; else entries of others lie between them.
+
+    Raises:
+        CorruptError: They do not.
+    """
+    starts, digest_bytes = batch.offsets, _DIGEST_BYTES[digest_type]
+    payloads = batch.sizes - ENTRY_HEADER_BYTES - digest_bytes
+    if int(payloads.min()) < 0:
+        raise CorruptError(f"entry {batch.entry_ids[int(payloads.argmin())]} is shorter than its header and digest")
+    headers = np.frombuffer(gather(batch.buffer, starts, ENTRY_HEADER_BYTES), ">i8").reshape(-1, 4)
+    lengths: npt.NDArray[np.int64] = headers[:, 3].astype(np.int64)
+    first = int(lengths[0] - payloads[0]) if before is None else before
+    grown = np.diff(lengths, prepend=first)
+    wrong = np.flatnonzero(grown != payloads if dense else grown < payloads)
+    if len(wrong) or first < 0:
+        number = int(wrong[0]) if len(wrong) else 0
+        raise CorruptError(
+            f"entry {batch.entry_ids[number]} says that the ledger has {lengths[number]} bytes up to it, but "
+            f"{payloads[number]} of its own after {lengths[number] - grown[number]}"
+        )
+    at = int(starts[-1]) + ENTRY_HEADER_BYTES
+    return End(int(lengths[-1]), bytes(batch.buffer[at : at + digest_bytes]))
+
+
+class Lengths:
+    """What one source says of the lengths of a ledger's entries, which come in runs, in any order.
+
+    Args:
+        metadata: The ledger's.
+
+    Attributes:
+        problems: Lengths that do not add up, in words.
+        last: What the ledger's last entry says; None if the ledger is open, or the entry has not come.
+
+    Threads: one at a time.
+    """
+
+    __slots__ = ("_metadata", "_runs", "last", "problems")
+
+    def __init__(self, metadata: LedgerMetadata) -> None:
+        self._metadata = metadata
+        self._runs: list[tuple[int, int, int, int, int]] = []
+        self.problems: list[str] = []
+        self.last: End | None = None
+
+    def add(self, batch: EntryBatch, stride: int) -> None:
+        """Take entries whose digests are right, at least one.
+
+        Args:
+            batch: The entries.
+            stride: Distance of their ids; if it is not 1, entries of other bookies lie between them.
+        """
+        metadata = self._metadata
+        try:
+            end = end_of(batch, metadata.digest_type, None, dense=stride == 1)
+        except CorruptError as error:
+            self.problems.append(str(error))
+            return
+        first, last = int(batch.entry_ids[0]), int(batch.entry_ids[-1])
+        self._runs.append((first % stride, first, last, length_before(batch, metadata.digest_type), end.length))
+        if last == metadata.last_entry_id and metadata.state is LedgerState.CLOSED:
+            self.last = end
+
+    def marks(self) -> tuple[tuple[int, int], ...]:
+        """Return the lengths up to some entries, for ``contradictions``: at both ends of each run without a gap.
+
+        Lengths that shrink from run to run are noted as problems. Runs that follow each other say the same length.
+        """
+        marks: list[tuple[int, int]] = []
+        residue, end, length = -1, -1, 0
+        for each, first, last, before, after in sorted(self._runs):
+            follows = each == residue and first - 1 == end
+            if each == residue and (before != length if follows else before < length):
+                self.problems.append(
+                    f"entry {first} says that the ledger has {before} bytes before it, but entry {end} says {length}"
+                )
+            if not follows:
+                marks += [(end, length), (first - 1, before)]
+            residue, end, length = each, last, after
+        return (*marks[1:], (end, length)) if self._runs else ()
+
+
+def contradictions(metadata: LedgerMetadata, marks: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Compare the lengths of one ledger that several sources say, and those in its metadata.
+
+    Args:
+        metadata: The ledger's.
+        marks: Entries, and the ledger's length up to and including each.
+
+    Returns:
+        What contradicts what, in words.
+    """
+    said: dict[int, set[int]] = {-1: {0}}
+    if metadata.state is LedgerState.CLOSED:
+        said.setdefault(metadata.last_entry_id, set()).add(metadata.length)
+    for entry_id, length in marks:
+        said.setdefault(entry_id, set()).add(length)
+    for entry_id, lengths in sorted(said.items()):
+        if len(lengths) > 1:
+            yield (
+                f"the ledger's length up to entry {entry_id} is {' or '.join(map(str, sorted(lengths)))}, as its "
+                "copies, the entries after it and the metadata say"
+            )
