@@ -47,6 +47,7 @@ from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.runs import cut
 from pybk.replication.writing import WriterMachine
 from tests.simulator.plan import MS
+from tests.simulator.seals import seal_of
 
 if TYPE_CHECKING:
     from tests.simulator.ledgers import SimLedger
@@ -155,6 +156,7 @@ class Client:
     def write_metadata(self, effect: WriteMetadata) -> None:
         if effect.metadata.state is LedgerState.CLOSED:
             self.closing = (self.machines, effect.metadata)
+            self.ledger.judge.closes(self.name, effect.metadata)
         self.ledger.metadata.write(self, effect)
 
     def read_metadata(self, effect: ReadMetadata) -> None:
@@ -227,8 +229,15 @@ class Writer(Client):
         super().__init__(ledger, "writer")
         plan = ledger.plan
         assert ledger.metadata.current is not None
+        seal = seal_of(ledger.metadata.current)
+        self.made: dict[int, bytes] = {-1: b""}
+        """The entries, which the seal needs the last one of."""
         self.writer = WriterMachine(
-            ledger.metadata.current, 0, straggler_bytes=plan.straggler_bytes, deferred=plan.deferred
+            ledger.metadata.current,
+            0,
+            straggler_bytes=plan.straggler_bytes,
+            deferred=plan.deferred,
+            seal=lambda closed: seal.sealed(closed, self.made[closed.last_entry_id]),
         )
         self.take(self.writer)
         self.left = list(plan.batches)
@@ -276,6 +285,7 @@ class Writer(Client):
             self.length += len(payload)
             entry = _pack_header(self.ledger.ledger_id, entry_id, self.writer.last_add_confirmed, self.length) + payload
             self.ledger.judge.sent(entry_id, entry, self.length)
+            self.made[entry_id] = entry
             entries.append(entry)
         self.next += count
         self.in_flight.append(self.next - 1)
@@ -342,7 +352,7 @@ class Recoverer(Client):
         if metadata.metadata is None:
             self.end = Failed(Reason.DELETED, "")
             return
-        machine = RecoveryMachine(metadata.metadata, metadata.version)
+        machine = RecoveryMachine(metadata.metadata, metadata.version, seal=seal_of(metadata.metadata).sealed)
         self.take(machine)
         self.perform(machine.start(self.ledger.clock.now))
 

@@ -25,6 +25,7 @@ from pybk.replication.messages import (
 from pybk.replication.reading import fragment_of
 from pybk.replication.runs import entries_of
 from tests.simulator.disk import LAC_OFFSET
+from tests.simulator.seals import digest_in, forgeries, is_right, seal_of
 
 if TYPE_CHECKING:
     from tests.simulator.disk import Disk
@@ -53,6 +54,10 @@ class Judge:
         self.gone: dict[Bookie, None] = {}
         self.read_lac = -1
         self.closed_at: int | None = None
+        self.seals: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        """Seal and last digest of each end that a client would close the ledger with."""
+        self.closers: dict[str, None] = {}
+        """Clients that would close the ledger, or have."""
 
     def check(self, holds: bool, what: str) -> None:
         if not holds:
@@ -211,6 +216,26 @@ class Judge:
         self.fenced.pop(bookie, None)
         self.lacs.pop(bookie, None)
 
+    # ---- seals -----------------------------------------------------------------------------------------------------
+
+    def closes(self, author: str, closed: LedgerMetadata) -> None:
+        """I18: a client would close the ledger; whoever finds the same end makes the same seal of it."""
+        self.closers[author] = None
+        self.check(closed.sealed, f"I18: {author} closes the ledger without a seal")
+        end, made = (closed.last_entry_id, closed.length), (closed.seal, closed.last_digest)
+        first = self.seals.setdefault(end, made)
+        self.check(made == first, f"I18: {author} makes another seal of the end {end} than somebody before")
+
+    def check_seal(self, author: str, closed: LedgerMetadata) -> None:
+        """I18: the end is sealed over the last entry as it was written, and says nothing else of the ledger."""
+        seal = seal_of(closed)
+        self.check(is_right(seal, closed), f"I18: {author} closed the ledger with a wrong seal")
+        last = self.entries[closed.last_entry_id] if closed.last_entry_id >= 0 else b""
+        here = closed.last_digest == digest_in(last)
+        self.check(here, f"I18: {author} sealed another entry than {closed.last_entry_id}, the last")
+        for name, forged in forgeries(closed):
+            self.check(not is_right(seal, forged), f"I18: a reader takes a forged {name} under the seal")
+
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def metadata_changes(self, author: str, old: LedgerMetadata, new: LedgerMetadata) -> None:
@@ -219,6 +244,7 @@ class Judge:
             kept = new.fragments[: len(old.fragments) - 1] == old.fragments[:-1]
             self.check(kept, f"I11: {author} changed fragments that have an end: {old.fragments} to {new.fragments}")
         if old.state is LedgerState.CLOSED:
+            self.check((old.seal, old.last_digest) == (new.seal, new.last_digest), f"I18: {author} changed the seal")
             same = (old.state, old.last_entry_id, old.length) == (new.state, new.last_entry_id, new.length)
             self.check(same, f"I11: closed at {old.last_entry_id}, changed to {new.state} at {new.last_entry_id}")
         firsts = [each.first_entry_id for each in new.fragments]
@@ -229,6 +255,7 @@ class Judge:
             last = new.last_entry_id
             if old.state is not LedgerState.CLOSED:
                 self.closed_at = last
+                self.check_seal(author, new)
                 self.check(last >= self.confirmed, f"I1: {self.confirmed} was confirmed, and it is closed at {last}")
                 self.check(last >= self.read_lac, f"I16: {self.read_lac} was read, and it is closed at {last}")
                 self.check(new.length == self.lengths.get(last), f"length {new.length} at {last}")

@@ -15,6 +15,7 @@ from tests.simulator.clients import Copier, Reader, Recoverer, Writer
 from tests.simulator.judge import Judge
 from tests.simulator.metadata import SimMetadata
 from tests.simulator.plan import MS, Plan
+from tests.simulator.seals import with_password
 
 if TYPE_CHECKING:
     from tests.simulator.disk import Disk
@@ -69,7 +70,7 @@ class SimLedger:
         quorum = self.plan.quorum
         ensemble = [bookie.bookie for bookie in self.bookies.values()]
         self.random.shuffle(ensemble)
-        return LedgerMetadata(
+        metadata = LedgerMetadata(
             ledger_id=self.ledger_id,
             digest_type=DigestType.NONE,
             ensemble_size=quorum.ensemble_size,
@@ -82,6 +83,7 @@ class SimLedger:
             verifier=b"",
             fragments=(Fragment(0, tuple(ensemble[: quorum.ensemble_size])),),
         )
+        return with_password(metadata)
 
     def choose(self, effect: ChooseBookies) -> dict[int, Bookie]:
         """Choose from the bookies that are registered; one that has just crashed may still be."""

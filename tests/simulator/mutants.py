@@ -10,10 +10,11 @@ import sys
 from tests.simulator.bookie_mutants import BOOKIE_MUTANTS
 from tests.simulator.client_mutants import CLIENT_MUTANTS, SURVIVORS
 from tests.simulator.mutating import kills
+from tests.simulator.seal_mutants import SEAL_MUTANTS
 
 SEEDS_MAX = 20_000
 
-MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS)
+MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS)
 
 KILLED_AT = {
     "B1": 2,
@@ -99,6 +100,25 @@ KILLED_AT = {
     "W2": 913,
     "W3": 3,
     "W4": 38,
+    "Z1": 2,
+    "Z10": 0,
+    "Z11": 0,
+    "Z12": 0,
+    "Z13": 0,
+    "Z14": 0,
+    "Z15": 0,
+    "Z16": 0,
+    "Z17": 0,
+    "Z18": 0,
+    "Z19": 0,
+    "Z2": 2,
+    "Z3": 40,
+    "Z4": 0,
+    "Z5": 1,
+    "Z6": 2,
+    "Z7": 0,
+    "Z8": 0,
+    "Z9": 0,
 }
 
 

@@ -74,6 +74,7 @@ def test_the_seeds_try_what_they_should() -> None:
     assert len(changed) > 30
     assert sum(isinstance(ledger.writer.end, Done) for ledger in ledgers) > 10
     assert sum(ledger.judge.read_lac >= 0 for ledger in ledgers) > 10
+    assert sum(len(ledger.judge.closers) > 1 and ledger.metadata.is_closed() for ledger in ledgers) > 10
     assert sum(isinstance(each.closed_as, LedgerMetadata) for ledger in ledgers for each in ledger.recoverers) > 10
 
 
