@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pybk.digest import DigestType
 from pybk.errors import CorruptError, IllegalOperationError, SealMismatchError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.manager import LedgerManager
-from tests.embedded import view_of
+from tests.embedded import store_of, view_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make
 
@@ -69,3 +70,16 @@ def test_the_command_reseals(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["verify", str(root), "--password-file", str(file), "--strict"]) == 0
     assert main(["reseal", str(tmp_path / "none"), "0"]) == 2
     assert not (tmp_path / "none").exists()
+
+
+def test_a_ledger_that_changes_while_it_is_checked_is_not_sealed(tmp_path: Path) -> None:
+    with open_at(FeatureLevel.BASE, tmp_path) as manager:
+        ledger_id = make(manager)
+    with open_sealing(tmp_path) as manager:
+        store = store_of(manager)
+        descriptor = store.descriptor(ledger_id)
+        checked = replace(descriptor.metadata, seal=bytes(32))
+        store._change(descriptor, replace(descriptor.metadata, last_entry_id=2, length=21, version=99))
+        with pytest.raises(IllegalOperationError, match="was changed while it was checked"):
+            store.reseal(descriptor, checked)
+        assert not manager.ledger_metadata(ledger_id).sealed

@@ -139,8 +139,12 @@ def test_an_open_ledger_that_was_downgraded_is_not_opened(tmp_path: Path) -> Non
         manager.open_ledger(ledger_id, password=PASSWORD)
 
 
-def test_another_last_entry_than_the_sealed_one_is_not_read(tmp_path: Path) -> None:
-    root = tmp_path / "store"
+def written_over(root: Path) -> tuple[Path, int]:
+    """Make a copy of a store in which a sealed ledger of two entries has another last entry of the same length.
+
+    Returns:
+        The copy, and the ledger's id.
+    """
     with open_sealing(root) as manager:
         writer = manager.create_ledger(password=PASSWORD, digest_type=DigestType.CRC32C)
         writer.append(b"first")
@@ -148,15 +152,20 @@ def test_another_last_entry_than_the_sealed_one_is_not_read(tmp_path: Path) -> N
         writer.append(b"last")
         writer.close()
         sealed = writer.metadata
-    with open_sealing(copy) as manager:  # another last entry of this length, as if it had been written over
+    with open_sealing(copy) as manager:
         store = store_of(manager)
         descriptor = store.descriptor(writer.ledger_id)
         digest = writer._digest.seal(1, 0, sealed.length, b"LAST")
         store.log.stage_entry(descriptor, 1, digest, b"LAST", 5, len(digest), True)
         store.log.flush()
         store._change(descriptor, replace(sealed, version=9))
+    return copy, writer.ledger_id
+
+
+def test_another_last_entry_than_the_sealed_one_is_not_read(tmp_path: Path) -> None:
+    copy, ledger_id = written_over(tmp_path / "store")
     with LedgerManager.open(copy) as manager:
-        reader = manager.open_ledger(writer.ledger_id, password=PASSWORD)
+        reader = manager.open_ledger(ledger_id, password=PASSWORD)
         assert [entry.payload for entry in reader.read(0, 0)] == [b"first"]
         for read in (lambda: list(reader.read(1, 1)), lambda: list(reader.read(0, 1)), lambda: reader.read_batch(1)):
             with pytest.raises(SealMismatchError, match="entry 1, its last, is not the one that was sealed"):

@@ -17,7 +17,7 @@ from pybk.ledger import LedgerState
 from pybk.storage.verify import Verified, verify_store
 from tests.embedded import store_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
-from tests.test_seal import make
+from tests.test_seal import make, written_over
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,13 @@ def test_verify_finds_what_was_changed_in_the_directory(tmp_path: Path, changes:
     tamper(tmp_path, ledger_id, **changes)
     found = verified(tmp_path)
     assert {problem.ledger_id for problem in found.problems} == {ledger_id}
+
+
+def test_verify_finds_another_last_entry_than_the_sealed_one(tmp_path: Path) -> None:
+    copy, ledger_id = written_over(tmp_path / "store")
+    (problem,) = verified(copy).problems
+    assert problem.ledger_id == ledger_id
+    assert "entry 1, its last, is not the one that was sealed" in problem.message
 
 
 def test_lengths_that_do_not_add_up_are_found(tmp_path: Path) -> None:
