@@ -1,17 +1,22 @@
-"""A process that writes: ``python -m bench.child fill|memory STORE BYTES``.
+"""A process that is watched: ``python -m bench.child fill|memory STORE BYTES``, ``... idle|idle-... STORE SECONDS``.
 
-``fill`` says so when that many payload bytes are durable, and goes on until it is killed; ``memory`` prints the most
-memory it had resident, in MiB.
+``fill`` prints a line when that many payload bytes are durable, and writes until it is killed; ``memory`` prints the
+most memory it had resident, in MiB. ``idle`` opens a store with a tier policy and prints the processor time that it
+takes while nothing happens, in ms per second; ``idle-looked`` lets the policy look at all ledgers before, and
+``idle-plain`` has no policy.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 
 from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
-from pybk import LedgerManager
+from pybk import LedgerManager, StorageHint, StoreConfig, TierPolicy
+from pybk.embedded import EmbeddedHome
+from pybk.storage.store import Store
 
 
 def peak_mib() -> float:
@@ -22,9 +27,27 @@ def peak_mib() -> float:
     return int(found[1]) / 1024
 
 
+def idle_ms(what: str, store: str, seconds: float) -> float:
+    """Return the processor time that an open store takes while nothing happens, in ms per second."""
+    config = StoreConfig(tier_policy=None if what == "idle-plain" else TierPolicy(target=StorageHint.HDD))
+    with LedgerManager.open(store, config=config) as manager:
+        if what == "idle-looked":
+            home = manager._home
+            assert isinstance(home, EmbeddedHome)
+            assert isinstance(home.store, Store)
+            home.store.maintenance.apply_policy()
+        began, used = time.monotonic(), time.process_time()
+        time.sleep(seconds)
+        return 1e3 * (time.process_time() - used) / (time.monotonic() - began)
+
+
 def main() -> None:
-    """Write."""
-    what, store, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    """Do what the command line says."""
+    what, store = sys.argv[1], sys.argv[2]
+    if what.startswith("idle"):
+        print(idle_ms(what, store, float(sys.argv[3])), flush=True)
+        return
+    size = int(sys.argv[3])
     with LedgerManager.open(store) as manager, manager.create_ledger(password=PASSWORD) as writer:
         for _ in range(max(size // (BATCH * ENTRY_BYTES), 1)):
             writer.append_many(PAYLOADS)

@@ -35,6 +35,9 @@ class Scale:
         ledgers: Ledgers created, one after the other.
         reopen_bytes: Payload in the store that is killed and opened again.
         memory_bytes: Payload written while memory is watched.
+        moved_ledgers: Ledgers moved to another tier.
+        idle_ledgers: Ledgers in the store that is watched at rest.
+        idle_seconds: How long it is watched.
     """
 
     rounds: int
@@ -43,6 +46,9 @@ class Scale:
     ledgers: int
     reopen_bytes: int
     memory_bytes: int
+    moved_ledgers: int = 10_000
+    idle_ledgers: int = 100_000
+    idle_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

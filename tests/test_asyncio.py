@@ -57,7 +57,8 @@ def test_everything_from_opening_to_closing(tmp_path: Path) -> None:
                 await reader.read_batch_async(0)
             assert await manager.list_ledgers_async("orders") == [0]
             assert (await manager.ledger_metadata_async(0)).state is LedgerState.CLOSED
-            await manager.move_ledger_async(0, StorageHint.SSD)
+            await manager.move_ledger_async(0, StorageHint.HDD)
+            await manager.move_ledgers_async([0], StorageHint.SSD)
             await manager.checkpoint_async()
             assert (await manager.health_async()).state == "ok"
             assert (await manager.metrics_async()).counters

@@ -477,6 +477,8 @@ MUTANTS = [
                 "catalog, mark = self._write_catalog(changed, mark, renew=renew)",
                 (
                     "first = self._change_index(mark, change, changed)\n"
+                    "self.files.update((row.file_id, row) for row in changed.added)\n"
+                    "list(map(self.files.pop, changed.gone))\n"
                     "change, changed = (lambda update: first), changed._replace(added=[], gone=[], named=[])\n"
                     "catalog, mark = self._write_catalog(changed, mark, renew=renew)"
                 ),
@@ -516,12 +518,12 @@ MUTANTS = [
         [
             Piece(
                 "jobs.Jobs._relocate",
-                "self._registry.commit(mark, change, added=files)",
+                "self._registry.commit(mark, change, rows=rows, added=files)",
                 (
                     "for ledger_id, old, new in moved:\n"
                     "    self._remember(_keys_of(store, ledger_id, old, new))\n"
                     "self._purge()\n"
-                    "self._registry.commit(mark, change, added=files)"
+                    "self._registry.commit(mark, change, rows=rows, added=files)"
                 ),
             )
         ],

@@ -62,7 +62,7 @@ def test_public_things_are_documented(name: str) -> None:
     ("owner", "names"),
     [
         (LedgerManager, ["open", "close", "create_ledger", "open_ledger", "delete_ledger", "list_ledgers"]),
-        (LedgerManager, ["ledger_metadata", "move_ledger"]),
+        (LedgerManager, ["ledger_metadata", "move_ledger", "move_ledgers"]),
         (LedgerWriter, ["append", "append_many", "force", "close"]),
         (LedgerReader, ["read", "read_batch", "read_unconfirmed", "read_last_add_confirmed", "follow", "close"]),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pybk.digest import EntryDigest, LedgerKeys
 from pybk.entry import EntryBatch
 from pybk.errors import IllegalOperationError, UsageError
@@ -146,6 +148,10 @@ class EmbeddedHome:
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
         """Move a ledger."""
         self._live().move(descriptor, tier)
+
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers, many with one commit."""
+        self._live().move_all(descriptors, tier)
 
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """See what was appended since; a live store always knows."""

@@ -6,7 +6,7 @@ One set of handles serves both; what they need of a home is written down here an
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -253,6 +253,12 @@ class LedgerHome(Protocol):
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
         """Move a ledger to another tier; done on return."""
+
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers to another tier, given in ascending order of their ids; done on return.
+
+        A home may look at all of the iterable or at a part of it at a time.
+        """
 
     def replicate(self, what: int | str) -> Replicated:
         """Copy what lost bookies held of a ledger, or of all ledgers that a bookie is missing from."""

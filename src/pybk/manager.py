@@ -539,6 +539,37 @@ class LedgerManager:
         """Move in a thread, so that the event loop goes on."""
         await asyncio.to_thread(self.move_ledger, ledger_id, target, password=password)
 
+    def move_ledgers(self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None) -> None:
+        """Move many ledgers to another tier, as ``move_ledger`` moves one; done on return, reads and appends continue.
+
+        In a store of this process up to 1024 ledgers or 64 MiB are moved with one commit and share files of the tier,
+        so small ledgers move many times faster than one by one. A cluster moves one ledger after the other.
+
+        Args:
+            ledger_ids: The ledgers, in any order; one that is named twice is moved once.
+            target: The tier; in a cluster, that of each bookie that has a part of a ledger.
+            password: As for ``delete_ledger``; the same for all of them.
+
+        Raises:
+            NoSuchLedgerError: A ledger was never created, or deleted. Those with lower ids may have been moved.
+            UnauthorizedError: The password is another for a ledger. Those with lower ids may have been moved.
+            StorageFullError: The target has no room, or a bookie did not answer; all stays readable where it is. Call
+                it again for the same ledgers: those that were moved are left alone.
+
+        Durability: All are moved on return. After a stop in the middle some are, each of them whole or not at all.
+        Cost: Some 0.5 ms of processor time for each small closed ledger of a store, and five syncs for each group.
+        """
+        tier = member_of(StorageHint, target, "target")
+        home = self._usable()
+        wanted = sorted({existing_id(ledger_id) for ledger_id in ledger_ids})
+        home.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
+
+    async def move_ledgers_async(
+        self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None
+    ) -> None:
+        """Move in a thread, so that the event loop continues."""
+        await asyncio.to_thread(self.move_ledgers, ledger_ids, target, password=password)
+
     def _entitled(self, ledger_id: int, password: bytes | None) -> LedgerDescriptor:
         """Return a ledger to be changed as a whole, once its password is found right where that is asked for."""
         home = self._usable()

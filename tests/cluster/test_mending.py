@@ -226,7 +226,7 @@ def test_a_ledger_is_moved_by_all_bookies_that_have_it(four: Inside) -> None:
         replica = service.replicas._replica(writer.ledger_id)
         assert replica is not None
         assert {descriptor.metadata.tier for descriptor in replica.parts()} == {StorageHint.HDD}
-    client.move_ledger(writer.ledger_id, StorageHint.SSD, password=PASSWORD)
+    client.move_ledgers([writer.ledger_id], StorageHint.SSD, password=PASSWORD)
     check(client, writer.ledger_id, 40)
     with pytest.raises(UnauthorizedError):
         client.move_ledger(writer.ledger_id, StorageHint.NVME, password=b"another")

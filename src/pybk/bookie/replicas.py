@@ -10,7 +10,7 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from operator import attrgetter
 from typing import Final
 
 from pybk.bookie.description import Description, names_bookie_record
@@ -20,7 +20,7 @@ from pybk.bookie.replica import Replica, View
 from pybk.bookie.states import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
-from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, UsageError
+from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
@@ -398,9 +398,8 @@ class Replicas:
             StorageFailedError: The store takes nothing more.
         """
         replica = self._replica(ledger_id)
-        for descriptor in [] if replica is None else replica.parts():
-            with suppress(NoSuchLedgerError):  # deleted meanwhile
-                self.store.move(descriptor, tier)
+        if replica is not None:
+            self.store.move_all(sorted(replica.parts(), key=attrgetter("ledger_id")), tier)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 

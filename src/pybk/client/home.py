@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
@@ -398,6 +398,11 @@ class ClusterHome:
             except MetadataVersionError:
                 ledger.renew(*self._metadata.read_ledger(ledger.ledger_id), anyway=True)
         move(self.engine, ledger, tier)
+
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers one after the other: each has bookies of its own."""
+        for descriptor in descriptors:
+            self.move(descriptor, tier)
 
     def replicate(self, what: int | str) -> Replicated:
         """Complete a ledger, or all ledgers that a bookie is missing from."""

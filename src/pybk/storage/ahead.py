@@ -42,10 +42,10 @@ class LogFile(NamedTuple):
 class LogFileSupply:
     """Makes log files and keeps track of those in use; what the log asks for its files.
 
-    Sizes double from 1 MiB up to ``log_file_bytes`` while the log is busy, and begin again when it rests, so that a
-    small store stays small. Zeros are written in steps with pauses, so that syncs of the log pass between them. While
-    commits are large, files are only allocated: a commit of 564 KiB takes 306 µs in an allocated file and 289 µs in a
-    zeroed one, and zeros would double what the device has to write.
+    Sizes double from 1 MiB up to ``log_file_bytes`` while the log fills its files, and begin again when it rests, so
+    that a small store stays small. Zeros are written in steps with pauses, so that syncs of the log pass between them.
+    While commits are large, files are only allocated: a commit of 564 KiB takes 306 µs in an allocated file and 289 µs
+    in a zeroed one, and zeros would double what the device has to write.
 
     Threads: the log's driver asks, the maintenance thread makes.
     """
@@ -63,6 +63,7 @@ class LogFileSupply:
         self._doomed: list[LogFile] = []
         self._next_bytes = FIRST_FILE_BYTES
         self._zeroed = True
+        self._ended_early = False
         self._left: dict[int, int] = {}
 
     # ---- what the log asks ---------------------------------------------------------------------------------------
@@ -75,6 +76,8 @@ class LogFileSupply:
             OSError: Syncing its directory failed.
         """
         with self._lock:
+            # A file that a checkpoint ended long before it was full is no reason for a larger one.
+            grows = not self._ended_early
             chosen = self._current(after)
             if chosen is None:
                 ahead = self._ahead()
@@ -84,7 +87,9 @@ class LogFileSupply:
                     self._doomed += ahead[: ahead.index(chosen)]
             if chosen is not None:
                 self._current_id = chosen.row.file_id
-                self._next_bytes = min(max(2 * chosen.file.size, FIRST_FILE_BYTES), self._config.log_file_bytes)
+                self._ended_early = False
+                wanted = 2 * chosen.file.size if grows else chosen.file.size
+                self._next_bytes = min(max(wanted, FIRST_FILE_BYTES), self._config.log_file_bytes)
         if chosen is None:
             self._make_now(bytes_min)
             return self.next_log_file(bytes_min, after)
@@ -128,6 +133,8 @@ class LogFileSupply:
         """Take note that the log will write no more to a file of which it used this much for this many commits."""
         with self._lock:
             self._left[file_id] = used_bytes
+            size = next((made.file.size for made in self._open if made.row.file_id == file_id), used_bytes)
+            self._ended_early = 2 * used_bytes < size
             self._zeroed = used_bytes < _LARGE_COMMIT_BYTES * commits
         self._on_use()
 
@@ -202,9 +209,18 @@ class LogFileSupply:
             if pause_ratio:
                 time.sleep((time.monotonic() - began) * pause_ratio)
 
-    def rest(self, store_bytes: int) -> None:
-        """Keep the files made ahead small beside the store, as nothing was appended for a while."""
-        size = max(FIRST_FILE_BYTES, store_bytes // _SHARE_AT_REST)
+    def rest(self, store_bytes: Callable[[], int]) -> None:
+        """Keep the files made ahead small beside the store, as nothing was appended for a while.
+
+        Args:
+            store_bytes: Returns the size of the store, which costs a look at each file; called only if a file might be
+                too large.
+        """
+        with self._lock:
+            largest = max((made.row.bytes for made in self._ahead()), default=0)
+        if max(largest, self._next_bytes) <= FIRST_FILE_BYTES:
+            return
+        size = max(FIRST_FILE_BYTES, store_bytes() // _SHARE_AT_REST)
         with self._making:
             with self._lock:
                 self._next_bytes = min(self._next_bytes, size)

@@ -29,6 +29,7 @@ from pybk.storage.cookie import Cookie, check_known
 from pybk.storage.failures import syncing
 from pybk.storage.filesystem import File, FileSystem
 from pybk.storage.index_rows import (
+    EncodedLedger,
     FileRow,
     LedgerRow,
     Mark,
@@ -256,7 +257,7 @@ class CatalogWriter:
 
     def append(
         self,
-        ledgers: Iterable[LedgerRow],
+        ledgers: Iterable[LedgerRow | EncodedLedger],
         dropped: Iterable[int],
         mark: Mark,
         files: Iterable[FileRow],
@@ -466,10 +467,13 @@ def rewrite_is_due(catalog_bytes: int, totals: Totals) -> bool:
     return catalog_bytes > max(_REWRITE_BYTES_MIN, 2 * live)
 
 
-def _ledger_records(ledgers: Iterable[LedgerRow], dropped: Iterable[int], number: int) -> Iterator[bytes]:
+def _ledger_records(
+    ledgers: Iterable[LedgerRow | EncodedLedger], dropped: Iterable[int], number: int
+) -> Iterator[bytes]:
     for row in ledgers:
-        metadata = row.metadata
-        yield encode_control(RecordKind.LEDGER, metadata.ledger_id, metadata.version, encode_state(row), lsn=number)
+        if isinstance(row, LedgerRow):
+            row = EncodedLedger(row.metadata.ledger_id, row.metadata.version, encode_state(row))
+        yield encode_control(RecordKind.LEDGER, row.ledger_id, row.version, row.state, lsn=number)
     for ledger_id in dropped:
         yield encode_control(RecordKind.DELETE, ledger_id, 0, lsn=number)
 

@@ -31,12 +31,16 @@ from pybk.storage.record import RecordKind, encode_control
 from pybk.storage.view import StoreView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pybk.storage.maintenance import Maintenance
     from pybk.storage.tiering import TierQueue
 
 logger = logging.getLogger(__name__)
+
+MOVED_LEDGERS_MAX: Final = 1024
+MOVED_BYTES_MAX: Final = 64 << 20
+"""So much is moved together, with one commit of the index; it is in memory 16 MiB at a time."""
 
 CHANGED_LEDGERS_MAX: Final = 8192
 """Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
@@ -354,15 +358,26 @@ class ChangingView(StoreView):
             raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
         self.move_all([descriptor], tier)
 
-    def move_all(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
         """Move ledgers to another tier, in ascending order of their ids; those that were deleted are left out.
 
-        Done, and durable, on return. Appends and reads go on meanwhile. Ledgers moved together share files of their
-        tier, one commit of the log, and one of the catalog and the index.
+        Done, and durable, on return. Appends and reads go on meanwhile. Up to ``MOVED_LEDGERS_MAX`` ledgers or
+        ``MOVED_BYTES_MAX`` bytes form a group, which shares files of the tier, one commit of the log, and one of
+        catalog and index.
+
+        Args:
+            descriptors: The ledgers; only those of one group are held at a time.
+            tier: The tier.
 
         Raises:
-            StorageRefusedError: There was no room, descriptor or memory for it now; call it again for the same ledgers.
+            StorageRefusedError: There was no room, descriptor or memory for a group now; groups before it were moved.
+                Call it again for the same ledgers.
         """
+        with self.maintenance.moving():
+            for group in _groups(descriptors):
+                self._move_group(group, tier)
+
+    def _move_group(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
         staged = []
         for descriptor in descriptors:
             with descriptor.lock:
@@ -379,3 +394,17 @@ class ChangingView(StoreView):
         full = self.maintenance.full
         if full is not None:
             raise StorageFullError(full)
+
+
+def _groups(descriptors: Iterable[LedgerDescriptor]) -> Iterator[list[LedgerDescriptor]]:
+    """Yield ledgers in groups that are moved together."""
+    group: list[LedgerDescriptor] = []
+    nbytes = 0
+    for descriptor in descriptors:
+        group.append(descriptor)
+        nbytes += descriptor.length_durable
+        if len(group) >= MOVED_LEDGERS_MAX or nbytes >= MOVED_BYTES_MAX:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group

@@ -29,6 +29,7 @@ from pybk.storage.record import (
     check_body,
     decode_header,
     encode_entries,
+    encode_entries_header,
     encode_header,
     entry_ends,
 )
@@ -180,17 +181,37 @@ class ColdSegmentWriter:
             OSError, StorageFullError: Writing failed; call ``abort``.
         """
         count = len(sizes)
+        self._check(ledger_id, first_entry_id, count, sum(sizes) + 4 * count)
+        header, body = encode_entries(ledger_id, first_entry_id, sizes, parts, stride=stride)
+        return self._put(ledger_id, first_entry_id, count, stride, header, body)
+
+    def add_body(
+        self, ledger_id: int, first_entry_id: int, count: int, body: bytes | memoryview, stride: int = 1
+    ) -> tuple[int, int, int, int, int, int, int]:
+        """Add one record whose plain body exists already, checked by the caller; otherwise as ``add``."""
+        self._check(ledger_id, first_entry_id, count, len(body))
+        body = bytes(body)
+        header = encode_entries_header(ledger_id, first_entry_id, count, body, stride=stride)
+        return self._put(ledger_id, first_entry_id, count, stride, header, body)
+
+    def _check(self, ledger_id: int, first_entry_id: int, count: int, nbytes: int) -> None:
+        """Raise UsageError unless a record of this many bytes comes after those before it, and fits."""
         if count == 0 or (ledger_id, first_entry_id) <= self._last:
             raise UsageError(
                 f"{self._path}: {count} entries from {first_entry_id} of ledger {ledger_id} come after ledger "
                 f"{self._last[0]} entry {self._last[1]}; add at least one entry, in order of ledger and entry"
             )
-        if not self.room_for(sum(sizes) + 4 * count + RECORD_HEADER_BYTES):
+        if not self.room_for(nbytes + RECORD_HEADER_BYTES):
             raise UsageError(
-                f"{self._path}: a record of {sum(sizes)} bytes at offset {self._written + self._pending_bytes} "
+                f"{self._path}: a record of {nbytes} bytes at offset {self._written + self._pending_bytes} "
                 f"would pass {COLD_SEGMENT_BYTES_MAX} bytes; ask room_for() and begin another segment"
             )
-        header, body, compressed = self._encode(ledger_id, first_entry_id, sizes, parts, stride)
+
+    def _put(
+        self, ledger_id: int, first_entry_id: int, count: int, stride: int, header: bytes, body: bytes
+    ) -> tuple[int, int, int, int, int, int, int]:
+        """Take a plain record, compressed if that makes it smaller; write once enough is waiting."""
+        header, body, compressed = self._compressed(ledger_id, first_entry_id, count, stride, header, body)
         offset = self._written + self._pending_bytes
         size = RECORD_HEADER_BYTES + len(body)
         self._pending += (header, body, bytes(-size % 8))
@@ -224,10 +245,10 @@ class ColdSegmentWriter:
         self._rows += _ROW.pack(ledger_id, *run)
         self._last = (ledger_id, first_entry_id + entry_count - 1)
 
-    def _encode(
-        self, ledger_id: int, first: int, sizes: Sequence[int], parts: Sequence[bytes | memoryview], stride: int
+    def _compressed(
+        self, ledger_id: int, first: int, count: int, stride: int, header: bytes, body: bytes
     ) -> tuple[bytes, bytes, bool]:
-        header, body = encode_entries(ledger_id, first, sizes, parts, stride=stride)
+        """Return header and body of a record as they are stored, and whether the body is compressed."""
         if self._compressor is None:
             return header, body, False
         packed: bytes = self._compressor.compress(body)
@@ -239,7 +260,7 @@ class ColdSegmentWriter:
             first,
             len(packed),
             xxh3_64_intdigest(packed),
-            entry_count=len(sizes),
+            entry_count=count,
             stride=stride,
             codec=Codec.ZSTD,
             raw_bytes=len(body),

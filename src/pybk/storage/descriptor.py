@@ -257,6 +257,15 @@ class LedgerDescriptor:
             self.last_checked = max(self.last_checked, last_checked)
             self.forget_places()
 
+    def indexed(self, version: int) -> None:
+        """Note that the index has the ledger's metadata of this version.
+
+        A newer change or a delete, which another thread may apply meanwhile, stays noted: each sets ``changed`` last.
+        """
+        self.changed = False
+        if self.metadata.version != version or self.deleted:
+            self.changed = True
+
     def remember(self, page: Page, generation: int) -> None:
         """Keep an index page for later lookups, unless entries were moved since ``generation`` was read."""
         with self.place_lock:

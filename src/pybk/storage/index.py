@@ -6,16 +6,18 @@ own, and that a key is *not* there is taken as an answer only when other keys pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 from pybk.errors import NoSuchEntryError, NoSuchLedgerError
+from pybk.ledger import LedgerSummary
 from pybk.storage.environment import Environment, ReadTransaction
 from pybk.storage.index_check import problems
 from pybk.storage.index_rows import (
     CHAIN_HEAD,
     CHAIN_TAIL,
+    EncodedLedger,
     FileRow,
     FileUse,
     LedgerRow,
@@ -28,6 +30,7 @@ from pybk.storage.index_rows import (
     decode_page,
     decode_share,
     decode_state,
+    decode_summary,
     entries_key,
     key_ids,
     ledger_key,
@@ -83,11 +86,27 @@ class Index:
 
         Reads 1000 at a time, each time as of one moment: what is created or dropped meanwhile may or may not be there.
         """
+        for ledger_id, state in self._states(after):
+            yield decode_state(ledger_id, state, where="index")
+
+    def encoded_ledgers(self) -> Iterator[EncodedLedger]:
+        """Yield the rows of all ledgers as ``ledgers`` does, as they are stored: in a fifth of the time."""
+        for ledger_id, state in self._states(-1):
+            yield EncodedLedger(ledger_id, decode_summary(ledger_id, state, where="index").version, state)
+
+    def _states(self, after: int) -> Iterator[tuple[int, bytes]]:
         while after < CHAIN_TAIL:
             with self._environment.read() as transaction:
-                found, after = _ledgers_after(transaction, max(after, CHAIN_HEAD))
-            for ledger_id, state in found:
-                yield decode_state(ledger_id, state, where="index")
+                found, after = _ledgers_after(transaction, max(after, CHAIN_HEAD), _LEDGERS_AT_A_TIME)
+            yield from found
+
+    def summaries(self, after: int, count: int) -> list[LedgerSummary]:
+        """Return the next ledgers with an id above ``after``, ascending, at most ``count``; none at the end."""
+        if after >= CHAIN_TAIL:
+            return []
+        with self._environment.read() as transaction:
+            found, _ = _ledgers_after(transaction, max(after, CHAIN_HEAD), count)
+        return [decode_summary(ledger_id, state, where="index") for ledger_id, state in found]
 
     def page(self, ledger_id: int, entry_id: int) -> Runs:
         """Return the page of runs whose range holds an entry that was checkpointed.
@@ -135,6 +154,8 @@ class Index:
                 return
             after = last_entry(found[-1])
             yield from found
+            if after[0] == last:
+                return
 
     def files(self) -> dict[int, FileRow]:
         """Return all files, by id; checked to be all."""
@@ -147,11 +168,15 @@ class Index:
         Checked to be all; nothing for a file that the index does not know. Takes memory for all of them.
         """
         with self._environment.read() as transaction:
-            use = file_uses(transaction).get(file_id)
-            shares = _shares(transaction, share_key(file_id, CHAIN_HEAD), share_key(file_id, CHAIN_TAIL))
-        _check_shares(file_id, use, shares)
+            shares = _shares_of_file(transaction, file_id, file_uses(transaction))
         for (_, ledger_id), share in shares.items():
             yield ledger_id, share
+
+    def ledgers_in(self, file_ids: Iterable[int]) -> set[int]:
+        """Return the ledgers that have entries in any of these files, checked to be all."""
+        with self._environment.read() as transaction:
+            uses = file_uses(transaction)
+            return {ledger for file_id in file_ids for _, ledger in _shares_of_file(transaction, file_id, uses)}
 
     def file_bytes_live(self) -> dict[int, int]:
         """Return the bytes of the records that each file still holds, by file id.
@@ -219,8 +244,8 @@ class Index:
             update.finish()
 
 
-def _ledgers_after(transaction: ReadTransaction, after: int) -> tuple[list[tuple[int, bytes]], int]:
-    """Return the next ledgers with their encoded rows, and the id to go on after, ``CHAIN_TAIL`` at the end."""
+def _ledgers_after(transaction: ReadTransaction, after: int, count: int) -> tuple[list[tuple[int, bytes]], int]:
+    """Return the next ledgers with their encoded rows, and the id to continue after, ``CHAIN_TAIL`` at the end."""
     found: list[tuple[int, bytes]] = []
     previous, expected = neighbours(transaction, after)
     for key, value in transaction.items(ledger_key(after + 1), b"M"):
@@ -234,7 +259,7 @@ def _ledgers_after(transaction: ReadTransaction, after: int) -> tuple[list[tuple
         if ledger_id == CHAIN_TAIL:
             return found, CHAIN_TAIL
         found.append((ledger_id, link.state))
-        if len(found) == _LEDGERS_AT_A_TIME:
+        if len(found) == count:
             return found, ledger_id
         previous, expected = ledger_id, link.next
     raise damaged(f"the index ends after ledger {previous}, which names ledger {expected} as the next")
@@ -267,6 +292,15 @@ def _pages_after(transaction: ReadTransaction, ledger_id: int, after: tuple[int,
 def _shares(transaction: ReadTransaction, start: bytes, stop: bytes) -> dict[tuple[int, ...], int]:
     """Return the shares between two keys by (file id, ledger id)."""
     return {key_ids(key): decode_share(key, value) for key, value in transaction.items(start, stop)}
+
+
+def _shares_of_file(
+    transaction: ReadTransaction, file_id: int, uses: Mapping[int, FileUse]
+) -> dict[tuple[int, ...], int]:
+    """Return the shares of one file by (file id, ledger id), checked to be all."""
+    shares = _shares(transaction, share_key(file_id, CHAIN_HEAD), share_key(file_id, CHAIN_TAIL))
+    _check_shares(file_id, uses.get(file_id), shares)
+    return shares
 
 
 def _check_shares(file_id: int, use: FileUse | None, shares: dict[tuple[int, ...], int]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger import LedgerMetadata, LedgerSummary
 from pybk.storage.record import RUN_BYTES, RUN_DTYPE, Runs
 
 INDEX_FORMAT: Final = 1
@@ -49,7 +49,7 @@ def damaged(problem: str) -> CorruptError:
 
 
 class LedgerRow(NamedTuple):
-    """A ledger as of the last checkpoint.
+    """A ledger as of the last checkpoint; its metadata may be newer, if it was moved since.
 
     ``last_entry_id`` is the last entry whose place the index knows, -1 for none. ``length`` counts payload
     bytes up to that entry.
@@ -59,6 +59,14 @@ class LedgerRow(NamedTuple):
     last_entry_id: int
     last_add_confirmed: int
     length: int
+
+
+class EncodedLedger(NamedTuple):
+    """A ledger's row as its bytes, for a new catalog; ``version`` is that of the metadata in ``state``."""
+
+    ledger_id: int
+    version: int
+    state: bytes
 
 
 class FileRow(NamedTuple):
@@ -233,6 +241,14 @@ def decode_state(ledger_id: int, state: bytes, *, where: str) -> LedgerRow:
     if metadata.ledger_id != ledger_id:
         raise CorruptError(f"{where}: the row of ledger {ledger_id} has the metadata of ledger {metadata.ledger_id}")
     return LedgerRow(metadata, last, confirmed, length)
+
+
+def decode_summary(ledger_id: int, state: bytes, *, where: str) -> LedgerSummary:
+    """Decode the part of a ledger's row that a tier policy looks at; CorruptError if it is another ledger's."""
+    summary = LedgerSummary.decode(state[_STATE.size :], where=where)
+    if summary.ledger_id != ledger_id:
+        raise CorruptError(f"{where}: the row of ledger {ledger_id} has the metadata of ledger {summary.ledger_id}")
+    return summary
 
 
 def encode_link(key: bytes, link: Link) -> bytes:

@@ -15,6 +15,9 @@ from pybk.storage.record import RECORD_HEADER_BYTES, RUN_DTYPE, Runs
 NOTHING: Final = (-1, 1)
 """Last entry and stride before a ledger's first run."""
 
+_FEW: Final = 64
+"""Up to so many runs Python adds numbers faster than numpy."""
+
 _Ids = npt.NDArray[np.int64]
 
 
@@ -53,6 +56,10 @@ def untiled(runs: Runs, after: tuple[int, int]) -> str | None:
 
 def bytes_by_file(runs: Runs) -> dict[int, int]:
     """Return the bytes of the records of some runs, headers included, by the file they lie in."""
+    if len(runs) > _FEW:
+        files, inverse = np.unique(runs["file"], return_inverse=True)
+        sums = np.bincount(inverse, weights=runs["body"].astype(np.float64) + RECORD_HEADER_BYTES)
+        return dict(zip(files.tolist(), sums.astype(np.int64).tolist(), strict=True))
     found: dict[int, int] = {}
     for file_id, body in zip(runs["file"].tolist(), runs["body"].tolist(), strict=True):
         found[file_id] = found.get(file_id, 0) + RECORD_HEADER_BYTES + body

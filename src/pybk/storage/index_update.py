@@ -44,6 +44,8 @@ from pybk.storage.index_search import chain_row, find_ledger, find_page, neighbo
 from pybk.storage.record import Runs
 
 _PAGES_AT_A_TIME: Final = 64
+_ENTRIES_OF_A_RUN: Final = ("first", "count", "stride")
+"""The fields of a run that say which entries it has."""
 
 
 class _Waiting(NamedTuple):
@@ -212,6 +214,8 @@ class IndexUpdate:
         """
         if not len(old) and not len(new):
             return
+        if self._replace_places(ledger_id, old, new):
+            return
         wrong = differing_entries(old, new) if len(old) and len(new) else f"{len(old)} runs replaced by {len(new)}"
         if wrong is not None:
             raise UsageError(f"ledger {ledger_id}: runs are replaced by runs of the same entries only: {wrong}")
@@ -230,11 +234,31 @@ class IndexUpdate:
             region.append(new[taken:upto])
             done, taken = until, upto
         self._put_region(ledger_id, region)
-        sizes = bytes_by_file(new)
-        for file_id, size in bytes_by_file(old).items():
-            sizes[file_id] = sizes.get(file_id, 0) - size
-        for file_id, size in sizes.items():
-            self._change_share(file_id, ledger_id, size)
+        self._change_shares(ledger_id, old, new)
+
+    def _replace_places(self, ledger_id: int, old: Runs, new: Runs) -> bool:
+        """Replace runs of a ledger's first page one by one; return False if this is another case.
+
+        Small ledgers are moved run by run and have one page, which then needs one write and no arithmetic.
+        """
+        if len(old) != len(new) or any(old[name].tobytes() != new[name].tobytes() for name in _ENTRIES_OF_A_RUN):
+            return False
+        page = self._transaction.get(key := page_key(ledger_id, 0))
+        if page is None:
+            return False
+        runs = decode_page(key, page)
+        if last_entry(old)[0] > last_entry(runs)[0]:
+            return False
+        places = np.searchsorted(runs["first"], old["first"])
+        if int(places[-1]) >= len(runs) or runs[places].tobytes() != old.tobytes():
+            return False
+        if len(places) > 1 and not (np.diff(places) > 0).all():
+            return False
+        runs = runs.copy()
+        runs[places] = new
+        self._transaction.put(key, encode_value(key, runs.tobytes()))
+        self._change_shares(ledger_id, old, new)
+        return True
 
     def _take_page(self, ledger_id: int, entry_id: int) -> Runs:
         """Remove the page that holds an entry and return its runs."""
@@ -294,6 +318,14 @@ class IndexUpdate:
         self._transaction.delete(key)
         self._files -= 1
         return True
+
+    def _change_shares(self, ledger_id: int, old: Runs, new: Runs) -> None:
+        """Take the bytes of some runs of a ledger from their files, and add those of others to theirs."""
+        sizes = bytes_by_file(new)
+        for file_id, size in bytes_by_file(old).items():
+            sizes[file_id] = sizes.get(file_id, 0) - size
+        for file_id, size in sizes.items():
+            self._change_share(file_id, ledger_id, size)
 
     def _change_share(self, file_id: int, ledger_id: int, size: int) -> None:
         """Add to, or take from, the bytes that a ledger has in a file."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,11 +17,13 @@ import numpy as np
 from pybk.errors import CorruptError, StorageFullError, StorageRefusedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.ledger import LedgerState
 from pybk.storage.cold import ColdSegment
 from pybk.storage.creation import mend_cookies
 from pybk.storage.entries_mark import place_of, read_entries_mark, write_entries_mark
 from pybk.storage.failures import is_refused, undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark, NamedRow, entries_key
+from pybk.storage.index_runs import bytes_by_file
 from pybk.storage.logfile import BLOCK_BYTES
 from pybk.storage.mover import Mover
 from pybk.storage.record import RECORD_HEADER_BYTES, RUN_DTYPE, Runs
@@ -98,7 +100,7 @@ class Jobs:
             self._take_over(taken)
             self._purge()
         if not store.tail_bytes:
-            store.supply.rest(store.volumes.disk_bytes())
+            store.supply.rest(store.volumes.disk_bytes)
 
     def _take_over(self, taken: Window) -> None:
         store = self._store
@@ -115,7 +117,7 @@ class Jobs:
                 update.put_ledger(row)
                 if len(runs):
                     update.append_runs(row.metadata.ledger_id, runs)
-                    counts.update(_bytes_by_file(runs))
+                    counts.update(bytes_by_file(runs))
             return counts
 
         self._registry.commit(
@@ -130,8 +132,7 @@ class Jobs:
         store = self._store
         for descriptor, row in zip(taken.descriptors, taken.rows, strict=True):
             descriptor.checkpointed(row.last_entry_id)
-            if descriptor.metadata.version == row.metadata.version and not descriptor.deleted:
-                descriptor.changed = False
+            descriptor.indexed(row.metadata.version)
         for descriptor in taken.dropped:
             descriptor.changed = False
             descriptor.checkpointed(descriptor.last_durable)
@@ -293,23 +294,49 @@ class Jobs:
 
     # ---- moves and collection ------------------------------------------------------------------------------------
 
-    def move(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
-        """Bring all entries of ledgers, given in order of their ids, up to those durable now, to a tier."""
-        self.checkpoint()
-        kinds = self._store.volumes.rows
+    def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
+        """Bring all entries of ledgers, given in order of their ids, up to those durable now, to a tier.
+
+        A checkpoint ends the log file and writes every ledger that changed, so it is made only for entries that the
+        index does not know yet: moving ledgers one by one then costs one commit of catalog and index each.
+        """
+        if any(descriptor.last_checked < descriptor.last_durable for descriptor in descriptors):
+            self.checkpoint()
+        else:
+            self._purge()
+        store = self._store
         work = []
+        index_bytes = 0
+        changed: list[tuple[LedgerDescriptor, LedgerRow]] = []
         for descriptor in descriptors:
             if descriptor.deleted or descriptor.last_checked < 0:
                 continue
             parts = []
-            for page in self._store.index.pages(descriptor.ledger_id):
-                elsewhere = np.array([kinds[int(file_id)].tier != tier.value for file_id in page["file"]], np.bool_)
-                parts += _by_file(page[elsewhere])
-            work.append((descriptor.ledger_id, parts))
-        self._relocate(work, tier)
+            for page in store.index.pages(descriptor.ledger_id):
+                parts += self._elsewhere(page, tier.value)
+                index_bytes += page.nbytes
+            if parts:
+                work.append((descriptor.ledger_id, parts))
+                row = _final_row(descriptor)
+                changed += [] if row is None else [(descriptor, row)]
+        if not work:
+            return
+        self._check_index_room(index_bytes + len(changed) * _INDEX_ROW_BYTES)
+        self._relocate(work, tier, [row for _, row in changed])
+        for descriptor, row in changed:
+            descriptor.indexed(row.metadata.version)
+        store.clean([descriptor for descriptor, _ in changed])
 
-    def _relocate(self, work: list[tuple[int, list[Runs]]], tier: StorageHint) -> None:
-        """Move runs of ledgers to a tier and tell the index."""
+    def _elsewhere(self, page: Runs, tier: str) -> list[Runs]:
+        """Return the runs of a page that lie in files of other tiers, split by file."""
+        rows = self._registry.files
+        files = page["file"].tolist()
+        if files.count(files[0]) == len(files):
+            return [] if rows[files[0]].tier == tier else [page]
+        return _by_file(page[np.array([rows[file_id].tier != tier for file_id in files], np.bool_)])
+
+    def _relocate(self, work: list[tuple[int, list[Runs]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()) -> None:
+        """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed."""
         store = self._store
         mover = Mover(store, store.store_id, tier)
         try:
@@ -329,14 +356,16 @@ class Jobs:
 
         def change(update: IndexUpdate) -> Counter[int]:
             counts: Counter[int] = Counter()
+            for row in rows:
+                update.put_ledger(row)
             for ledger_id, old, new in moved:
                 update.replace_runs(ledger_id, old, new)
-                counts.subtract(_bytes_by_file(old))
-                counts.update(_bytes_by_file(new))
+                counts.subtract(bytes_by_file(old))
+                counts.update(bytes_by_file(new))
             return counts
 
         mark = self._registry.mark._replace(next_file_id=store.volumes.next_file_id)
-        self._registry.commit(mark, change, added=files)
+        self._registry.commit(mark, change, rows=rows, added=files)
         self.freed = True
         for ledger_id in {ledger_id for ledger_id, _, _ in moved}:
             store.moved(ledger_id)
@@ -345,20 +374,26 @@ class Jobs:
         self._purge()
         self._drop_dead()
 
-    def collect(self) -> None:
+    def collect(self, *, packs: bool = True) -> None:
         """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead.
 
         Files with little to keep come first: what they free makes room for the others. Where there is no room to pack
         one, it stays for another time.
 
+        Args:
+            packs: False only drops files, and merges small ones; ``freed`` stays set.
+
         Raises:
             StorageFullError: Entries of another tier are in a log file, and their tier has no room.
         """
         self._drop_dead()
+        if not packs:
+            self._merge_small()
+            return
         self.freed = False
         refused: StorageRefusedError | OSError | None = None
         live = self._registry.live
-        for row in sorted(self._store.index.files().values(), key=lambda row: (live[row.file_id], row.file_id)):
+        for row in sorted(self._registry.files.values(), key=lambda row: (live[row.file_id], row.file_id)):
             if row.kind == ENTRIES or not (row.file_id in self._mixed or self._is_sparse(row)):
                 continue
             try:
@@ -390,7 +425,7 @@ class Jobs:
             except CorruptError as error:
                 logger.error("packing what can be read of a damaged segment: %s", error)
                 return True
-            whole = self._whole[row.file_id] = sum(_bytes_by_file(segment.rows).values())
+            whole = self._whole[row.file_id] = sum(bytes_by_file(segment.rows).values())
         return live < limit * whole
 
     def _merge_small(self) -> None:
@@ -399,7 +434,7 @@ class Jobs:
         Each entry is written again some five times at most, as a merged segment is of another size.
         """
         groups: dict[tuple[str, int], list[FileRow]] = defaultdict(list)
-        for row in self._store.index.files().values():
+        for row in self._registry.files.values():
             if row.kind == COLD and row.bytes < _MERGED_BYTES_MAX and row.file_id not in self._unmerged:
                 groups[row.tier, row.bytes.bit_length() // _MERGED_BITS].append(row)
         for (tier, _), rows in groups.items():
@@ -415,10 +450,9 @@ class Jobs:
         """Pack what lives in some cold segments of a tier together."""
         index = self._store.index
         wanted = sorted(file_ids)
-        ledger_ids = {ledger_id for file_id in wanted for ledger_id, _ in index.file_ledgers(file_id)}
         work = []
         index_bytes = 0
-        for ledger_id in sorted(ledger_ids):
+        for ledger_id in sorted(index.ledgers_in(wanted)):
             parts: list[Runs] = []
             for page in index.pages(ledger_id):
                 mine = np.isin(page["file"], wanted)
@@ -430,7 +464,7 @@ class Jobs:
         self._check_room(tier, sum(_record_bytes(part) for _, parts in work for part in parts))
         self._relocate(work, tier)
         # What is damaged stays where it is, and would be tried again for ever.
-        self._unmerged |= file_ids & set(index.files())
+        self._unmerged |= file_ids & self._registry.files.keys()
         self._store.metrics.add("compactions", 1)
 
     def _compact(self, row: FileRow) -> None:
@@ -458,12 +492,12 @@ class Jobs:
         """Forget and unlink files in which nothing lives."""
         store = self._store
         live = self._registry.live
-        dead = [row.file_id for row in store.index.files().values() if row.kind != ENTRIES and not live[row.file_id]]
+        files = self._registry.files.items()
+        dead = [file_id for file_id, row in files if not live[file_id] and row.kind != ENTRIES]
         if not dead:
             return
         self._registry.commit(self._registry.mark, lambda update: Counter(), gone=dead)
         for file_id in dead:
-            live.pop(file_id, None)
             self._whole.pop(file_id, None)
             self._mixed.discard(file_id)
             store.supply.forget(file_id)
@@ -508,16 +542,22 @@ def _by_file(runs: Runs) -> list[Runs]:
     return np.split(runs, np.flatnonzero(np.diff(runs["file"].astype(np.int64))) + 1)
 
 
+def _final_row(descriptor: LedgerDescriptor) -> LedgerRow | None:
+    """Return the row of a closed ledger whose metadata changed since the index took them; None for any other ledger.
+
+    The row may be newer than the mark: replay applies only metadata of a higher version, and a closed ledger gets no
+    entries. The row of an open ledger has to wait for a checkpoint.
+    """
+    metadata = descriptor.metadata
+    last = descriptor.last_checked
+    if not descriptor.changed or metadata.state is not LedgerState.CLOSED or last != metadata.last_entry_id:
+        return None
+    return LedgerRow(metadata, last, descriptor.last_add_confirmed, descriptor.length_durable)
+
+
 def _record_bytes(runs: Runs) -> int:
     """Return the bytes of the records that runs stand for."""
     return int(runs["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(runs)
-
-
-def _bytes_by_file(runs: Runs) -> dict[int, int]:
-    """Return the record bytes of runs by file."""
-    files, inverse = np.unique(runs["file"], return_inverse=True)
-    sums = np.bincount(inverse, weights=runs["body"].astype(np.float64) + RECORD_HEADER_BYTES)
-    return dict(zip(files.tolist(), sums.astype(np.int64).tolist(), strict=True))
 
 
 def _keys_of(store: Store, ledger_id: int, old: Runs, new: Runs) -> list[tuple[int, bytes]]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import (
@@ -42,6 +43,8 @@ _POLICY: Final = "moving ledgers by the tier policy"
 
 _TICK_SECONDS: Final = 1.0
 _POLICY_SECONDS: Final = 60.0
+_PACKING_SECONDS: Final = 10.0
+"""How often sparse files are packed while ledgers are being moved out of them."""
 _READERS_SECONDS: Final = 10.0
 """How often places of killed readers in LMDB's reader tables are looked for."""
 
@@ -72,6 +75,9 @@ class Maintenance:
         self._policy_due = time.monotonic() + _POLICY_SECONDS
         self._readers_due = time.monotonic() + _READERS_SECONDS
         self._stuck: str | None = None
+        self._movers: set[object] = set()
+        self._packed_at = time.monotonic()
+        self._moved_at = self._packed_at - _TICK_SECONDS
         self.error: PybkError | None = None
         self.full: str | None = None
 
@@ -185,9 +191,10 @@ class Maintenance:
         if full or store.wants_checkpoint():
             with self._attempting(_CHECKPOINT):
                 self.checkpoint()
+        packs = self._packs()
         if full or self._jobs.freed:
             with self._attempting(_COLLECTION):
-                self.collect()
+                self._run_job(partial(self._jobs.collect, packs=full or packs))
         queue = store.tier_queue
         if queue is not None:
             queue.look()
@@ -208,6 +215,26 @@ class Maintenance:
             logger.warning("%s", full or f"{self._store.volumes.root} has room again and takes appends")
         self.full = full
         self._store.space_checked()
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Put off the packing of sparse files while ledgers are moved: it would pack what is moved next."""
+        mover = object()
+        self._movers.add(mover)
+        try:
+            yield
+        finally:
+            self._moved_at = time.monotonic()
+            self._movers.discard(mover)
+
+    def _packs(self) -> bool:
+        """Return whether sparse files are packed now: not while ledgers are moved out of them, unless that lasts."""
+        now = time.monotonic()
+        moving = bool(self._movers) or now < self._moved_at + _TICK_SECONDS
+        if moving and now < self._packed_at + _PACKING_SECONDS:
+            return False
+        self._packed_at = now
+        return True
 
     def _shortage(self) -> str | None:
         """Say which device has too little free space; None if each has enough."""
@@ -336,7 +363,7 @@ class Maintenance:
         queue = self._store.tier_queue
         if queue is None:
             return
-        queue.look(None)
+        queue.look(at_all=True)
         try:
             queue.move_due(lambda: self._stopping)
         except StorageRefusedError as error:

@@ -21,7 +21,15 @@ from pybk.storage.cold import ColdSegmentWriter
 from pybk.storage.entries_mark import read_entries_mark, write_entries_mark
 from pybk.storage.index_rows import FileRow, entries_key
 from pybk.storage.reading import locate_entries
-from pybk.storage.record import RECORD_HEADER_BYTES, RUN_COMPRESSED, RUN_DTYPE, Runs, encode_entries
+from pybk.storage.record import (
+    RECORD_HEADER_BYTES,
+    RUN_COMPRESSED,
+    RUN_DTYPE,
+    Runs,
+    encode_entries,
+    encode_entries_header,
+    entry_ends,
+)
 from pybk.storage.volumes import COLD
 
 if TYPE_CHECKING:
@@ -49,6 +57,8 @@ class Mover:
         self._view = view
         self._store_id = store_id
         self._tier = tier
+        config = view.config
+        self._block_bytes = config.ssd_block_bytes if tier is StorageHint.SSD else config.cold_block_bytes
         self._writer: ColdSegmentWriter | None = None
         self._row: FileRow | None = None
         self._rows: list[FileRow] = []
@@ -69,8 +79,35 @@ class Mover:
 
         Cost: memory for some 16 MiB of the entries; more where compressed records are of entries longer than a block.
         """
+        if len(runs) == 1 and self._may_copy(runs[0].item()):
+            return self._copy(ledger_id, runs)
         moved = [self._move(ledger_id, portion) for portion in self._portions(runs)]
         return moved[0] if len(moved) == 1 else np.concatenate(moved)
+
+    def _may_copy(self, run: tuple[int, ...]) -> bool:
+        """Return whether a record becomes one record of the target as it is: plain, dense, of a block at most."""
+        _, count, stride, _, _, body_bytes, flags = run
+        return not flags & RUN_COMPRESSED and (stride == 1 or count == 1) and body_bytes <= self._block_bytes
+
+    def _copy(self, ledger_id: int, runs: Runs) -> Runs:
+        """Write one record to the target without taking it apart; as ``move`` otherwise.
+
+        Small ledgers are one record each, and what ``move`` does for many entries at once would cost them ten times as
+        much.
+        """
+        loaded = self._load(ledger_id, runs)
+        if loaded is None or not self._view.sound_runs(ledger_id, loaded)[0]:
+            return runs
+        first, count, _, _, _, body_bytes, _ = runs[0].item()
+        start = int(loaded.body_starts[0])
+        body = bytes(loaded.buffer[start : start + body_bytes])
+        if count > 1:
+            entry_ends(memoryview(body), count, where=f"ledger {ledger_id} from entry {first}, to be moved")
+        if self._tier is StorageHint.SSD:
+            run = self._put_record(ledger_id, first, count, encode_entries_header(ledger_id, first, count, body), body)
+        else:
+            run = self._segment_for(len(body) + RECORD_HEADER_BYTES).add_body(ledger_id, first, count, body)
+        return np.array([run], RUN_DTYPE)
 
     def _portions(self, runs: Runs) -> Iterator[Runs]:
         """Cut runs into portions that may be in memory at once, unpacked."""
@@ -87,12 +124,8 @@ class Mover:
 
     def _move(self, ledger_id: int, runs: Runs) -> Runs:
         view = self._view
-        try:
-            loaded = view.load(ledger_id, runs)
-        except StorageRefusedError:
-            raise
-        except StorageError as error:
-            logger.error("entries of ledger %d cannot be read and stay where they are: %s", ledger_id, error)
+        loaded = self._load(ledger_id, runs)
+        if loaded is None:
             return runs
         plain = not (runs["flags"] & RUN_COMPRESSED).any()  # a compressed record was checked when it was unpacked
         sound = view.sound_runs(ledger_id, loaded) if plain else np.ones(len(runs), np.bool_)
@@ -105,10 +138,19 @@ class Mover:
                 moved += [tuple(run) for run in runs[low:high].tolist()]
         return np.array(moved, RUN_DTYPE)
 
+    def _load(self, ledger_id: int, runs: Runs) -> Loaded | None:
+        """Return the plain bodies of some records; None if they cannot be read, which is logged."""
+        try:
+            return self._view.load(ledger_id, runs)
+        except StorageRefusedError:
+            raise
+        except StorageError as error:
+            logger.error("entries of ledger %d cannot be read and stay where they are: %s", ledger_id, error)
+            return None
+
     def _pieces(self, loaded: Loaded) -> Iterator[Piece]:
         """Cut the entries of some records into pieces of consecutive ids and of the target's block size."""
-        config = self._view.config
-        block_bytes = config.ssd_block_bytes if self._tier is StorageHint.SSD else config.cold_block_bytes
+        block_bytes = self._block_bytes
         ids, offsets, sizes = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where="a record to move")
         ends = np.cumsum(sizes)
         jumps = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
@@ -133,6 +175,10 @@ class Mover:
         self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
     ) -> tuple[int, ...]:
         need = sum(sizes) + 4 * len(sizes) + RECORD_HEADER_BYTES
+        return self._segment_for(need).add(ledger_id, first, sizes, parts)
+
+    def _segment_for(self, need: int) -> ColdSegmentWriter:
+        """Return the segment that is being written, or a new one, with room for a record of so many bytes."""
         if self._writer is not None and not self._writer.room_for(need):
             self._finish_segment()
         if self._writer is None:
@@ -142,19 +188,22 @@ class Mover:
             self._writer = ColdSegmentWriter(
                 self._view.fs, volumes.path_of(self._row), self._store_id, self._row.file_id, compression=compression
             )
-        return self._writer.add(ledger_id, first, sizes, parts)
+        return self._writer
 
     def _put_entries(
         self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
     ) -> tuple[int, ...]:
+        header, body = encode_entries(ledger_id, first, sizes, parts)
+        return self._put_record(ledger_id, first, len(sizes), header, body)
+
+    def _put_record(self, ledger_id: int, first: int, count: int, header: bytes, body: bytes) -> tuple[int, ...]:
         environments = sorted(self._view.entries)
         file_id = environments[ledger_id % len(environments)]
-        header, body = encode_entries(ledger_id, first, sizes, parts)
         self._puts.append((entries_key(ledger_id, first), header + body))
         self._put_bytes += len(body)
         if self._put_bytes >= _TRANSACTION_BYTES:
             self._flush_entries()
-        return first, len(sizes), 1, 0, file_id, len(body), 0
+        return first, count, 1, 0, file_id, len(body), 0
 
     def _flush_entries(self) -> None:
         environments = sorted(self._view.entries)

@@ -149,7 +149,9 @@ class ReadOnlyStore(StoreView):
             for _ in range(_ATTEMPTS):
                 mark = checked_mark(self.index, self.cookie, self.volumes.root)
                 try:
-                    if self._rebuilding or mark != self._mark:
+                    if not self._rebuilding and _log_begins_there(mark, self._mark):
+                        self._look_elsewhere(mark)
+                    elif self._rebuilding or mark != self._mark:
                         self._restart(mark)
                     if self._follow():
                         if self._rebuilding:
@@ -208,6 +210,26 @@ class ReadOnlyStore(StoreView):
                 return False
             self._follower = None
         return True
+
+    def _look_elsewhere(self, mark: Mark) -> None:
+        """Note that entries may lie in other files, after a commit of the index that took over nothing of the log.
+
+        What was read of the log stays valid, so it is not read again for each ledger that is moved.
+        """
+        if mark == self._mark:
+            return
+        files = self.index.files()
+        for row in files.values():
+            self.volumes.add(row)
+        for file_id, row in list(self.volumes.rows.items()):
+            if file_id not in files and not (row.kind == LOG and file_id >= mark.first_log_file_id):
+                self.volumes.forget(file_id)
+        with self._lock:
+            descriptors = list(self._descriptors.values())
+        for descriptor in descriptors:
+            with descriptor.place_lock:
+                descriptor.forget_places()
+        self._mark = mark
 
     def _restart(self, mark: Mark) -> None:
         """Begin again from a newer checkpoint: what was tail is in the index now, maybe elsewhere."""
@@ -331,3 +353,10 @@ class ReadOnlyStore(StoreView):
         for environment in self.entries.values():
             environment.close()
         self._index_environment.close()
+
+
+def _log_begins_there(mark: Mark, other: Mark) -> bool:
+    """Return whether two marks differ at most in the catalog and in file ids: replay begins at one place for both."""
+    return mark == other._replace(
+        catalog_file_id=mark.catalog_file_id, catalog_bytes=mark.catalog_bytes, next_file_id=mark.next_file_id
+    )

@@ -117,6 +117,21 @@ def encode_header(
     return head + _CHECKSUM.pack(xxh3_64_intdigest(head))
 
 
+def encode_entries_header(
+    ledger_id: int, first_entry_id: int, entry_count: int, body: bytes, *, stride: int = 1
+) -> bytes:
+    """Return the header of a record of entries whose plain body exists already."""
+    return encode_header(
+        RecordKind.ENTRIES,
+        ledger_id,
+        first_entry_id,
+        len(body),
+        xxh3_64_intdigest(body),
+        entry_count=entry_count,
+        stride=stride,
+    )
+
+
 def encode_control(kind: int, ledger_id: int, number: int, body: bytes = b"", *, lsn: int = 0) -> bytes:
     """Return a whole control record; ``number`` is the field that its kind gives a meaning to."""
     return encode_header(kind, ledger_id, number, len(body), xxh3_64_intdigest(body), lsn=lsn) + body

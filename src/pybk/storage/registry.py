@@ -15,7 +15,7 @@ from pybk.errors import PybkError, StorageFailedError
 from pybk.storage.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
 from pybk.storage.creation import catalog_path
 from pybk.storage.failures import is_refused, undoing
-from pybk.storage.index_rows import FileRow, LedgerRow, Mark, NamedRow
+from pybk.storage.index_rows import EncodedLedger, FileRow, LedgerRow, Mark, NamedRow
 from pybk.storage.volumes import COLD
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Registry:
     Attributes:
         cookie: The store's main cookie; a catalog that is begun repeats its salt, cost and level.
         mark: The mark as of the last commit.
+        files: All files of the store that the index knows, by id, so that a job need not read their rows again.
         live: Bytes of the records that each file still holds, by file id.
     """
 
@@ -66,6 +67,7 @@ class Registry:
         self._catalog = catalog
         self.cookie = cookie
         self.mark = mark
+        self.files = index.files()
         self.live = Counter(index.file_bytes_live())
 
     @classmethod
@@ -148,6 +150,10 @@ class Registry:
             raise
         self.mark = mark
         self._catalog = catalog
+        self.files.update((row.file_id, row) for row in changed.added)
+        for file_id in changed.gone:
+            self.files.pop(file_id, None)
+            self.live.pop(file_id, None)
         self.live.update(counts)
         if before is not None and catalog is not before:
             before.close()
@@ -221,20 +227,20 @@ class Registry:
         return catalog, mark._replace(catalog_bytes=length)
 
     def _files(self, changed: _Changed) -> Iterator[FileRow]:
-        """Yield all files as they will be; the index is read only if the rows are asked for."""
-        files = self._index.files()
+        """Yield all files as they will be, by ascending id."""
+        files = dict(self.files)
         files.update((row.file_id, row) for row in changed.added)
         for file_id in changed.gone:
             del files[file_id]
-        yield from files.values()
+        yield from (files[file_id] for file_id in sorted(files))
 
-    def _ledgers(self, rows: Iterable[LedgerRow], dropped: Iterable[int]) -> Iterator[LedgerRow]:
-        """Yield all ledgers as they will be."""
+    def _ledgers(self, rows: Iterable[LedgerRow], dropped: Iterable[int]) -> Iterator[LedgerRow | EncodedLedger]:
+        """Yield all ledgers as they will be; those that do not change, as they are stored."""
         changed = {row.metadata.ledger_id: row for row in rows}
         gone = set(dropped)
-        for row in self._index.ledgers():
-            if row.metadata.ledger_id not in gone:
-                yield changed.pop(row.metadata.ledger_id, row)
+        for row in self._index.encoded_ledgers():
+            if row.ledger_id not in gone:
+                yield changed.pop(row.ledger_id, row)
         yield from changed.values()
 
     def _take_back(self, catalog: CatalogWriter) -> None:

@@ -1,7 +1,8 @@
 """Which closed ledgers a tier policy moves, found by what changed and when it is due, and moved many at a time.
 
-All ledgers are looked at once after the store was opened, a few at a time; from then on, those that were closed or
-changed. What waits for its time costs nothing.
+The queue looks at all ledgers once after the store was opened: at once at those that the log's tail changed, and a few
+in each second at those of the index. From then on it takes those that were closed or changed. A ledger that waits for
+its time costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, StorageRefusedError
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger import LedgerMetadata, LedgerState, LedgerSummary
+from pybk.storage.changes import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
@@ -24,11 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOVED_LEDGERS_MAX: Final = 1024
-MOVED_BYTES_MAX: Final = 64 << 20
-"""So much is moved together, with one commit of the index; it is in memory 16 MiB at a time."""
-
-_LOOKED_AT: Final = 150
+_LOOKED_AT: Final = 100
+"""Ledgers looked at in each second after an open, some 10 µs each."""
+_LOOKED_AT_ONCE: Final = 1000
 
 
 class TierQueue:
@@ -47,37 +47,60 @@ class TierQueue:
         self._min_age_ns = int(policy.min_age_seconds * 1e9)
         self._changed: deque[LedgerMetadata] = deque()
         self._due: list[tuple[int, int]] = []
+        self._unfinished: set[int] = set()  # their metadata name the target, but their entries may lie elsewhere
         self._looked_at = -1
         self._looked = False
+        for descriptor in store.take_dirty().values():
+            self._take_recovered(descriptor)
 
     def changed(self, metadata: LedgerMetadata) -> None:
         """Take note of a ledger whose metadata changed; costs an append to a queue."""
         if metadata.state is LedgerState.CLOSED:
             self._changed.append(metadata)
 
-    def look(self, count: int | None = _LOOKED_AT) -> None:
-        """Look at some of the ledgers that were there when the store was opened; at all if ``count`` is None."""
+    def look(self, *, at_all: bool = False) -> None:
+        """Take what changed, and look at some of the ledgers that the index knew when the store was opened.
+
+        Args:
+            at_all: Look at all the rest of those at once.
+        """
         while self._changed:
             self._take(self._changed.popleft())
-        if self._looked:
-            return
-        for number, metadata in enumerate(self._store.ledgers(self._looked_at), 1):
-            self._looked_at = metadata.ledger_id
-            self._take(metadata)
-            if number == count:
+        while not self._looked:
+            found = self._store.index.summaries(self._looked_at, _LOOKED_AT_ONCE if at_all else _LOOKED_AT)
+            for ledger in found:
+                self._looked_at = ledger.ledger_id
+                self._take(ledger)
+            self._looked = not found
+            if not at_all:
                 return
-        self._looked = True
 
-    def _take(self, metadata: LedgerMetadata) -> None:
-        if self._wants(metadata):
-            heapq.heappush(self._due, (metadata.creation_time_ns + self._min_age_ns, metadata.ledger_id))
+    def _take_recovered(self, descriptor: LedgerDescriptor) -> None:
+        """Take a ledger that the log's tail speaks of: the index knows it as it was before, or not at all.
 
-    def _wants(self, metadata: LedgerMetadata) -> bool:
+        The index learns of a move when the entries have moved, so a ledger whose move was interrupted has another tier
+        there.
+        """
+        metadata = descriptor.metadata
+        if metadata.state is not LedgerState.CLOSED or descriptor.deleted:
+            return
+        self._take(metadata)
+        if metadata.tier is self._policy.target:
+            row = self._store.index.ledger(metadata.ledger_id)
+            if row is not None and row.metadata.tier is not metadata.tier:
+                self._unfinished.add(metadata.ledger_id)
+                heapq.heappush(self._due, (0, metadata.ledger_id))
+
+    def _take(self, ledger: LedgerMetadata | LedgerSummary) -> None:
+        if self._wants(ledger):
+            heapq.heappush(self._due, (ledger.creation_time_ns + self._min_age_ns, ledger.ledger_id))
+
+    def _wants(self, ledger: LedgerMetadata | LedgerSummary) -> bool:
         policy = self._policy
         return (
-            metadata.state is LedgerState.CLOSED
-            and metadata.tier is not policy.target
-            and metadata.length >= policy.min_bytes
+            ledger.state is LedgerState.CLOSED
+            and ledger.tier is not policy.target
+            and ledger.length >= policy.min_bytes
         )
 
     def move_due(self, stopping: Callable[[], bool]) -> None:
@@ -96,7 +119,9 @@ class TierQueue:
                 logger.warning("%d ledgers stay where they are for now: %s", len(taken), error)
                 for due, descriptor in taken:
                     heapq.heappush(self._due, (due, descriptor.ledger_id))
+                    self._unfinished.add(descriptor.ledger_id)
                 raise
+            self._unfinished.difference_update(descriptor.ledger_id for _, descriptor in taken)
 
     def _take_due(self) -> list[tuple[int, LedgerDescriptor]]:
         """Return the ledgers that are moved together next, with their times, no longer in the queue."""
@@ -107,11 +132,14 @@ class TierQueue:
             if len(taken) >= MOVED_LEDGERS_MAX or nbytes >= MOVED_BYTES_MAX:
                 break
             due, ledger_id = heapq.heappop(self._due)
+            if ledger_id in taken:
+                continue
             try:
                 descriptor = self._store.descriptor(ledger_id)
             except NoSuchLedgerError:
+                self._unfinished.discard(ledger_id)
                 continue
-            if ledger_id not in taken:
+            if ledger_id in self._unfinished or self._wants(descriptor.metadata):
                 taken[ledger_id] = due, descriptor
                 nbytes += descriptor.metadata.length
         return [taken[ledger_id] for ledger_id in sorted(taken)]
