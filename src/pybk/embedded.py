@@ -30,7 +30,6 @@ class EmbeddedHome:
         self.store = store
         self.config = store.config
         self.metrics = store.metrics
-        self.poll_seconds = store.poll_seconds
         self.read_only = isinstance(store, ReadOnlyStore)
         self.catch_up = store.catch_up
         self.check_usable = store.check_usable

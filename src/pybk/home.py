@@ -164,10 +164,6 @@ class LedgerHome(Protocol):
         """Where what handles do is counted."""
 
     @property
-    def poll_seconds(self) -> float | None:
-        """How long followers sleep when nobody wakes them; None: they are always woken."""
-
-    @property
     def read_only(self) -> bool:
         """Whether nothing can be changed here."""
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from pybk.client import following
-from pybk.client.home import ClusterHome
 from pybk.client.ledger import RemoteLedger
 from pybk.client.wire import BookieWire
 from pybk.errors import (
@@ -241,7 +240,6 @@ def test_callbacks_come_in_order_and_not_in_the_thread_that_appends(three: Insid
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no wait of a follower end by itself, so that what it learns was sent to it."""
     monkeypatch.setattr(following, "FOLLOW_NS", 3600 * 10**9)
-    monkeypatch.setattr(ClusterHome, "poll_seconds", 3600.0)
 
 
 def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_ledger(

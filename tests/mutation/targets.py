@@ -83,7 +83,7 @@ ROOMS: Final = (
             "client.auditing": ("tests/cluster/test_mending.py",),
             "client.baton": _CLIENT,
             "client.engine": _CLIENT,
-            "client.following": _CLIENT,
+            "client.following": ("tests/cluster/test_following.py", *_CLIENT),
             "client.home": (*_CLIENT, "tests/cluster/test_secrets.py", "tests/cluster/test_partitions.py"),
             "client.ledger": _CLIENT,
             "client.limbo": _SALVAGE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.messages import (
@@ -277,9 +278,13 @@ def test_a_deleted_ledger_ends_the_read() -> None:
 
 
 class Lac(Driven):
-    def __init__(self, opened: LedgerMetadata | None = None, beyond: int | None = None) -> None:
-        super().__init__(LacMachine(opened or metadata(), beyond=beyond, wait_ns=50))
+    def __init__(self, opened: LedgerMetadata | None = None, beyond: int | None = None, **pauses: Any) -> None:
+        super().__init__(LacMachine(opened or metadata(), beyond=beyond, wait_ns=50, **pauses))
         self.take(self.machine.start(0))
+
+    def wake(self, now: int) -> None:
+        self.now = now
+        self.tell(Woken())
 
 
 def test_the_lac_is_the_highest_of_a_covering_set() -> None:
@@ -335,6 +340,38 @@ def test_waiting_goes_on_at_another_bookie() -> None:
     lac.lose(1)
     lac.lose(2)
     assert lac.only(Failed).reason is Reason.UNDECIDED
+
+
+def test_waiting_begins_after_its_pause() -> None:
+    lac = Lac(beyond=4, pause_ns=7)
+    assert (lac.sends, lac.effects) == ([], [WakeAt(7)])
+    lac.wake(7)
+    assert len(lac.sends) == 2
+    lac.answer(1, LacReply(Status.OK, 6))
+    assert lac.effects == [LacIs(6)]
+
+
+def test_while_too_few_bookies_wait_those_that_did_not_answer_are_asked_again() -> None:
+    lac = Lac(beyond=4, retry_ns=10)
+    lac.lose(0)
+    assert lac.effects == [], "another one waits in its place"
+    lac.lose(2)
+    assert lac.only(WakeAt) == WakeAt(10)
+    lac.wake(10)
+    assert [send.bookie for send in lac.sends] == [bookie(1), bookie(0)], "two are enough"
+    lac.lose(0)
+    assert [send.bookie for send in lac.sends] == [bookie(1), bookie(2)]
+    lac.answer(2, LacReply(Status.OK, 5))
+    assert lac.effects == [LacIs(5)]
+
+
+def test_waiting_fails_only_if_nobody_answers_any_more() -> None:
+    lac = Lac(beyond=4, retry_ns=10)
+    for place in (0, 1, 2):
+        lac.lose(place)
+    assert lac.only(Failed).reason is Reason.UNDECIDED
+    lac.wake(10)
+    assert (lac.sends, lac.effects) == ([], [])
 
 
 def test_two_slow_replicas_with_a_part_each_are_both_asked_on() -> None:

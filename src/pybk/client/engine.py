@@ -353,10 +353,13 @@ class Engine:
                 event = MetadataUnreachable()
             self.post(lambda: self.tell(conversation, event))
 
-        self._in_background(work)
+        self.in_background(work)
 
-    def _in_background(self, work: Callable[[], None]) -> Future[None] | None:
-        """Have something done by another thread; by this one, and return None, once the engine is closed."""
+    def in_background(self, work: Callable[[], None]) -> Future[None] | None:
+        """Have something done by another thread; by this one, and return None, once the engine is closed.
+
+        Threads: any.
+        """
         report = self._workers.submit(work)
         if report is None:
             work()
@@ -397,7 +400,7 @@ class Engine:
             except Exception:
                 logger.exception("ledger %d: cannot record that %s misses entries", ledger.ledger_id, effect.bookie)
 
-        report = self._in_background(work)
+        report = self.in_background(work)
         if report is not None:
             self._reports.add(report)
             report.add_done_callback(self._reports.discard)

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 STRAGGLER_BYTES: Final = 16 << 20
 """Confirmed bytes that a bookie may owe before it is replaced."""
 
-_POLL_SECONDS: Final = 1.0
 _PAGE: Final = 500
 _DEFAULTS: Final = Quorums(3, 3, 2)
 _ENTRIES_GUESSED: Final = 64
@@ -112,7 +111,6 @@ class ClusterHome:
 
     read_only = False
     changes_by_password = True
-    poll_seconds: float | None = _POLL_SECONDS
 
     def __init__(
         self,
@@ -178,6 +176,7 @@ class ClusterHome:
     def after_fork(self) -> None:
         """Be of no use in a forked child; called in it before anything else."""
         self.forked = self.ended = True
+        self._following.end()
         self.engine.after_fork()
         error = self._fork_error()
         for ledger in list(self._held):
@@ -449,20 +448,20 @@ class ClusterHome:
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """See how far an open ledger is: the LAC first, then the metadata, whose end is final.
 
-        For who follows, bookies and the metadata store tell by themselves, so that a look now and then is enough, and
-        one in vain, because too few bookies answer for a while, is no matter.
+        A follower looks once, when it begins to wait: from then on ``Following`` reports every change. If that look
+        fails because too few bookies answer, the long poll of ``Following`` finds what it missed.
         """
         ledger = _remote(descriptor)
         if ledger.writing is not None or ledger.is_final:
             return
         if not follows:
             self._look(ledger)
-        elif not ledger.following or time.monotonic() >= ledger.look_at:
-            ledger.look_at = time.monotonic() + _POLL_SECONDS
+        elif not ledger.looked:
             try:
                 self._look(ledger)
             except (LedgerRecoveryError, EntryUnknownError, MetadataError) as error:
                 logger.warning("ledger %d: how far it is cannot be seen now: %s", ledger.ledger_id, error)
+            ledger.looked = True
 
     def _look(self, ledger: RemoteLedger) -> None:
         reading = LacReading(self.engine, ledger, rank=self.directory.rank())
@@ -476,8 +475,7 @@ class ClusterHome:
             if error is not None:
                 raise error.with_traceback(None)
             writer = self._writers.get(ledger.ledger_id, ledger)  # one in this process knows best
-            ledger.confirm(max(reading.last_add_confirmed, writer.last_add_confirmed))
-            ledger.last_durable = max(ledger.last_durable, ledger.last_add_confirmed)
+            ledger.heard(max(reading.last_add_confirmed, writer.last_add_confirmed))
 
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool

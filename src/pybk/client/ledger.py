@@ -17,6 +17,7 @@ from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
+    from pybk.client.following import Followed
     from pybk.client.writing import Writing
 
 
@@ -29,9 +30,8 @@ class RemoteLedger(LedgerDescriptor):
         writing: Its writer's conversation, once there is a writer.
         on_followed: Called when somebody waits for it to go on.
         ends_are_sealed: Says whether the cluster takes sealed metadata.
-        following: Whether bookies were asked to tell when it does.
-        watched: Whether the metadata store was asked to tell when it ends.
-        look_at: When who follows it looks at it again, on the monotonic clock.
+        followed: What the followers of this ledger in this client share, once one of them waited.
+        looked: Whether a follower has looked how far it is; from then on followers are told.
         newest: The newest entry that a bookie told of.
         entry_bytes: About how long its entries are, 0 if not known.
 
@@ -44,12 +44,11 @@ class RemoteLedger(LedgerDescriptor):
         "description",
         "ends_are_sealed",
         "entry_bytes",
-        "following",
-        "look_at",
+        "followed",
+        "looked",
         "newest",
         "on_followed",
         "version",
-        "watched",
         "writing",
     )
 
@@ -61,11 +60,10 @@ class RemoteLedger(LedgerDescriptor):
         self.writing: Writing | None = None
         self.on_followed: Callable[[RemoteLedger], None] | None = None
         self.ends_are_sealed: Callable[[], bool] = lambda: False
-        self.following = False
-        self.watched = False
+        self.followed: Followed | None = None
+        self.looked = False
         self.entry_bytes = 0
         self.newest: Run | None = None
-        self.look_at = 0.0
         self._keys: LedgerKeys | None = None
         self._digest: EntryDigest | None = None
 
@@ -152,6 +150,18 @@ class RemoteLedger(LedgerDescriptor):
             self.last_durable = run.first
             self.length_durable = length_at(whole(run))
             self.newest = run
+
+    def heard(self, lac: int, newest: Run | None = None) -> None:
+        """Take over the LAC, and the newest entry, that a bookie reported of this ledger, and wake its followers.
+
+        Args:
+            lac: The last add confirmed.
+            newest: The entry, checked; None if none came.
+        """
+        if newest is not None:
+            self.written(newest)
+        self.confirm(lac)
+        self.last_durable = max(self.last_durable, self.last_add_confirmed)
 
     def newest_from(self, entry_id: int) -> EntryBatch | None:
         """Return the newest entry that a bookie told of, if it is this one."""

@@ -174,9 +174,14 @@ class LacReading(Conversation[LacMachine]):
         *,
         beyond: int | None = None,
         wait_ns: int = 0,
+        pause_ns: int = 0,
+        retry_ns: int = 0,
         rank: Mapping[Bookie, int],
     ) -> None:
-        super().__init__(engine, ledger, LacMachine(ledger.metadata, beyond=beyond, wait_ns=wait_ns, rank=rank))
+        machine = LacMachine(
+            ledger.metadata, beyond=beyond, wait_ns=wait_ns, pause_ns=pause_ns, retry_ns=retry_ns, rank=rank
+        )
+        super().__init__(engine, ledger, machine)
         self.last_add_confirmed = -1
 
     def take(self, effect: Effect) -> None:

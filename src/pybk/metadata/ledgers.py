@@ -321,6 +321,14 @@ class Ledgers(Records):
         except (CorruptError, MetadataForgedError, UnsupportedFormatError):
             return False  # the reader of its metadata gets the error
 
+    def ledger_versions(self, ledger_ids: Sequence[int]) -> list[int | None]:
+        """Return the version of each ledger's metadata, which changes whenever they do; None for one that has none.
+
+        Cost: As ``MetadataTree.get_many``; nothing is decoded or checked but what the store itself checks.
+        """
+        nodes = self._tree.get_many([f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids])
+        return [None if node is None else node.version for node in nodes]
+
     def watch_ledger(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after each change of a ledger's metadata, as ``MetadataTree.watch`` does."""
         return self._tree.watch(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", callback)

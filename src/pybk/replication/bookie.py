@@ -147,7 +147,7 @@ Receive = Callable[[Sender, Request, Description, int], list[BookieEffect]]
 PARKED_BYTES_MAX: Final = 64 << 20
 """Bytes of adds that may wait for the answer whether their ledgers exist; more are refused."""
 
-POLL_NS_MAX: Final = 30_000_000_000
+POLL_NS_MAX: Final = 120_000_000_000
 """How long anybody may wait for a last add confirmed; who asks for more is answered then, and asks again."""
 
 

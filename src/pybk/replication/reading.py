@@ -305,6 +305,9 @@ class LacMachine:
         metadata: The ledger's.
         beyond: Wait until the LAC is above this.
         wait_ns: Nanoseconds to wait at most.
+        pause_ns: Nanoseconds to let pass before the first bookie is asked.
+        retry_ns: While others wait, bookies that did not answer are asked again at this interval, if there is no other
+            bookie to wait at; 0: never.
         rank: Which bookies to wait at first: the lowest.
 
     Threads: one at a time.
@@ -316,9 +319,15 @@ class LacMachine:
         *,
         beyond: int | None = None,
         wait_ns: int = 0,
+        pause_ns: int = 0,
+        retry_ns: int = 0,
         rank: Mapping[Bookie, int] = NO_RANK,
     ) -> None:
         self._metadata = metadata
+        self._pause_ns = pause_ns
+        self._retry_ns = retry_ns
+        self._retrying = False
+        self._lost: list[int] = []
         self._beyond = beyond
         self._request = ReadLac(metadata.ledger_id, False, beyond, wait_ns)
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
@@ -327,6 +336,7 @@ class LacMachine:
         self._waiting = sorted(range(len(ensemble)), key=lambda place: rank.get(ensemble[place], 0))
         self._tokens = count(1)
         self._asked: dict[int, int] = {}
+        self._enough = len(ensemble) if beyond is None else len(ensemble) - metadata.ack_quorum + 1
         self._known = 0
         self._lac = metadata.fragments[-1].first_entry_id - 1
         self._ended = False
@@ -341,10 +351,21 @@ class LacMachine:
             return self._end(self._metadata.last_entry_id)
         if self._beyond is not None and self._lac > self._beyond:
             return self._end(self._lac)
-        enough = len(self._ensemble)
-        if self._beyond is not None:
-            enough -= self._quorum.ack_quorum - 1
-        return [effect for _ in range(enough) for effect in self._ask()]
+        if self._pause_ns:
+            return [WakeAt(now_ns + self._pause_ns)]
+        return self._begin()
+
+    def _begin(self) -> list[Effect]:
+        """Ask the first bookies."""
+        self._pause_ns = 0
+        return [effect for _ in range(self._enough) for effect in self._ask()]
+
+    def _ask_lost(self) -> list[Effect]:
+        """Ask those again that did not answer, as too few others wait."""
+        self._retrying = False
+        self._waiting, self._lost = self._lost, []
+        missing = min(len(self._waiting), max(1, self._enough - len(self._asked)))
+        return [effect for _ in range(missing) for effect in self._ask()]
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
         """Take what happened and return what to do.
@@ -353,6 +374,8 @@ class LacMachine:
             event: What happened.
             now_ns: The time.
         """
+        if isinstance(event, Woken) and not self._ended:
+            return self._begin() if self._pause_ns else self._ask_lost()
         if self._ended or not isinstance(event, Answered | Unanswered) or event.token not in self._asked:
             return []
         place = self._asked.pop(event.token)
@@ -364,8 +387,13 @@ class LacMachine:
                 return self._end(self._lac)
             if self._beyond is None and self._quorum.covered(self._known):
                 return self._end(self._lac)
-        elif self._beyond is not None and self._waiting:
-            return self._ask()
+        elif self._beyond is not None:
+            self._lost.append(place)
+            if self._waiting:
+                return self._ask()
+            if self._asked and self._retry_ns and not self._retrying:
+                self._retrying = True
+                return [WakeAt(now_ns + self._retry_ns)]
         if self._asked:
             return []
         if self._beyond is not None and self._known:

@@ -71,9 +71,6 @@ class StoreView:
     Threads: any.
     """
 
-    poll_seconds: float | None = None
-    """How long followers sleep when nobody wakes them; None: they are always woken."""
-
     def __init__(
         self,
         *,
