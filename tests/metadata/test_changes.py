@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pybk.metadata import changes
+from pybk.metadata import changes, lmdb
 from pybk.metadata.changes import REST_S, ChangeSignal
 from pybk.metadata.lmdb import LmdbTree
 from tests.metadata.worlds import wait_for
@@ -64,3 +66,98 @@ def test_who_watches_at_rest_looks_at_nothing(tmp_path: Path) -> None:
     assert told.wait(10)
     other.close()
     tree.close()
+
+
+class Minute:
+    """A minute of the thread that keeps a tree's session alive and its watches informed, by a clock of the test.
+
+    Attributes:
+        now: The time.
+        waits: How often the thread slept.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tree: LmdbTree) -> None:
+        self.now = time.monotonic() + 60
+        self.waits = 0
+        self._tree = tree
+        self._end = self.now + 60
+        monkeypatch.setattr(lmdb, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
+        monkeypatch.setattr(tree._wake, "wait", self._wait)
+
+    def run(self) -> None:
+        self._tree._keep()
+
+    def _wait(self, timeout_s: float | None, *, changes: bool) -> bool:
+        assert timeout_s is not None
+        self.waits += 1
+        self.now += timeout_s
+        self._tree._closed = self.now >= self._end
+        return False
+
+
+@pytest.fixture
+def resting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LmdbTree]:
+    monkeypatch.setattr(LmdbTree, "_start_keeper", lambda tree: None)
+    tree = LmdbTree(str(tmp_path / "metadata"))
+    tree.create("key", b"v", leased=True)
+    tree.watch("key", lambda: None)
+    yield tree
+    monkeypatch.undo()
+    tree._closed = False
+    tree.close()
+
+
+def test_one_of_many_processes_at_rest_wakes_once_a_second(resting: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = dict.fromkeys(("_beat", "_poll", "_dead"), 0)
+
+    def count(name: str) -> None:
+        original = getattr(resting, name)
+
+        def counted() -> object:
+            counts[name] += 1
+            found = original()
+            resting._sessions_seen = 20  # as many bookies share the look for dead sessions
+            return found
+
+        monkeypatch.setattr(resting, name, counted)
+
+    for name in counts:
+        count(name)
+    minute = Minute(monkeypatch, resting)
+    minute.run()
+    assert 55 <= minute.waits <= 65
+    assert 55 <= counts["_beat"] <= 65
+    assert 28 <= counts["_poll"] <= 35
+    assert 28 <= counts["_dead"] <= 35
+    assert resting._session, "nothing ended it"
+
+
+def test_a_process_alone_looks_for_dead_sessions_four_times_a_second(
+    resting: LmdbTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minute = Minute(monkeypatch, resting)
+    minute.run()
+    assert 230 <= minute.waits <= 250
+
+
+def test_a_process_without_a_session_wakes_every_two_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: LmdbTree
+) -> None:
+    watching = LmdbTree(str(tmp_path / "metadata"))
+    watching.watch("key", lambda: None)
+    minute = Minute(monkeypatch, watching)
+    minute.run()
+    assert 28 <= minute.waits <= 35
+    monkeypatch.undo()
+    watching._closed = False
+    watching.close()
+
+
+def test_what_fails_at_rest_is_tried_again_without_haste(resting: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(5, "injected")
+
+    monkeypatch.setattr(resting, "_beat", fail)
+    minute = Minute(monkeypatch, resting)
+    minute.run()
+    assert 230 <= minute.waits <= 250

@@ -377,7 +377,7 @@ def test_nothing_runs_while_nobody_watches(tmp_path: Path) -> None:
     polls = []
     original = tree._poll
     tree._poll = lambda: (polls.append(1), original())[1]  # type: ignore[method-assign, func-returns-value]
-    assert wait_for(lambda: len(polls) > 5)
+    assert wait_for(lambda: len(polls) > 2)
     watch.cancel()
     assert wait_for(lambda: not tree._seen)
     time.sleep(0.05)

@@ -37,15 +37,21 @@ T = TypeVar("T")
 
 TREE_FORMAT: Final = 1
 HOST_FILE: Final = "sessions"
-BEAT_S: Final = 0.25
-"""How often a session is kept alive and dead ones are looked for, at most."""
+BEAT_S: Final = 1.0
+"""How often a session is kept alive, at least; also five times per timeout."""
+
+_SWEEP_S: Final = 0.25
+"""How often dead sessions are looked for, at most; also five times per timeout."""
 
 _DATA_FILE: Final = "data.mdb"
 _SWEEP_MAX_S: Final = 2.0
-"""How long a process at rest looks for no dead sessions at most, however many others do."""
+"""How long a process at rest looks for no dead sessions at most, however many others do, or if it has none itself."""
 
 _CHECK_S: Final = 1.0
-"""How often a process looks at what it watches, and whether others ended its session, without a sign of a change."""
+"""How often a process looks whether others ended its session."""
+
+_LOOK_S: Final = 2.0
+"""How often a process looks at what it watches without a sign of a change."""
 
 _MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
@@ -65,8 +71,8 @@ class LmdbTree:
     **Who is alive.** A session is a slot of the file ``sessions`` beside the environment: locked by its process, which
     the kernel undoes when that dies, and with the time of the last sign of life, so that a process that was stopped
     loses its session after ``session_timeout_s`` as well. Dead sessions are looked for by everybody who has a session
-    or a watch, four times a second, and by those who read; whoever finds one removes its leases. Heartbeats are no
-    transactions.
+    or a watch, four times a second together, and by those who read; whoever finds one removes its leases. Heartbeats,
+    one a second, are no transactions.
 
     **Who writes.** LMDB has one writer at a time, and nobody could get past one that was stopped in the middle. So
     transactions are prepared before and take no longer than the sync, and the writer's turn is a lock of its own. Where
@@ -75,7 +81,8 @@ class LmdbTree:
     or a debugger or the freezer of a container stopped it, who waits raises MetadataUnreachableError at its deadline,
     naming the process. A process that is killed loses its turn at once. Readers and heartbeats never wait.
 
-    **Watches** look at one number every 10 ms while there are watches, and at nothing otherwise.
+    **Watches** wait until the system reports that the environment's file was written to, and look once a second even
+    if it does not.
 
     Args:
         path: A directory on a local disk; made if it is missing. Its parent must be there.
@@ -100,6 +107,7 @@ class LmdbTree:
         self._timeout_s = timeout_s
         self._session_timeout_s = session_timeout_s
         self._beat_s = min(BEAT_S, session_timeout_s / 5)
+        self._sweep_s = min(_SWEEP_S, session_timeout_s / 5)
         with self._damage():
             self._environment = LmdbEnvironment(self._path, map_bytes=_MAP_BYTES, access=access)
         self._file = HostFile(os.path.join(self._path, HOST_FILE), access)
@@ -112,6 +120,8 @@ class LmdbTree:
         self._beat_at = 0.0
         self._swept_at = 0.0
         self._sessions_seen = 1
+        self._sessions: list[Session] = []
+        self._sessions_at = -1
         self._polled_at = 0.0
         self._checked_at = 0.0
         self._readers_due = time.monotonic() + _READERS_S
@@ -377,28 +387,47 @@ class LmdbTree:
         found = records.get_session(transaction, session)
         if found is None:
             return True
-        if session == self._session:
+        return self._gives_no_sign(found)
+
+    def _gives_no_sign(self, found: Session) -> bool:
+        """Return whether the owner of a session, unless that is this process, is gone or was stopped for too long."""
+        if found.number == self._session:
             return False
         return not self._file.locked(found.slot) or self._file.age_ns(found.slot) > found.timeout_ms * 1_000_000
 
-    def _sweep_is_due(self, share: int = 1) -> bool:
-        """Return whether it is time to look for dead sessions.
+    def _sweep_is_due(self, pause: float | None = None, *, early: bool = False) -> bool:
+        """Return whether it is time to look for dead sessions; then the caller looks.
 
         Args:
-            share: How many processes look at rest, so that each looks the less often: all would look at all.
+            pause: Seconds from one look to the next; None for the least.
+            early: As ``_is_nearly_due``.
         """
         now = time.monotonic()
-        due = now - self._swept_at >= min(self._beat_s * max(share, 1), max(self._beat_s, _SWEEP_MAX_S))
+        pause = self._sweep_s if pause is None else pause
+        due = _is_nearly_due(now, self._swept_at, pause) if early else now - self._swept_at >= pause
         if due:
             self._swept_at = now
         return due
 
+    def _sweep_rest(self) -> float:
+        """Return how long this process looks for no dead sessions while it is at rest.
+
+        All who have a session share that, as all would look at all; who has none leaves it to them, if there are any.
+        """
+        longest = max(self._sweep_s, _SWEEP_MAX_S)
+        if self._session or not self._sessions_seen:
+            return min(self._sweep_s * max(self._sessions_seen, 1), longest)
+        return longest
+
     def _dead(self) -> list[int]:
         """Return the sessions whose owners give no sign of life."""
         with self._damage(), self._environment.read() as transaction:
-            found = [session.number for session in records.sessions(transaction)]
-            self._sessions_seen = len(found)
-            return [session for session in found if self._is_dead(transaction, session)]
+            number = records.last_number(transaction)
+            if number != self._sessions_at:
+                self._sessions = records.sessions(transaction)
+                self._sessions_at = number
+        self._sessions_seen = len(self._sessions)
+        return [session.number for session in self._sessions if self._gives_no_sign(session)]
 
     def _sweep(self) -> None:
         """Remove the leases of the dead, unless somebody else is writing for long."""
@@ -412,7 +441,7 @@ class LmdbTree:
                     records.end_session(transaction, session)
 
         try:
-            self._change(change, timeout_s=self._beat_s)
+            self._change(change, timeout_s=self._sweep_s)
         except MetadataUnreachableError as error:
             logger.info("%s: dead sessions %s are removed later: %s", self._path, dead, error)
 
@@ -439,15 +468,16 @@ class LmdbTree:
         failed = False
         while not self._closed:
             watching = bool(self._seen)
-            changed = self._wake.wait(self._beat_s if watching or self._session else None, changes=watching)
+            rest = self._sweep_s if failed else self._rest(watching=watching)
+            changed = self._wake.wait(rest, changes=watching)
             try:
-                if changed or time.monotonic() - self._polled_at >= _CHECK_S:
+                if changed or _is_nearly_due(time.monotonic(), self._polled_at, _LOOK_S):
                     self._polled_at = time.monotonic()
                     self._poll()
-                if self._session and time.monotonic() - self._beat_at >= self._beat_s:
+                if self._session and _is_nearly_due(time.monotonic(), self._beat_at, self._beat_s):
                     self._beat()
                 self._release_dead_readers()
-                if self._sweep_is_due(self._sessions_seen) and self._dead():
+                if self._sweep_is_due(self._sweep_rest(), early=True) and self._dead():
                     # Not here: a sync may take long, and signs of life must not wait for it.
                     self._callbacks.due(self._sweeping)
                 failed = False
@@ -458,10 +488,21 @@ class LmdbTree:
                     logger.exception("%s: watches and leases of this process fail", self._path)
                 failed = True
 
+    def _rest(self, *, watching: bool) -> float | None:
+        """Return how long nothing is due; None if nothing ever is."""
+        if not watching and not self._session:
+            return None
+        due = self._swept_at + self._sweep_rest()
+        if watching:
+            due = min(due, self._polled_at + _LOOK_S)
+        if self._session:
+            due = min(due, self._beat_at + self._beat_s)
+        return max(0.0, due - time.monotonic())
+
     def _beat(self) -> None:
         """Give a sign of life, unless others have ended the session."""
         session = self._session
-        if time.monotonic() - self._checked_at >= _CHECK_S:
+        if _is_nearly_due(time.monotonic(), self._checked_at, _CHECK_S):
             self._checked_at = time.monotonic()
             with self._damage(), self._environment.read() as transaction:
                 found = records.get_session(transaction, session)
@@ -497,3 +538,12 @@ class LmdbTree:
         name = node_name(key)
         record = records.get_record(transaction, name)
         return (record and record.version, list(records.children(transaction, name)))
+
+
+def _is_nearly_due(now: float, last: float, pause: float) -> bool:
+    """Return whether to do something again that was done last at a time, and is due after a pause.
+
+    A thread that is awake does what is nearly due with what is due. So all of it comes to be done in one go, and the
+    thread wakes once where it would wake once for each.
+    """
+    return now - last >= 0.6 * pause
