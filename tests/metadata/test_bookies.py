@@ -21,6 +21,7 @@ from pybk.ledger import Bookie
 from pybk.metadata.bookies import BookieCookie, BookieRegistration
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.locks import Election
+from pybk.metadata.tree import Node
 from tests.metadata.records import KEY, bookie, cluster_on, is_held, registration
 from tests.metadata.worlds import World
 from tests.simtree import Fault, SimStore
@@ -172,6 +173,27 @@ def test_a_registration_that_was_removed_is_made_again(world: World) -> None:
     assert world.wait_for(lambda: [found.load for found in cluster.list_bookies()] == [4.0])
 
 
+def test_a_bookie_does_not_decode_what_it_registered_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = world.open()
+    cluster = cluster_on(tree)
+    cluster.claim_cookie(bookie(1))
+    decoded: list[str] = []
+    decode = ClusterMetadata._registration
+
+    def count(metadata: ClusterMetadata, key: str, node: Node) -> Any:
+        decoded.append(key)
+        return decode(metadata, key, node)
+
+    monkeypatch.setattr(ClusterMetadata, "_registration", count)
+    registered = cluster.register(registration(bookie(1)))
+    seen: list[int] = []
+    tree.watch(registered.key, lambda: seen.append(1))
+    registered.update(registration(bookie(1), load=4.0))
+    assert registered.written.load == 4.0
+    assert world.wait_for(lambda: bool(seen)), "its own watch of the registration was added before, and called before"
+    assert decoded == []
+
+
 def test_registering_again_goes_on_until_the_store_can_be_reached() -> None:
     store = SimStore()
     tree = store.tree()
@@ -185,11 +207,13 @@ def test_registering_again_goes_on_until_the_store_can_be_reached() -> None:
         assert store.deliver()
     assert not is_held(registered)
     registered.update(registration(bookie(1), load=9.0))
+    assert registered.written.load != 9.0, "nobody knows it yet"
     tree.faults = None
     while store.deliver():
         pass
     assert is_held(registered)
     assert lost == [True]
+    assert registered.written == other.list_bookies()[0]
     assert other.list_bookies()[0].load == 9.0
 
 

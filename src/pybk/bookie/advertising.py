@@ -1,10 +1,11 @@
-"""The addresses that a bookie registers: those that others can reach it at."""
+"""What a bookie registers: the addresses that others can reach it at, and how it is, when that changed notably."""
 
 from __future__ import annotations
 
 import ipaddress
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -16,12 +17,34 @@ from pybk.transport.links import Links
 
 if TYPE_CHECKING:
     from pybk.ledger import Bookie
+    from pybk.metadata.bookies import BookieRegistration
     from pybk.transport.keys import ClusterKeys
 
 REACH_SECONDS: Final = 15.0
 """How long a bookie tries to reach itself at the address that it registers."""
 
+FREE_CHANGE: Final = 0.05
+"""Change of a tier's free bytes, as a part of what is registered, that is registered at once."""
+
+LOAD_CHANGE: Final = 1.25
+"""Change of the weight that a bookie's load gives it for placement, as a factor, that is registered at once."""
+
 _PING_NS: Final = 2 * 10**9
+
+
+def is_notable(known: BookieRegistration, now: BookieRegistration) -> bool:
+    """Return whether a bookie has changed so that clients would treat it, or place ledgers, otherwise.
+
+    Args:
+        known: What is registered.
+        now: How it is now.
+    """
+    if replace(known, tiers=now.tiers, load=now.load) != now or known.tiers.keys() != now.tiers.keys():
+        return True
+    low, high = sorted((1.0 + known.load, 1.0 + now.load))
+    if high > low * LOAD_CHANGE:
+        return True
+    return any(abs(now.tiers[tier] - free) > FREE_CHANGE * free for tier, free in known.tiers.items())
 
 
 def advertised(listen: Sequence[str], bound: Sequence[str], advertise: Sequence[str]) -> tuple[str, ...]:

@@ -72,13 +72,16 @@ class PositionRecorder:
         self._recorded: int | None = None
         """The LSN recorded last by this start; None before the first record."""
 
-    def record(self) -> None:
+    def record(self) -> bool:
         """Record the position if it moved since the last record; an unreachable metadata store is logged.
+
+        Returns:
+            False if it has not moved.
 
         Durability: The record is durable on return, unless a warning was logged.
         """
         if self._store.log.durable_lsn == self._recorded:
-            return
+            return False
         try:
             position = self._position()
             self._metadata.record_position(position)
@@ -90,6 +93,7 @@ class PositionRecorder:
             )
         else:
             self._recorded = position.lsn
+        return True
 
     def _position(self) -> DurablePosition:
         """Return where the log durably ends now, and in which files."""

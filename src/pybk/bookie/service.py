@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pybk.bookie.advertising import advertised, check_reachable
+from pybk.bookie.advertising import advertised, check_reachable, is_notable
 from pybk.bookie.description import Description
 from pybk.bookie.introduction import introduce
 from pybk.bookie.position import PositionRecorder, find_losses
@@ -70,11 +70,16 @@ logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 _WAIT_MS: Final = 1_000
-_TELL_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 10.0
+"""How often a bookie looks whether it is as it is registered, which it registers again if it changed notably."""
+
+_REGISTER_SECONDS: Final = 300.0
+"""How often a bookie registers again how it is, whatever has changed: each time wakes everybody who watches bookies."""
+
 _DESCRIPTIONS: Final = 4096
 _CACHED_BYTES_MAX: Final = 4096
 POSITION_SECONDS: Final = 1.0
-"""How often a bookie records how far its log is on disk, if that moved."""
+"""How often a bookie records how far its log is on disk, if that moved, while requests come."""
 
 COLLECT_SECONDS: Final = 60.0
 """How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
@@ -178,6 +183,8 @@ class BookieService:
         self._registered: RegisteredBookie | None = None
         self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
         self._stopping = threading.Event()
+        self._keeper_rests = False
+        self._keeper_wakes = threading.Event()
         self._waking = threading.Lock()
         self._closed = False
         self._seen_deleted: set[int] = set()
@@ -228,7 +235,7 @@ class BookieService:
             addresses=self.addresses,
             public_key=self._server.public_key or b"",
             tiers=dict(health.free_bytes),
-            load=served / _TELL_SECONDS,
+            load=served / _LOOK_SECONDS,
             rack=self._rack,
             read_only=self._retired or health.full is not None or health.error is not None,
             level_max=NEWEST_LEVEL,
@@ -257,7 +264,7 @@ class BookieService:
         except BaseException as error:
             self._error = error
             logger.exception("bookie %s serves no more", self.bookie)
-            self._stopping.set()
+            self._stop()
             self._close_server()  # so that clients need not wait for what will not come
 
     def _turn(self) -> None:
@@ -266,6 +273,7 @@ class BookieService:
         if self._registered is not None and self._registered.superseded:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
         now_ns = time.monotonic_ns()
+        works = bool(arrived or self._posted)
         while self._posted:
             self._do(self._posted.popleft())
         machine = self._machine
@@ -275,6 +283,9 @@ class BookieService:
             self._take(peer, request_id, message, now_ns)
         self._served += len(arrived)
         self._perform(machine.commit())
+        if works and self._keeper_rests:
+            self._keeper_rests = False
+            self._keeper_wakes.set()
         if self._wake_ns is not None and now_ns >= self._wake_ns:
             self._wake_ns = None
             self._perform(machine.woken(now_ns))
@@ -515,26 +526,31 @@ class BookieService:
     # ---- looking after things ------------------------------------------------------------------------------------
 
     def _keep(self, registered: RegisteredBookie) -> None:
-        """Body of the thread that tells how the bookie is, and drops what was deleted."""
+        """Body of the thread that registers how the bookie is, and drops what was deleted."""
         now = time.monotonic()
-        tell_at, collect_at = now + _TELL_SECONDS, now + COLLECT_SECONDS
+        look_at, register_at, collect_at = now + _LOOK_SECONDS, now + _REGISTER_SECONDS, now + COLLECT_SECONDS
         while not self._stopping.wait(POSITION_SECONDS):
-            self._position.record()
+            self._keeper_rests = True  # before the position is read, so that what moves it afterwards ends the rest
+            if not self._position.record():
+                self._keeper_wakes.wait(max(0.0, look_at - time.monotonic()))
+            self._keeper_wakes.clear()
             now = time.monotonic()
-            if now < tell_at:
+            if now < look_at:
                 continue
-            tell_at = now + _TELL_SECONDS
+            look_at = now + _LOOK_SECONDS
             try:
                 registration = self._registration()
                 self._machine.read_only = registration.read_only
-                registered.update(registration)
+                if now >= register_at or is_notable(registered.written, registration):
+                    registered.update(registration)
+                    register_at = now + _REGISTER_SECONDS
                 if now >= collect_at:
                     self.collect()
                     collect_at = now + COLLECT_SECONDS
             except CookieError as error:
                 logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
                 self._error = error
-                self._stopping.set()
+                self._stop()
                 self._wake()
             except (PybkError, OSError) as error:
                 logger.warning("bookie %s: looking after it failed, and is tried again: %s", self.bookie, error)
@@ -600,8 +616,13 @@ class BookieService:
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
-    def _stop_serving(self) -> None:
+    def _stop(self) -> None:
+        """Have the threads end."""
         self._stopping.set()
+        self._keeper_wakes.set()
+
+    def _stop_serving(self) -> None:
+        self._stop()
         self._wake()
         self._thread.join()
         self._looking.close(wait=True)

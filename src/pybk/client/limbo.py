@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 2.0
-"""How often it looks what is in limbo."""
+"""How often it looks what is in limbo while something is."""
+
+REST_FACTOR: Final = 5
+"""How much longer it rests while nothing is: ledgers get into limbo when the bookie starts, and hardly later."""
 
 PAUSE_MAX_SECONDS: Final = 60.0
 """The longest pause before it tries again what could not be mended; the pauses grow."""
@@ -67,19 +70,19 @@ class Mender:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._look()
-            self._stopping.wait(RETRY_SECONDS)
+            self._stopping.wait(RETRY_SECONDS * (1 if self._look() else REST_FACTOR))
 
-    def _look(self) -> None:
-        """Mend what is in limbo, but for what was tried in vain a short time ago."""
+    def _look(self) -> bool:
+        """Mend what is in limbo, but for what was tried in vain a short time ago; return whether anything was."""
         in_limbo = self._bookie.in_limbo()
         self._pauses = {each: self._pauses[each] for each in in_limbo if each in self._pauses}
         for ledger_id in in_limbo:
             if self._stopping.is_set():
-                return
+                break
             pause, until = self._pauses.get(ledger_id, (RETRY_SECONDS, 0.0))
             if time.monotonic() >= until and self._try(ledger_id):
                 self._pauses[ledger_id] = min(2 * pause, PAUSE_MAX_SECONDS), time.monotonic() + pause
+        return bool(in_limbo)
 
     def _try(self, ledger_id: int) -> bool:
         """Mend a ledger, and tell whether entries were copied for that, or would have been."""

@@ -108,12 +108,14 @@ class RegisteredBookie:
 
     Attributes:
         key: Where it stands in the store.
+        written: What this process wrote to the store last.
     """
 
     def __init__(self, bookies: Bookies, registration: BookieRegistration, on_lost: Callable[[], None] | None) -> None:
         self.key = f"{BOOKIES_KEY}/{name_in_tree(registration.bookie.bookie_id)}"
         self._bookies = bookies
         self._registration = registration
+        self.written = registration
         self._on_lost = on_lost
         self._lock = threading.RLock()
         self._closed = False
@@ -159,6 +161,7 @@ class RegisteredBookie:
                 payload = _registration_json(registration, self._owner)
                 try:
                     self._version = self._bookies._put(Kind.BOOKIE, self.key, payload, self._version)
+                    self.written = registration
                 except MetadataVersionError:
                     tree = self._bookies._tree
                     self._superseded = tree.alive(self._session) and tree.get(self.key, latest=True) is not None
@@ -195,6 +198,8 @@ class RegisteredBookie:
                 return
             alive = self._bookies._tree.alive(self._session)
             node = self._bookies._tree.get(self.key, latest=True) if alive else None
+            if node is not None and node.version == self._version:
+                return  # as it was written here, as after most calls
             if node is not None:
                 _, owner = self._bookies._registration(self.key, node)
                 if owner != self._owner and not self._superseded:
@@ -209,6 +214,7 @@ class RegisteredBookie:
                     self.key, self._registration, self._owner, old=False
                 )
                 self._superseded = False
+                self.written = self._registration
             except CookieError as error:
                 # Registering over it would have two processes with one instance's directories take turns.
                 self._superseded = True
