@@ -98,6 +98,11 @@ class Log:
         return self._writer.next_lsn - 1
 
     @property
+    def refuses(self) -> bool:
+        """Whether some ledgers were refused for now, and are not readmitted yet."""
+        return bool(self._refused)
+
+    @property
     def error(self) -> PybkError | None:
         """Why the log takes nothing more, or None."""
         return self._error

@@ -42,6 +42,9 @@ _COLLECTION: Final = "freeing the space of what is dead"
 _POLICY: Final = "moving ledgers by the tier policy"
 
 _TICK_SECONDS: Final = 1.0
+_REST_SECONDS: Final = 5.0
+"""How often the thread looks for work while nothing is committed; the next commit wakes it."""
+
 _POLICY_SECONDS: Final = 60.0
 _PACKING_SECONDS: Final = 10.0
 """How often sparse files are packed while ledgers are being moved out of them."""
@@ -57,6 +60,7 @@ class Maintenance:
     Attributes:
         error: Why there are no more jobs, or None.
         full: Why the store takes no appends, for want of space, or None.
+        rests: Whether the thread sleeps for long, as nothing was committed; who commits wakes it.
     """
 
     def __init__(self, store: Store, registry: Registry) -> None:
@@ -80,6 +84,8 @@ class Maintenance:
         self._moved_at = self._packed_at - _TICK_SECONDS
         self.error: PybkError | None = None
         self.full: str | None = None
+        self.rests = False
+        self._seen_lsn = -1
 
     # ---- thread --------------------------------------------------------------------------------------------------
 
@@ -115,7 +121,19 @@ class Maintenance:
             except Exception as error:  # noqa: BLE001  # without this thread nobody would make room, and appends wait
                 self._fail(error)
                 return
-            self._wakeup.acquire(timeout=_TICK_SECONDS)
+            self._wakeup.acquire(timeout=self._pause())
+            self.rests = False
+
+    def _pause(self) -> float:
+        """Return how long to sleep: longer while nothing is committed, and nothing is to be tried again."""
+        log = self._store.log
+        self.rests = True  # before the log is looked at, so that a commit that is not seen here ends the rest
+        lsn = log.durable_lsn
+        if lsn == self._seen_lsn and self.full is None and not log.refuses and not self._troubles.all():
+            return _REST_SECONDS
+        self._seen_lsn = lsn
+        self.rests = False
+        return _TICK_SECONDS
 
     def _fail(self, error: BaseException) -> None:
         """Take no more jobs and no more appends."""

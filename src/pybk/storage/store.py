@@ -459,6 +459,8 @@ class Store(ChangingView):
             with self._lock:
                 self._hold_or_release()
             self.maintenance.wake()
+        elif self.maintenance.rests:
+            self.maintenance.wake()
 
     def raise_level(self, level: FeatureLevel = NEWEST_LEVEL) -> None:
         """Write the store in the formats of a higher feature level from now on; durable on return.
