@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cluster import appending, slowness
+from bench.cluster import appending, idle, slowness
 from bench.cluster.__main__ import CONTESTS
 from bench.cluster.bare import bare_loop
 from bench.cluster.bookies import Cluster, process_cpu_seconds
@@ -140,3 +140,19 @@ def test_the_bare_loop_counts_each_batch_once(curve: bool, tmp_path: Path) -> No
     files = sorted(tmp_path.iterdir())
     assert len(files) == 3
     assert sum(PAYLOADS[3] in file.read_bytes() for file in files) >= 2
+
+
+def test_the_cost_of_rest_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--seconds", "0.1", "--followers", "2", "--bookies", "1", "--directory", str(tmp_path)]
+    assert idle.main(small) == 0
+    assert list(tmp_path.iterdir()) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("  ")[0] for line in lines] == [
+        "client, 2 readers of 1 ledgers, followed by nobody",
+        "client, 2 readers of 1 ledgers, followed by threads",
+        "client, 2 readers of 1 ledgers, followed by tasks",
+        "client, 2 readers of 2 ledgers, followed by threads",
+        "client, 2 readers of 2 ledgers, followed by tasks",
+        "1 bookies together",
+    ]
+    assert all("% of a core (target " in line for line in lines)

@@ -86,9 +86,14 @@ class Cluster:
         """Return the id of a bookie's process."""
         return self._bookies[bookie_id].pid
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the bookies' processes."""
+        return [process.pid for process in self._processes]
+
     def cpu_seconds(self) -> float:
         """Return the CPU time that the bookies and this process have used so far."""
-        return sum(process_cpu_seconds(pid) for pid in (os.getpid(), *(process.pid for process in self._processes)))
+        return sum(map(process_cpu_seconds, (os.getpid(), *self.pids)))
 
     def __enter__(self) -> Cluster:
         """Start it."""
