@@ -123,10 +123,10 @@ def test_the_api_in_asyncio(tmp_path: Path) -> None:
 
 
 def test_importing_is_silent_and_lean() -> None:
-    """No handlers, no output, and none of the packages that only extras or commands need."""
+    """No handlers, no output, and none of the modules that only extras, commands or repairs need."""
     program = (
         "import logging, sys, pybk\n"
-        "late = {'tqdm', 'tabulate', 'zstandard', 'prometheus_client'} & set(sys.modules)\n"
+        "late = {'tqdm', 'tabulate', 'zstandard', 'prometheus_client', 'pybk.storage.rebuild'} & set(sys.modules)\n"
         "assert not late, late\n"
         "assert not logging.getLogger().handlers\n"
         "assert not [h for h in logging.getLogger('pybk').handlers if not isinstance(h, logging.NullHandler)]\n"

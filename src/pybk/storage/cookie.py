@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from xxhash import xxh3_64_hexdigest
@@ -173,6 +174,12 @@ def read_cookie(fs: FileSystem, directory: str) -> Cookie | None:
         data = file.read(0, file.size)
     finally:
         file.close()
+    return _decoded(data, path)
+
+
+@lru_cache(maxsize=64)
+def _decoded(data: bytes, path: str) -> Cookie:
+    """Decode a cookie's bytes, once: an open reads the cookies several times, and decoding is most of the cost."""
     return decode_cookie(data, where=path)
 
 

@@ -320,7 +320,7 @@ def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
 
 def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
     """Remove the files that an interrupted checkpoint made and the index does not name."""
-    found = {**volumes.found(LOG), **volumes.found(COLD)}
+    found = volumes.found(LOG, COLD)
     for file_id, row in found.items():
         volumes.reserve_ids(file_id + 1)
         if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):

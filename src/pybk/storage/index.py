@@ -183,6 +183,10 @@ class Index:
 
         Reads every share, about 3 µs each, and checks that none is missing.
         """
+        return {file_id: use.live_bytes for file_id, use in self.checked_uses().items()}
+
+    def checked_uses(self) -> dict[int, FileUse]:
+        """Return all files with what lies in them, by id; checked as ``file_bytes_live`` does."""
         with self._environment.read() as transaction:
             uses = file_uses(transaction)
             shares = _shares(transaction, b"X", b"Y")
@@ -191,7 +195,7 @@ class Index:
             by_file.setdefault(ids[0], {})[ids] = share
         for file_id, mine in by_file.items():
             _check_shares(file_id, uses.get(file_id), mine)
-        return {file_id: use.live_bytes for file_id, use in uses.items()}
+        return uses
 
     def check(self) -> Iterator[str]:
         """Read the whole index as of one moment and yield what is wrong with it, a sentence each.

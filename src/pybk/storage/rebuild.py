@@ -299,7 +299,7 @@ class _Rebuilder:
 
     def _gather(self) -> tuple[Runs, Runs]:
         """Return the records in the files that the catalog names, and those in cold segments that it does not."""
-        found = {**self._volumes.found(LOG), **self._volumes.found(COLD)}
+        found = self._volumes.found(LOG, COLD)
         taken = [*found, *catalog_ids(self._fs, self._root), self._state.mark.next_file_id - 1]
         self._volumes.reserve_ids(max(taken) + 1)
         for row in self._state.files.values():

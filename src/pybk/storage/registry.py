@@ -67,8 +67,9 @@ class Registry:
         self._catalog = catalog
         self.cookie = cookie
         self.mark = mark
-        self.files = index.files()
-        self.live = Counter(index.file_bytes_live())
+        uses = index.checked_uses()
+        self.files = {file_id: use.row for file_id, use in uses.items()}
+        self.live = Counter({file_id: use.live_bytes for file_id, use in uses.items()})
 
     @classmethod
     def open(cls, volumes: Volumes, index: Index, mark: Mark, cookie: Cookie) -> Registry:

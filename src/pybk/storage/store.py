@@ -55,7 +55,6 @@ from pybk.storage.maintenance import Maintenance
 from pybk.storage.named import NamedChange
 from pybk.storage.permissions import PRIVATE, Access, access_of, excess_warning
 from pybk.storage.proof import OlderIndexError, compare_catalogs, older_environments, older_log_files, refuse_older
-from pybk.storage.rebuild import rebuild_locked
 from pybk.storage.registry import Registry
 from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
 from pybk.storage.tail import RecoveredLog, keep_log, recover_log
@@ -158,7 +157,7 @@ class _Opening:
     def _compare(self, parts: Parts) -> None:
         """Compare the files and the SSD tier with the index; what is older is refused, or noted for salvaging."""
         volumes, mark = parts.volumes, parts.registry.mark
-        files = parts.index.files()
+        files = parts.registry.files
         if self.lost is None:
             refuse_older(volumes, files, parts.entries, mark)
             return
@@ -179,6 +178,8 @@ def _make_again(opening: _Opening, error: OlderIndexError) -> None:
     Raises:
         CorruptError: That would lose entries, or the catalog does not fit the log either; nothing was changed.
     """
+    from pybk.storage.rebuild import rebuild_locked  # not before it is needed: hardly any open is
+
     root = opening.root
     logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)
     found = rebuild_locked(opening.fs, root, opening.cookie, opening.tiers, opening.environment, state=error.state)

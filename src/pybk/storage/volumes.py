@@ -184,15 +184,15 @@ class Volumes:
                 "named; open the store with tiers={...} naming every directory it was made with"
             ) from None
 
-    def found(self, kind: str) -> dict[int, FileRow]:
-        """Return the files of a kind (log or cold) that lie in the directories, by id, whoever knows them."""
+    def found(self, *kinds: str) -> dict[int, FileRow]:
+        """Return the files of some kinds (log, cold) that lie in the directories, by id, whether the index has them."""
         rows = {}
         for directory in self.directories:
             for name in self.fs.list_directory(directory.path):
                 stem, _, suffix = name.partition(".")
-                if suffix != kind or not _FILE_NAME.fullmatch(stem):
+                if suffix not in kinds or not _FILE_NAME.fullmatch(stem):
                     continue
-                row = FileRow(int(stem, 16), kind, directory.tier.value, directory.number, 0)
+                row = FileRow(int(stem, 16), suffix, directory.tier.value, directory.number, 0)
                 try:
                     rows[row.file_id] = row._replace(bytes=self.fs.file_bytes(self.path_of(row)))
                 except FileNotFoundError:
