@@ -6,6 +6,7 @@ What exhausts a whole process runs in one of its own.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import resource
 import subprocess
@@ -21,11 +22,12 @@ import pytest
 
 from pybk.config import StoreConfig
 from pybk.errors import StorageError, StorageRefusedError
-from pybk.flags import StorageHint
+from pybk.flags import ReadFlag, StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage import spares
 from pybk.storage.failures import NotOpenedError, is_refused, syncing
 from pybk.storage.filesystem import OsFile, OsFileSystem
+from pybk.storage.mapped import populate
 from tests.embedded import store_of
 from tests.realstore import QUICK, contents, numbered, open_quick
 from tests.waiting import wait_until
@@ -263,6 +265,78 @@ def test_packing_what_was_compressed_without_the_codec_is_a_trouble_and_no_end(
         manager.create_ledger(insecure=True).append(b"served on")
         monkeypatch.undo()
         assert contents(manager, 1) == [bytes(1000)] * 100
+
+
+def no_memory(patch: pytest.MonkeyPatch, method: str) -> None:
+    """Have a method of the file system find no memory."""
+
+    def refuse(self: OsFileSystem, path: object, *_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory", path if isinstance(path, str) else None)
+
+    patch.setattr(OsFileSystem, method, refuse)
+
+
+@pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [("view", ReadFlag.NONE), ("populate", ReadFlag.NONE), ("read_direct", ReadFlag.DONT_CACHE)],
+    ids=["map", "populate", "unmapped"],
+)
+def test_a_read_without_memory_is_refused_and_succeeds_later(
+    method: str, flags: ReadFlag, hint: StorageHint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path, background=False) as manager:
+        with manager.create_ledger(storage_hints={hint}, insecure=True) as writer:
+            writer.append_many(numbered(100))
+        manager.checkpoint()
+        volumes = store_of(manager).volumes
+        volumes.close()  # so that a read maps the file anew
+        with manager.open_ledger(writer.ledger_id, read_flags=flags) as reader:
+            with monkeypatch.context() as short:
+                no_memory(short, method)
+                with pytest.raises(StorageRefusedError, match="free memory"):
+                    list(reader.read(0, 99))
+            assert [entry.payload for entry in reader.read(0, 99)] == numbered(100)
+        assert manager.health().state == "ok"
+
+
+def test_appends_without_memory_for_the_watermark_or_a_log_file_fail_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path, background=False) as manager:
+        writer = manager.create_ledger(insecure=True)
+        with monkeypatch.context() as short:
+            no_memory(short, "populate")
+            writer.append(b"durable")
+        store_of(manager).log.cut(lambda: None)
+        store_of(manager).supply.give_back()
+        with monkeypatch.context() as short:
+            no_memory(short, "create")
+            with pytest.raises(StorageRefusedError, match="free memory"):
+                writer.append(b"refused")
+        store_of(manager).maintenance.tick()
+        writer.append(b"later")
+        assert contents(manager, writer.ledger_id) == [b"durable", b"later"]
+
+
+def test_a_map_that_finds_no_memory_says_so_and_not_that_the_device_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+
+    class Short(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    fs = OsFileSystem()
+    if not fs.populates:
+        pytest.skip("this kernel cannot populate a map")
+    with monkeypatch.context() as short:
+        short.setattr(mmap, "mmap", Short)
+        view = fs.view(str(path))
+    with pytest.raises(StorageRefusedError, match="free memory"):
+        populate(fs, view, 0, 8192)
 
 
 def test_spare_descriptors_are_used_and_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
-from pybk.storage.failures import NotOpenedError
+from pybk.storage.failures import NotOpenedError, is_passing
 from pybk.storage.lockfile import FileLock
 from pybk.storage.permissions import PRIVATE, Access, exceeding
 from pybk.storage.spares import (
@@ -549,7 +549,9 @@ class OsFileSystem:
         except OSError as error:
             path = str(mapped.filename) if isinstance(mapped, np.memmap) else None
             what = f"bytes {start} to {stop} of the map cannot be read: {error.strerror}"
-            raise OSError(errno.EIO, what, path) from error
+            # Memory that runs out says nothing about the file.
+            number = error.errno if is_passing(error) else errno.EIO
+            raise OSError(number, what, path) from error
 
     def _populate_shared(self, mapped: mmap.mmap, start: int, stop: int) -> None:
         if self.populates:

@@ -9,6 +9,7 @@ dropped from memory and cannot be read again, and a file that is cut between the
 from __future__ import annotations
 
 from pybk.errors import CorruptError, StorageError
+from pybk.storage.failures import is_passing, refused
 from pybk.storage.filesystem import FileSystem
 
 
@@ -23,6 +24,7 @@ def populate(fs: FileSystem, view: memoryview, start: int, stop: int) -> None:
 
     Raises:
         CorruptError: The file was cut before ``stop``.
+        StorageRefusedError: There is no memory for it now.
         StorageError: The device cannot read a page.
     """
     try:
@@ -34,6 +36,8 @@ def populate(fs: FileSystem, view: memoryview, start: int, stop: int) -> None:
 def unreadable(fs: FileSystem, view: memoryview, stop: int, error: OSError) -> StorageError:
     """Return the error for a range of a map that could not be populated."""
     path: str = error.filename or "a mapped file"
+    if is_passing(error):
+        return refused(error, f"reading {path}")
     size = fs.file_bytes(path) if error.filename and fs.exists(path) else len(view)
     if size < stop:
         return CorruptError(

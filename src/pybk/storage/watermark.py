@@ -10,6 +10,7 @@ import struct
 from typing import Final
 
 from pybk.errors import CorruptError
+from pybk.storage.failures import is_passing
 from pybk.storage.filesystem import FileSystem, replace_file
 from pybk.storage.mapped import populate
 
@@ -122,6 +123,8 @@ class Watermark:
         try:
             self._fs.populate(self._view, 0, WATERMARK_BYTES)
         except OSError as error:
+            if is_passing(error):
+                return self._words  # a touch waits for memory, and a commit that is durable must not be refused
             raise CorruptError(
                 f"{self._path} cannot be read or was cut while it was open: {error}; {_REMEDY}", path=self._path
             ) from error
