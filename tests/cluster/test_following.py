@@ -201,9 +201,9 @@ def test_long_polls_of_all_ledgers_end_together_and_by_their_own_time(
     monkeypatch.setattr(time, "monotonic_ns", lambda: 5)
     polling = following.Following(nothing, nothing)
     step = following.FOLLOW_NS // 2
-    for vain, most in ((0, 2 * step), (1, 4 * step), (2, 8 * step), (3, 8 * step)):
+    for vain, most in ((False, 2 * step), (True, 8 * step)):
         for now in (5, 6, step + 4, step + 5, 17 * step + 99):
-            wait = polling._wait_ns(now, vain)
+            wait = polling._wait_ns(now, vain=vain)
             assert most - step < wait <= most < POLL_NS_MAX
             assert (now + wait - 5) % step == 0
 

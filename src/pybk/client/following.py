@@ -41,11 +41,11 @@ FOLLOW_NS: Final = 28_000_000_000
 A long poll stays at the bookie when the follower has gone, so the first ones are short.
 """
 
-DOUBLED_MAX: Final = 2
-"""How often that time is doubled, each time that there was no entry.
+REST_FACTOR: Final = 4
+"""How many times as long they keep the next ones, until there is an entry.
 
-It stays below ``POLL_NS_MAX`` of bookies by a margin, so that polls end when the client expects it. Bookies before 0.2
-answer after 30 s, and are asked again.
+That stays below ``POLL_NS_MAX`` of bookies by a margin, so that polls end when the client expects it. Bookies before
+0.2 answer after 30 s, and are asked again.
 """
 
 RETRY_NS: Final = 1_000_000_000
@@ -63,7 +63,7 @@ class Followed:
         asked_ns: When its bookies were, or will be, asked.
         beyond: The LAC that it waits to be passed.
         ensemble: The bookies that it may ask.
-        vain: How many long polls ended without an entry since the last one.
+        vain: Whether the last long poll ended without an entry.
         failing: Whether the last long poll failed.
     """
 
@@ -90,7 +90,7 @@ class Followed:
         self.asked_ns = 0
         self.beyond = -1
         self.ensemble: tuple[Bookie, ...] = ()
-        self.vain = 0
+        self.vain = False
         self.failing = False
 
     def waiting(self) -> list[RemoteLedger]:
@@ -162,7 +162,7 @@ class Following:
                 self._engine,
                 ledger,
                 beyond=beyond,
-                wait_ns=self._wait_ns(asked_ns, followed.vain),
+                wait_ns=self._wait_ns(asked_ns, vain=followed.vain),
                 pause_ns=pause_ns,
                 retry_ns=RETRY_NS,
                 rank=self._directory.rank(),
@@ -176,10 +176,10 @@ class Following:
         self._engine.start(reading, reading.machine.start)
         self._engine.baton.when_done(reading.commit, lambda: self._answered(followed, reading))
 
-    def _wait_ns(self, now_ns: int, vain: int) -> int:
+    def _wait_ns(self, now_ns: int, *, vain: bool) -> int:
         """Return how long a poll that is asked now may wait, so that those of all ledgers end together."""
         step_ns = FOLLOW_NS // 2
-        return (FOLLOW_NS << min(vain, DOUBLED_MAX)) - (now_ns - self._began_ns) % step_ns
+        return FOLLOW_NS * (REST_FACTOR if vain else 1) - (now_ns - self._began_ns) % step_ns
 
     def _answered(self, followed: Followed, reading: LacReading) -> None:
         """Take what a long poll brought, and ask again if a follower still waits."""
@@ -193,14 +193,12 @@ class Following:
             followed.reading = None
             waited_for = followed.waiting()  # after that, as a follower that comes now leaves asking to this thread
         moved = reading.last_add_confirmed > followed.beyond
-        if moved:
-            followed.vain = 0
+        followed.vain = not moved
         if self._ended or not waited_for:
             return
         if error is None and (moved or time.monotonic_ns() - followed.asked_ns >= RETRY_NS):
             followed.failing = False
             if not moved:
-                followed.vain += 1
                 self._compare_metadata(FOLLOW_NS // 4)
             self._ask(followed)
         else:
