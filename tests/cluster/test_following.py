@@ -13,6 +13,7 @@ import pytest
 
 from pybk.client import following
 from pybk.client.home import ClusterHome
+from pybk.client.reading import LacReading
 from pybk.client.wire import BookieWire
 from pybk.errors import ClosedError, MetadataUnreachableError, NoSuchLedgerError, PybkError
 from pybk.ledger import Bookie, LedgerState
@@ -290,19 +291,34 @@ def test_bookies_that_do_not_answer_are_asked_again(
     assert caplog.text.count("bookies do not report its next entry") == 1
 
 
-def test_bookies_that_answer_at_once_are_not_asked_in_a_loop(
-    three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bookies_that_answer_at_once_are_not_asked_in_a_loop(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     _only_told(monkeypatch)
+    pauses: list[int] = []
+
+    def ask(*arguments: Any, **named: Any) -> LacReading:
+        pauses.append(named["pause_ns"])
+        return LacReading(*arguments, **named)
+
+    monkeypatch.setattr(following, "LacReading", ask)
     writer = three.connect().create_ledger(insecure=True)
     for manager in three.bookies:
         service: Any = _home(manager).bookie
         service._machine._polls_max = 0
-    reader = _opened(three.connect(), writer)[0]
-    (follower,) = _follow([reader])
-    ledger: Any = reader._descriptor
-    wait_until(lambda: ledger.followed.failing)
-    assert len(polls.sent) == 2, "the next time comes after a pause"
+    (follower,) = _follow(_opened(three.connect(), writer))
+    wait_until(lambda: len(pauses) >= 8)
+    assert pauses[:8] == [0, 0, *(1_000_000 << number for number in range(6))]
+    writer.close()
+    assert follower.ends()
+
+
+def test_a_lac_that_a_bookie_cannot_prove_yet_delays_no_entry(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    _only_told(monkeypatch)
+    writer = three.connect().create_ledger(insecure=True)
+    (follower,) = _follow(_opened(three.connect(), writer))
+    for number in range(0, 300, 3):  # an add under way may carry a LAC that its entries, made before, do not
+        futures = [writer.append_async(payload) for payload in numbered(3, number)]
+        assert futures[-1].result(WAIT_S) == number + 2
+    wait_until(lambda: follower.got == numbered(300))
     writer.close()
     assert follower.ends()
 

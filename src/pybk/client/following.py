@@ -8,8 +8,10 @@ How a follower learns what changed:
   bookie that does not answer is replaced by another one of the ensemble at once (``LacMachine``).
 - **End and ensembles.** The metadata store calls back when the ledger's metadata change. If the last ensemble is
   another one, the new one is asked at once.
-- **Failures.** If too few bookies answer, or they answer at once because they keep too many long polls already, the
-  bookies are asked again after ``RETRY_NS``, and the metadata are compared, in case that no callback came.
+- **Answers too soon.** A bookie may know a LAC of which it has no proof yet, or keep too many long polls already. Then
+  it answers at once, and is asked again at once, and after pauses that double up to ``RETRY_NS``.
+- **Failures.** If too few bookies answer, they are asked again after ``RETRY_NS``, and the metadata are compared, in
+  case that no callback came.
 
 At rest a follower's thread, or task, sleeps: nothing wakes it but a change. All long polls of a client end together, at
 multiples of ``FOLLOW_NS / 2`` since it was opened, so that many followers cost few turns of the client and the bookies.
@@ -49,7 +51,10 @@ That stays below ``POLL_NS_MAX`` of bookies by a margin, so that polls end when 
 """
 
 RETRY_NS: Final = 1_000_000_000
-"""Pause before bookies are asked again that did not answer, or not as long polls are answered."""
+"""Pause before bookies are asked again that did not answer; answers without an entry that come sooner are too soon."""
+
+_FIRST_PAUSE_NS: Final = 1_000_000
+"""Pause after the second answer that came too soon; the next ones are twice as long each."""
 
 
 class Followed:
@@ -64,6 +69,7 @@ class Followed:
         beyond: The LAC that it waits to be passed.
         ensemble: The bookies that it may ask.
         vain: Whether the last long poll ended without an entry.
+        soon: How many of the last answers came too soon, one after the other.
         failing: Whether the last long poll failed.
     """
 
@@ -77,6 +83,7 @@ class Followed:
         "members",
         "reading",
         "setting",
+        "soon",
         "vain",
         "watch",
     )
@@ -91,6 +98,7 @@ class Followed:
         self.beyond = -1
         self.ensemble: tuple[Bookie, ...] = ()
         self.vain = False
+        self.soon = 0
         self.failing = False
 
     def waiting(self) -> list[RemoteLedger]:
@@ -194,17 +202,27 @@ class Following:
             waited_for = followed.waiting()  # after that, as a follower that comes now leaves asking to this thread
         moved = reading.last_add_confirmed > followed.beyond
         followed.vain = not moved
+        if moved:
+            followed.soon = 0
         if self._ended or not waited_for:
             return
-        if error is None and (moved or time.monotonic_ns() - followed.asked_ns >= RETRY_NS):
+        pause_ns = 0
+        if moved or (error is None and time.monotonic_ns() - followed.asked_ns >= RETRY_NS):
             followed.failing = False
+            followed.soon = 0
             if not moved:
                 self._compare_metadata(FOLLOW_NS // 4)
-            self._ask(followed)
         else:
+            pause_ns = RETRY_NS if error is not None else self._pause_ns(followed)
+        if pause_ns == RETRY_NS:
             self._report(followed, error)
             self._compare_metadata(RETRY_NS // 2)
-            self._ask(followed, pause_ns=RETRY_NS)
+        self._ask(followed, pause_ns=pause_ns)
+
+    def _pause_ns(self, followed: Followed) -> int:
+        """Return how long to wait after one more answer that came too soon."""
+        followed.soon += 1
+        return 0 if followed.soon == 1 else min(_FIRST_PAUSE_NS << min(followed.soon - 2, 32), RETRY_NS)
 
     def _report(self, followed: Followed, error: PybkError | None) -> None:
         """Log once that a ledger cannot be followed as it should be."""
