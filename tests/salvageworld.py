@@ -90,7 +90,9 @@ class Listed:
     def list_ledgers(self, *, after: int, count: int) -> list[int]:
         return [ledger_id for ledger_id in (*LEDGERS, OTHER) if ledger_id > after][:2]
 
-    def read_ledgers(self, ledger_ids: list[int]) -> list[StoredLedger | None]:
+    def read_ledgers(
+        self, ledger_ids: list[int], *, damaged: Callable[[int, Exception], None]
+    ) -> list[StoredLedger | None]:
         return [StoredLedger(self._ledger(ledger_id), 0) for ledger_id in ledger_ids]
 
     def describe(self, metadata: LedgerMetadata) -> bytes:

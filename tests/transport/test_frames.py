@@ -14,6 +14,7 @@ from xxhash import xxh3_128_digest
 
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.ledger import DESCRIPTION_BYTES_MAX
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
 from pybk.storage.extent import STRIDE_MAX
 from pybk.transport import codec, frames
@@ -348,5 +349,5 @@ def test_bytes_stay_what_they_are() -> None:
 def test_what_no_message_can_hold_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="65 runs; it takes at most 64"):
         encode(add(7, *[entries()] * 65))
-    with pytest.raises(UsageError, match="the limit is 4096"):
-        encode(Authorize(7, b"d" * 4097, b"s" * 64))
+    with pytest.raises(UsageError, match=f"the limit is {DESCRIPTION_BYTES_MAX}"):
+        encode(Authorize(7, b"d" * (DESCRIPTION_BYTES_MAX + 1), b"s" * 64))
