@@ -30,7 +30,7 @@ from tqdm import tqdm
 from pybk import PybkError
 from pybk.spark import configure, local_bookie, start_bookies
 
-FILES = 8
+FILES = 4
 
 
 # ---- the pipeline ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pytest
 from pybk import digest
 from pybk.storage import ahead, catalog
 
+digest.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it
+
 _LIMITS = [
     (module, name, getattr(module, name))
     for module, name in ((ahead, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (digest, "SCRYPT_COST"))
@@ -20,7 +22,6 @@ _LIMITS = [
 def _limits_of_production() -> Iterator[None]:
     for module, name, value in _LIMITS:
         setattr(module, name, value)
-    digest.SCRYPT_COST = 2  # type: ignore[misc]  # new stores of tests: nothing that is tested depends on it
     yield
     for module, name, value in _LIMITS:
         setattr(module, name, value)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pybk import digest
 from pybk.admin.cli import main
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
@@ -23,7 +22,6 @@ from tests.waiting import WAIT_S
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     monkeypatch.delenv("PYBK_PASSWORD", raising=False)
     with open_store(tmp_path / "store") as manager:
         with manager.create_ledger(
@@ -151,7 +149,6 @@ def test_rebuild_index_tells_what_the_log_holds(tmp_path: Path, capsys: pytest.C
 
 
 def test_rebuild_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     fill(tmp_path)
     (index_of(tmp_path) / "data.mdb").write_bytes(b"garbage")
     status, out, err = run(capsys, "ls", tmp_path)

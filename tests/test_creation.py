@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pybk import digest
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.embedded import EmbeddedHome
@@ -20,11 +19,6 @@ from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
 
 Tiers = dict[StorageHint, str | list[str]]
-
-
-@pytest.fixture(autouse=True)
-def _cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
 
 
 def open_at(path: Path, tiers: Tiers | None = None) -> LedgerManager:

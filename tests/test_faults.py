@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
@@ -116,11 +117,11 @@ def faults(shard: int) -> Iterator[tuple[int, ErrorName, bool, bool]]:
         if OPERATIONS[operation][0] in _WRITES:
             errors.append("short")
         for number, error in enumerate(errors):
-            for forever in (False, True):
-                for power_loss in (False, True):
-                    turn = operation // _SHARDS + number + forever
-                    if _ALL or turn % 2 == power_loss:
-                        yield operation, error, forever, power_loss
+            for turn, (forever, power_loss) in enumerate(
+                product((False, True), repeat=2), operation // _SHARDS + number
+            ):
+                if _ALL or turn % 4 == 0:
+                    yield operation, error, forever, power_loss
 
 
 @pytest.mark.parametrize("shard", range(_SHARDS))

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybk import digest
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, PybkError, StoreLockedError, UnauthorizedError
@@ -38,11 +37,6 @@ CONFIG = StoreConfig(
     free_bytes_ok=0,
 )
 Contents = dict[int, list[bytes]]
-
-
-@pytest.fixture(autouse=True)
-def _cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
 
 
 def open_store(path: Path, *, read_only: bool = False) -> LedgerManager:

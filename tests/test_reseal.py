@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pybk import digest
 from pybk.admin.cli import main
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, IllegalOperationError, SealMismatchError, UnauthorizedError
@@ -17,11 +16,6 @@ from pybk.manager import LedgerManager
 from tests.embedded import store_of, view_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make
-
-
-@pytest.fixture(autouse=True)
-def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
 
 
 @pytest.mark.parametrize("digest_type", DigestType)

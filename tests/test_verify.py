@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from pybk import digest
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.flags import StorageHint
@@ -29,9 +28,7 @@ from tests.test_rebuild import CONFIG, files_of, fill, filled_with, index_of, op
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a store that tests copy before they damage it."""
     path = tmp_path_factory.mktemp("sound") / "store"
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(digest, "SCRYPT_COST", 2)
-        fill(path)
+    fill(path)
     return path
 
 
@@ -153,9 +150,8 @@ def test_a_record_is_named_with_its_place_once(store: Path, tmp_path: Path) -> N
     assert problem[1:] == (str(file), 4096, 2, 0, 10)
 
 
-def test_a_forged_entry_needs_the_password_to_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_entry_needs_the_password_to_be_found(tmp_path: Path) -> None:
     """Whoever can write the disk can mend checksums, but not the digest."""
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     with open_store(tmp_path) as manager:
         for digest_type in (DigestType.HMAC_SHA256, DigestType.XXH3):
             with manager.create_ledger(
@@ -179,8 +175,7 @@ def test_a_forged_entry_needs_the_password_to_be_found(tmp_path: Path, monkeypat
     assert [problem.ledger_id for problem in problems_of(tmp_path)] == [0, 1]
 
 
-def test_a_store_that_is_being_written_has_no_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
+def test_a_store_that_is_being_written_has_no_problems(tmp_path: Path) -> None:
     stop = threading.Event()
     with open_store(tmp_path) as manager:
 
@@ -220,7 +215,6 @@ def test_strangers_in_the_directories_are_left_alone(store: Path, tmp_path: Path
 
 
 def test_compressed_entries_without_the_extra_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
     config = replace(CONFIG, cold_compression="zstd")
     with LedgerManager.open(tmp_path, config=config) as manager:
         with manager.create_ledger(storage_hints={StorageHint.HDD}, digest_type=DigestType.XXH3) as writer:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pybk import digest
 from pybk.admin.cli import main
 from pybk.credentials import Passwords
 from pybk.digest import DigestType
@@ -18,11 +17,6 @@ from pybk.storage.verify import Verified, verify_store
 from tests.embedded import store_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make, written_over
-
-
-@pytest.fixture(autouse=True)
-def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
 
 
 def verified(path: Path, passwords: Passwords | None = None) -> Verified:

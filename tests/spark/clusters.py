@@ -23,6 +23,9 @@ from tests.waiting import WAIT_S
 
 ANSWER_S = 100.0
 
+# A JVM that lives for seconds: its second compiler and parallel collector would take more time than they save.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 
 def need_spark() -> Path:
     """Return where pyspark is, or skip the test."""
@@ -38,14 +41,19 @@ def environment(directory: Path) -> dict[str, str]:
     """Return the environment of Spark's processes; what they leave behind stays in a directory."""
     home = directory / "home"
     if not home.exists():
-        home.mkdir(parents=True)
+        (home / "conf").mkdir(parents=True)
         for path in need_spark().iterdir():
-            if path.name != "work":  # a local cluster's executors write there
+            if path.name not in ("work", "conf"):  # a local cluster's executors write to the first
                 (home / path.name).symlink_to(path)
+        (home / "conf" / "spark-defaults.conf").write_text(
+            f"spark.driver.extraJavaOptions {SHORT_LIVED}\nspark.executor.extraJavaOptions {SHORT_LIVED}\n"
+        )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYBK_", "SPARK_", "PYSPARK_"))}
     return {
         **kept,
         "SPARK_HOME": str(home),
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
         "SPARK_LOCAL_HOSTNAME": "localhost",
         "SPARK_LOCAL_DIRS": str(directory / "local"),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
@@ -116,11 +124,7 @@ def driver(directory: Path) -> Iterator[Driver]:
         found.close()
 
 
-_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 CONF = {
-    "spark.driver.extraJavaOptions": _QUICK_JVM,
-    "spark.executor.extraJavaOptions": _QUICK_JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
@@ -151,7 +155,7 @@ def standalone(directory: Path, cores: int) -> Iterator[str]:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**environment(directory), "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": _QUICK_JVM},
+                    env={**environment(directory), "SPARK_DAEMON_MEMORY": "256m"},
                 )
             stack.callback(process.wait)
             stack.callback(process.terminate)

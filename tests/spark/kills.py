@@ -28,6 +28,7 @@ from pybk.spark.manifest import SINK_KEY, Sink, sink_ledgers
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import running
 from tests.realstore import ROOT, contents
+from tests.spark import clusters
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,7 +109,6 @@ def make_input(directory: Path) -> list[bytes]:
 def begin_driver(master: str, url: str, directory: Path, ledger_type: str, kill: str) -> subprocess.Popen[bytes]:
     """Start a driver in a process of its own that copies."""
     order = json.dumps([master, url, str(directory), ledger_type, kill])
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     with open(directory / "driver.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.spark.kills", "--driver", order],
@@ -116,7 +116,7 @@ def begin_driver(master: str, url: str, directory: Path, ledger_type: str, kill:
             stdout=log,
             stderr=log,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
+            env=clusters.environment(directory),
         )
 
 
