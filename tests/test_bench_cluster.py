@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +22,7 @@ from bench.cluster.bookies import Cluster, process_cpu_seconds
 from bench.contest import at_least, at_most
 from bench.payloads import PAYLOADS
 from pybk import LedgerManager
+from tests.cluster.inside import inside
 from tests.waiting import PROCESS_S, wait_until
 
 
@@ -142,9 +146,20 @@ def test_the_bare_loop_counts_each_batch_once(curve: bool, tmp_path: Path) -> No
     assert sum(PAYLOADS[3] in file.read_bytes() for file in files) >= 2
 
 
-def test_the_cost_of_rest_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--seconds", "0.1", "--followers", "2", "--bookies", "1", "--directory", str(tmp_path)]
-    assert idle.main(small) == 0
+def test_the_cost_of_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    @contextmanager
+    def cluster(directory: Path, *, curve: bool, bookies: int = 3) -> Iterator[SimpleNamespace]:
+        asked.append((directory.name, bookies))
+        with inside(directory, count=min(bookies, 3), secret=b"secret" * 6 if curve else None) as found:
+            yield SimpleNamespace(url=found.url, secret=found.secret, client=found.connect(), pids=[os.getpid()])
+
+    monkeypatch.setattr(idle, "Cluster", cluster)
+    assert idle.main(["--seconds", "0.01", "--followers", "2", "--directory", str(tmp_path)]) == 0
+    assert asked == [("three", 3), ("many", 20)]
     assert list(tmp_path.iterdir()) == []
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("  ")[0] for line in lines] == [
@@ -153,6 +168,6 @@ def test_the_cost_of_rest_is_measured(tmp_path: Path, capsys: pytest.CaptureFixt
         "client, 2 readers of 1 ledgers, followed by tasks",
         "client, 2 readers of 2 ledgers, followed by threads",
         "client, 2 readers of 2 ledgers, followed by tasks",
-        "1 bookies together",
+        "20 bookies together",
     ]
     assert all("% of a core (target " in line for line in lines)
