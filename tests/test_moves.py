@@ -232,8 +232,8 @@ def test_a_policy_at_rest_reads_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         seen = []
         for _ in range(5):
             store.maintenance.tick()
-            seen.append(len(store.tier_queue._due))
-        assert seen == [10, 20, 30, 35, 35]
+            seen.append((len(store.tier_queue._due), store.maintenance._pause()))
+        assert seen == [(10, 1.0), (20, 1.0), (30, 1.0), (35, 1.0), (35, 5.0)]
 
         def read(self: LmdbEnvironment) -> Any:
             raise AssertionError("a tick at rest read the index")

@@ -27,7 +27,7 @@ FIRST_FILE_BYTES: Final = MIB
 _MAKING: Final = "making log files"
 _STEP_BYTES: Final = 4 * MIB
 _FILES_AHEAD: Final = 2
-_LARGE_COMMIT_BYTES: Final = 128 << 10
+LARGE_COMMIT_BYTES: Final = 128 << 10
 _SHARE_AT_REST: Final = 16
 """A file made ahead for a log at rest takes this part of the store at most."""
 
@@ -64,6 +64,7 @@ class LogFileSupply:
         self._next_bytes = FIRST_FILE_BYTES
         self._zeroed = True
         self._ended_early = False
+        self._unzeroed: set[int] = set()
         self._left: dict[int, int] = {}
 
     # ---- what the log asks ---------------------------------------------------------------------------------------
@@ -135,10 +136,28 @@ class LogFileSupply:
             self._left[file_id] = used_bytes
             size = next((made.file.size for made in self._open if made.row.file_id == file_id), used_bytes)
             self._ended_early = 2 * used_bytes < size
-            self._zeroed = used_bytes < _LARGE_COMMIT_BYTES * commits
+            self._zeroed = used_bytes < LARGE_COMMIT_BYTES * commits
         self._on_use()
 
     # ---- what maintenance does -----------------------------------------------------------------------------------
+
+    def prefer_zeros(self) -> None:
+        """Take files made ahead without zeros out of the queue, because many commits are small by now.
+
+        After a burst of large commits the log would use such files up with small ones, each of which is slower there.
+        """
+        with self._making:
+            with self._lock:
+                self._zeroed = True
+                stale = [made for made in self._ahead() if made.row.file_id in self._unzeroed]
+            self._discard(stale)
+
+    def has_better(self) -> bool:
+        """Return whether the log writes to a file without zeros while one with zeros is ready."""
+        with self._lock:
+            return self._current_id in self._unzeroed and any(
+                made.row.file_id not in self._unzeroed for made in self._ahead()
+            )
 
     def make_ahead(self, *, pause: bool) -> None:
         """Make files until enough are ready, as far as they leave ``free_bytes_ok`` to others.
@@ -166,6 +185,7 @@ class LogFileSupply:
         """Make one durable file of zeros and put it in the queue; the caller holds ``_making``."""
         size += -size % BLOCK_BYTES
         volumes = self._volumes
+        zeroed = self._zeroed
         row = volumes.new_file(LOG, StorageHint.NVME)._replace(bytes=size)
         path = volumes.path_of(row)
         if volumes.fs.free_bytes(volumes.directory_of(row)) < size + size // 8:
@@ -176,7 +196,8 @@ class LogFileSupply:
         try:
             file = volumes.fs.create(path, size)
             try:
-                self._fill(file, size, pause_ratio)
+                if zeroed:
+                    self._fill(file, size, pause_ratio)
                 file.sync()
             except BaseException as error:
                 self._remove(file, path, error)
@@ -194,6 +215,8 @@ class LogFileSupply:
             raise
         with self._lock:
             self._open.append(LogFile(row, file))
+            if not zeroed:
+                self._unzeroed.add(row.file_id)
         self._troubles.clear(_MAKING)
 
     def _remove(self, file: File, path: str, error: BaseException) -> None:
@@ -203,7 +226,7 @@ class LogFileSupply:
             self._volumes.fs.unlink(path)
 
     def _fill(self, file: File, size: int, pause_ratio: float) -> None:
-        for offset in range(0, size if self._zeroed else 0, _STEP_BYTES):
+        for offset in range(0, size, _STEP_BYTES):
             began = time.monotonic()
             file.write_zeros(offset, min(_STEP_BYTES, size - offset))
             if pause_ratio:
@@ -265,6 +288,7 @@ class LogFileSupply:
             with self._lock:
                 self._open = [other for other in self._open if other is not made]
                 self._doomed = [other for other in self._doomed if other is not made]
+                self._unzeroed.discard(made.row.file_id)
 
     def used_bytes(self, file_id: int) -> int | None:
         """Return how much of a file the log used before it went on, None while it may write to it."""
@@ -306,6 +330,7 @@ class LogFileSupply:
         """Forget a file that was unlinked."""
         with self._lock:
             self._left.pop(file_id, None)
+            self._unzeroed.discard(file_id)
 
     def close(self) -> None:
         """Remove the files that were never begun and close the others."""

@@ -67,6 +67,10 @@ class CommitWriter:
         self._file_lsn = 0
         self._left: tuple[int, int, int] | None = None
 
+    def position(self) -> tuple[int, int, int]:
+        """Return the id of the file that was written last, the offset there, and the next LSN; from any thread."""
+        return self._file_id, self._file_offset, self.next_lsn
+
     def write(self, commit: Commit) -> None:
         """Make a commit durable.
 

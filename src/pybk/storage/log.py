@@ -97,6 +97,10 @@ class Log:
         """LSN of the last durable commit."""
         return self._writer.next_lsn - 1
 
+    def position(self) -> tuple[int, int, int]:
+        """Return the file that the log is in, its offset there, and the next LSN; of about now."""
+        return self._writer.position()
+
     @property
     def refuses(self) -> bool:
         """Whether some ledgers were refused for now, and are not readmitted yet."""

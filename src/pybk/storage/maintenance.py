@@ -23,6 +23,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.storage.ahead import LARGE_COMMIT_BYTES
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.failures import is_passing, is_refused, refused, start_thread, storage_error
 from pybk.storage.jobs import Jobs
@@ -44,6 +45,9 @@ _POLICY: Final = "moving ledgers by the tier policy"
 _TICK_SECONDS: Final = 1.0
 _REST_SECONDS: Final = 5.0
 """How often the thread looks for work while nothing is committed; the next commit wakes it."""
+
+_MANY_COMMITS: Final = 256
+"""So many small commits between two looks are worth log files with zeros."""
 
 _POLICY_SECONDS: Final = 60.0
 _PACKING_SECONDS: Final = 10.0
@@ -86,6 +90,7 @@ class Maintenance:
         self.full: str | None = None
         self.rests = False
         self._seen_lsn = -1
+        self._position = store.log.position()
 
     # ---- thread --------------------------------------------------------------------------------------------------
 
@@ -129,7 +134,9 @@ class Maintenance:
         log = self._store.log
         self.rests = True  # before the log is looked at, so that a commit that is not seen here ends the rest
         lsn = log.durable_lsn
-        if lsn == self._seen_lsn and self.full is None and not log.refuses and not self._troubles.all():
+        queue = self._store.tier_queue
+        looking = queue is not None and queue.looking
+        if lsn == self._seen_lsn and not (self.full or looking or log.refuses or self._troubles.all()):
             return _REST_SECONDS
         self._seen_lsn = lsn
         self.rests = False
@@ -203,8 +210,14 @@ class Maintenance:
     def _do_what_is_due(self) -> None:
         store = self._store
         if self.full is None:
+            small = self._commits_are_small()
             with self._attempting(_AHEAD):
+                if small:
+                    store.supply.prefer_zeros()
                 store.supply.make_ahead(pause=True)
+                if small and store.log.error is None and store.supply.has_better():
+                    store.log.cut(lambda: None)
+                    store.supply.prefer_zeros()  # the file that was left had large commits
         full = self.full is not None
         if full or store.wants_checkpoint():
             with self._attempting(_CHECKPOINT):
@@ -220,6 +233,14 @@ class Maintenance:
                 with self._attempting(_POLICY):
                     queue.move_due(lambda: self._stopping)
                 self._policy_due = time.monotonic() + _POLICY_SECONDS
+
+    def _commits_are_small(self) -> bool:
+        """Return whether the log made many commits since the last look, in one file, and small ones."""
+        file_id, offset, lsn = self._store.log.position()
+        seen_id, seen_offset, seen_lsn = self._position
+        self._position = file_id, offset, lsn
+        commits = lsn - seen_lsn
+        return file_id == seen_id and commits >= _MANY_COMMITS and offset - seen_offset < LARGE_COMMIT_BYTES * commits
 
     # ---- space ---------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,9 @@ class TierQueue:
 
     Threads: ``changed`` from any; all else from one at a time.
 
+    Attributes:
+        looking: Whether there are ledgers that it has not looked at since the open.
+
     Args:
         store: The store.
         policy: The policy.
@@ -49,7 +52,7 @@ class TierQueue:
         self._due: list[tuple[int, int]] = []
         self._unfinished: set[int] = set()  # their metadata name the target, but their entries may lie elsewhere
         self._looked_at = -1
-        self._looked = False
+        self.looking = True
         for descriptor in store.take_dirty().values():
             self._take_recovered(descriptor)
 
@@ -66,12 +69,12 @@ class TierQueue:
         """
         while self._changed:
             self._take(self._changed.popleft())
-        while not self._looked:
+        while self.looking:
             found = self._store.index.summaries(self._looked_at, _LOOKED_AT_ONCE if at_all else _LOOKED_AT)
             for ledger in found:
                 self._looked_at = ledger.ledger_id
                 self._take(ledger)
-            self._looked = not found
+            self.looking = bool(found)
             if not at_all:
                 return
 
