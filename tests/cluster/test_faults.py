@@ -231,8 +231,6 @@ def test_a_killed_writers_ledger_is_recovered_with_all_that_was_acknowledged(clu
     writer = cluster.writer(window=1000)
     _more(writer, 3000)
     writer.kill()
-    client = cluster.connect()
-    client.open_ledger(int(writer.said("ledger")[0]), password=PASSWORD)
     check_writer(cluster, writer)
 
 
