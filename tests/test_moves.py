@@ -16,8 +16,8 @@ from pybk.config import TierPolicy
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
-from pybk.storage import changes
-from pybk.storage.ahead import FIRST_FILE_BYTES, LogFileSupply
+from pybk.storage import ahead, changes
+from pybk.storage.ahead import LogFileSupply
 from pybk.storage.commit_writer import CommitWriter
 from pybk.storage.environment import LmdbEnvironment, _LmdbWrite
 from pybk.storage.filesystem import OsFile, OsFileSystem
@@ -347,4 +347,4 @@ def test_checkpoints_of_a_short_log_make_no_larger_log_files(tmp_path: Path, mon
             supply.make_ahead(pause=False)
             manager.checkpoint()
         assert len(sizes) <= 12 + 4
-        assert set(sizes[4:]) == {FIRST_FILE_BYTES}
+        assert set(sizes[4:]) == {ahead.FIRST_FILE_BYTES}
