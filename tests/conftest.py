@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from pybk import digest
 from pybk.storage import ahead, catalog
+
+# Hundreds of processes are started, and each would compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 digest.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it
 

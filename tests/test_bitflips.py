@@ -1,6 +1,6 @@
-"""Every byte of a small store damaged: what is read is what was written, or an error; nothing is lost in silence.
+"""Bytes of a small store damaged: what is read is what was written, or an error; nothing is lost in silence.
 
-The tests flip one bit of a byte, another one in each. ``python -m tests.test_bitflips`` flips every bit of each.
+The tests flip one bit of every second byte, another one in each. ``python -m tests.test_bitflips`` flips every bit of each.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def flips(
 
     Args:
         data: What is flipped, in place.
-        every_bit: Whether ``EVERY_BIT`` counts; else one bit of each byte, another one in each.
+        every_bit: Whether ``EVERY_BIT`` counts; else one bit of every second byte, another one in each.
         every_bit_of: It counts for the bytes at these offsets only.
     """
     meaningful = bytearray(len(data))
@@ -167,10 +167,10 @@ def flips(
             low, high = max(0, offset - 8), min(len(data), offset + 9)
             meaningful[low:high] = b"\1" * (high - low)
     for offset in range(len(data)):
-        if not meaningful[offset] and offset % ZEROS_STEP:
+        if (not meaningful[offset] and offset % ZEROS_STEP) or (offset % 2 and not EVERY_BIT):
             continue
         whole = every_bit if every_bit_of is None else offset in every_bit_of
-        for bit in range(8) if whole and EVERY_BIT else (offset % 8,):
+        for bit in range(8) if whole and EVERY_BIT else (offset // 2 % 8,):
             data[offset] ^= 1 << bit
             try:
                 yield offset, bit

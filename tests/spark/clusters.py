@@ -37,21 +37,31 @@ def need_spark() -> Path:
     return Path(found.origin).parent
 
 
+def home_in(directory: Path) -> Path:
+    """Return a home of Spark whose processes start quickly, and leave what they write in a directory."""
+    home = directory / "home"
+    if home.exists():
+        return home
+    (home / "conf").mkdir(parents=True)
+    (home / "python" / "lib").mkdir(parents=True)
+    spark = need_spark()
+    for path in spark.iterdir():
+        if path.name not in ("work", "conf", "python"):  # a local cluster's executors write to the first
+            (home / path.name).symlink_to(path)
+    for path in (spark / "python" / "lib").glob("py4j-*"):
+        (home / "python" / "lib" / path.name).symlink_to(path)  # not pyspark.zip: each process would compile it anew
+    (home / "conf" / "spark-defaults.conf").write_text(
+        f"spark.driver.extraJavaOptions {SHORT_LIVED}\nspark.executor.extraJavaOptions {SHORT_LIVED}\n"
+    )
+    return home
+
+
 def environment(directory: Path) -> dict[str, str]:
     """Return the environment of Spark's processes; what they leave behind stays in a directory."""
-    home = directory / "home"
-    if not home.exists():
-        (home / "conf").mkdir(parents=True)
-        for path in need_spark().iterdir():
-            if path.name not in ("work", "conf"):  # a local cluster's executors write to the first
-                (home / path.name).symlink_to(path)
-        (home / "conf" / "spark-defaults.conf").write_text(
-            f"spark.driver.extraJavaOptions {SHORT_LIVED}\nspark.executor.extraJavaOptions {SHORT_LIVED}\n"
-        )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYBK_", "SPARK_", "PYSPARK_"))}
     return {
         **kept,
-        "SPARK_HOME": str(home),
+        "SPARK_HOME": str(home_in(directory)),
         "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
         "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
         "SPARK_LOCAL_HOSTNAME": "localhost",

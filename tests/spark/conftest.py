@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.realstore import ROOT
-from tests.spark.clusters import SHORT_LIVED
+from tests.spark.clusters import home_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,9 +28,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYTHONPATH"] = path
     os.environ["PYSPARK_PYTHON"] = sys.executable
     directory = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_HOME"] = str(home_in(directory))
     session = (
         sql.SparkSession.builder.master(f"local[{CORES}]")
-        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
