@@ -1,6 +1,6 @@
 """Bytes of a small store damaged: what is read is what was written, or an error; nothing is lost in silence.
 
-The tests flip one bit of every second byte, another one in each. ``python -m tests.test_bitflips`` flips every bit of each.
+The tests flip one bit of every second byte, another one in each. ``python -m tests.test_bitflips`` flips every bit.
 """
 
 from __future__ import annotations
