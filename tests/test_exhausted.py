@@ -330,8 +330,7 @@ def test_a_map_that_finds_no_memory_says_so_and_not_that_the_device_failed(
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     fs = OsFileSystem()
-    if not fs.populates:
-        pytest.skip("this kernel cannot populate a map")
+    fs.populates = True  # as the map is not the kernel's here, any kernel will do
     with monkeypatch.context() as short:
         short.setattr(mmap, "mmap", Short)
         view = fs.view(str(path))

@@ -219,7 +219,7 @@ class Judge:
     # ---- seals -----------------------------------------------------------------------------------------------------
 
     def closes(self, author: str, closed: LedgerMetadata) -> None:
-        """I18: a client would close the ledger; whoever finds the same end makes the same seal of it."""
+        """I18: a client would close the ledger; each that finds the same end makes the same seal of it."""
         self.closers[author] = None
         self.check(closed.sealed, f"I18: {author} closes the ledger without a seal")
         end, made = (closed.last_entry_id, closed.length), (closed.seal, closed.last_digest)

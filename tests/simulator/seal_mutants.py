@@ -60,7 +60,7 @@ SEAL_MUTANTS = (
     ),
     Mutant(
         "Z7",
-        "whoever finds the same end makes the same seal",
+        "two clients that find the same end make the same seal",
         (Piece(SEAL + "_seal_of", "last_digest", "last_digest + metadata.version.to_bytes(8, 'big')"),),
     ),
     Mutant(

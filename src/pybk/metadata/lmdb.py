@@ -70,9 +70,9 @@ class LmdbTree:
 
     **Who is alive.** A session is a slot of the file ``sessions`` beside the environment: locked by its process, which
     the kernel undoes when that dies, and with the time of the last sign of life, so that a process that was stopped
-    loses its session after ``session_timeout_s`` as well. Dead sessions are looked for by everybody who has a session
-    or a watch, four times a second together, and by those who read; whoever finds one removes its leases. Heartbeats,
-    one a second, are no transactions.
+    loses its session after ``session_timeout_s`` as well. The processes that have sessions look for dead ones four
+    times a second together; processes that read look, too. The process that finds a dead session removes its leases.
+    Heartbeats, one a second, are no transactions.
 
     **Who writes.** LMDB has one writer at a time, and nobody could get past one that was stopped in the middle. So
     transactions are prepared before and take no longer than the sync, and the writer's turn is a lock of its own. Where
@@ -81,8 +81,8 @@ class LmdbTree:
     or a debugger or the freezer of a container stopped it, who waits raises MetadataUnreachableError at its deadline,
     naming the process. A process that is killed loses its turn at once. Readers and heartbeats never wait.
 
-    **Watches** wait until the system reports that the environment's file was written to, and look once a second even
-    if it does not.
+    **Watches** wait until the system reports that the environment's file was written to, and look every 2 s even if
+    it does not.
 
     Args:
         path: A directory on a local disk; made if it is missing. Its parent must be there.

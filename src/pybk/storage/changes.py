@@ -353,7 +353,7 @@ class ChangingView(StoreView):
         descriptor.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-        """Move a ledger to another tier; done, and durable, on return. Appends and reads go on meanwhile."""
+        """Move a ledger to another tier; durable on return. The ledger takes appends and reads during the move."""
         if descriptor.deleted:
             raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
         self.move_all([descriptor], tier)
@@ -361,7 +361,7 @@ class ChangingView(StoreView):
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
         """Move ledgers to another tier, in ascending order of their ids; those that were deleted are left out.
 
-        Done, and durable, on return. Appends and reads go on meanwhile. Up to ``MOVED_LEDGERS_MAX`` ledgers or
+        Durable on return. The ledgers take appends and reads during the move. Up to ``MOVED_LEDGERS_MAX`` ledgers or
         ``MOVED_BYTES_MAX`` bytes form a group, which shares files of the tier, one commit of the log, and one of
         catalog and index.
 

@@ -588,7 +588,7 @@ class Log:
 
     @staticmethod
     def _takes_again(descriptor: LedgerDescriptor, kept: Commit) -> bool:
-        """Have a ledger take entries again if its kept entries are durable now; tell whether it does."""
+        """Have a ledger take entries again if its kept entries are durable now; return whether it does."""
         return any(run.descriptor is descriptor for run in kept.runs) and descriptor.readmit()
 
     def readmit(self) -> None:
