@@ -192,3 +192,22 @@ def test_what_a_killed_writer_had_not_sent_to_a_slow_bookie_is_recorded(cluster:
     writer.kill()
     slow.proxy.cut()
     check_writer(cluster, writer)
+
+
+def test_a_bookie_that_is_silent_in_a_recovery_is_recorded_when_the_client_has_closed(cluster: Cluster) -> None:
+    writer = cluster.writer(routed=True, window=20, pause_s=0.001)
+    ledger_id = int(writer.said("ledger")[0])
+    silent = cluster.bookie(cluster.connect().ledger_metadata(ledger_id).fragments[0].ensemble[2])
+    writer.wait_for(lambda: last_acked(writer) > 20)
+    silent.proxy.hold()
+    behind = last_acked(writer)
+    writer.wait_for(lambda: last_acked(writer) > behind + 100)
+    writer.kill()
+    other = Proxy(silent.proxy.target)
+    other.hold()
+    with cluster.connect() as client:
+        route(client, {silent.name: other.address})
+        client.open_ledger(ledger_id, password=PASSWORD)
+    other.close()
+    silent.proxy.cut()
+    check_writer(cluster, writer)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import pytest
-
-from pybk.client import wire
 from pybk.client.ledger import RemoteLedger
 from pybk.digest import EntryDigest
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
@@ -61,9 +58,7 @@ def check_ledger(
     Returns:
         Its metadata, final.
     """
-    with cluster.connect() as client, pytest.MonkeyPatch.context() as patch:
-        # A recovery does not record what a bookie lacks that answers its fence too late, as one may that is busy.
-        patch.setattr(wire, "TIMEOUT_NS", int(WAIT_S * 1e9))
+    with cluster.connect() as client:
         metadata = _check_contents(client, ledger_id, acked, pushed, largest)
         _check_replicas(cluster, client, ledger_id, complete=complete)
     with cluster.connect() as client:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from pybk.ledger import LedgerState
 from pybk.replication.messages import (
     ChooseBookies,
@@ -72,14 +74,29 @@ def test_a_fence_answered_after_the_close_counts() -> None:
     assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
 
 
-def test_a_fence_that_is_never_answered_says_nothing() -> None:
-    recovery = Recovery()
+def test_a_bookie_that_never_answers_the_fence_may_lack_the_whole_last_fragment() -> None:
+    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (3, (0, 1, 2))))
     recovery.mark()
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=4)
     close_at_the_lac(recovery, 4)
-    recovery.lose(2)
     assert lacking(recovery) == []
+    recovery.lose(2)
+    assert lacking(recovery) == [UnderReplicated(bookie(2), 3)]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_bookie_that_gave_no_answer_that_counts_before_the_close_is_recorded_with_it(silent: bool) -> None:
+    recovery = Recovery()
+    recovery.mark()
+    if silent:
+        recovery.lose(2)
+    else:
+        recovery.answer(2, LacReply(Status.UNKNOWN))
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=4)
+    close_at_the_lac(recovery, 4)
+    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
 
 
 def test_a_bookie_that_has_all_that_it_takes_lacks_nothing() -> None:

@@ -280,6 +280,11 @@ CLIENT_MUTANTS = (
         (Piece(RECOVERY + "_late", "self._lagging(place)", "[]"),),
     ),
     Mutant(
+        "N7",
+        "a bookie that did not answer the fence is recorded with the whole last fragment (C13)",
+        (Piece(RECOVERY + "_lagging", "first - 1", "last"),),
+    ),
+    Mutant(
         "N3",
         "a recovery records who failed to take what it wrote back (C13)",
         (Piece(RECOVERY + "_given_up", "not self._closed", "True"),),

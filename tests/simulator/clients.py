@@ -385,10 +385,10 @@ class Recoverer(Client):
             self.known = effect.metadata.last_entry_id
 
     def answers_for(self, bookie: Bookie, entry_id: int) -> bool:
-        """Of what it did not write back it knows the bookies that it fenced, and what is after the last entry there."""
+        """Of what it did not write back it answers for the last fragment, beyond the last entry of who was fenced."""
         if entry_id > self.known:
             return True
-        return entry_id >= self.first and entry_id > self.held.get(bookie, entry_id)
+        return entry_id >= self.first and entry_id > self.held.get(bookie, -1)
 
     def failed(self, effect: Failed) -> None:
         self.machine = None

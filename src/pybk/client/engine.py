@@ -32,6 +32,8 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
+from pybk.replication.recovery import RecoveryMachine
+from pybk.replication.writing import WriterMachine
 from pybk.storage.commit import Commit
 from pybk.workers import Workers
 
@@ -50,7 +52,7 @@ _WAIT_SECONDS: Final = 1.0
 _QUIET_MS: Final = 1
 _METADATA_THREADS: Final = 4
 _LATE_SECONDS: Final = 0.3
-"""How long closing waits for bookies that have not answered adds of closed ledgers."""
+"""How long closing waits for bookies that have not answered adds and fences of closed ledgers."""
 _LATE_LOOKS: Final = 100
 _REPORT_SECONDS: Final = 5.0
 """How long closing waits until it is recorded what bookies miss."""
@@ -418,7 +420,7 @@ class Engine:
             for conversation in list(self._waited):
                 conversation.end(error)
 
-        self._end_late_adds()
+        self._end_late_answers()
         self._have_done(end_all)
         self.baton.stop()
         _, unrecorded = wait_for(tuple(self._reports), _REPORT_SECONDS)
@@ -433,19 +435,18 @@ class Engine:
         self._posted.append(lambda: self.baton.finish(done))
         self.baton.wait(done)
 
-    def _end_late_adds(self) -> None:
-        """Give bookies a moment to answer adds of ledgers that are closed, then have recorded what they miss (C13).
+    def _end_late_answers(self) -> None:
+        """Give bookies a moment to answer the adds and fences of closed ledgers, then record what they miss (C13).
 
-        An open ledger is not waited for: who recovers it finds out.
+        An open ledger is not waited for: its recovery finds out.
         """
         late: list[int] = []
 
         def look() -> None:
-            writers: set[object] = set(self._writers)
             late[:] = (
                 request_id
                 for request_id, (conversation, _) in self._asked.items()
-                if conversation.commit.done and conversation in writers
+                if conversation.commit.done and isinstance(conversation.machine, WriterMachine | RecoveryMachine)
             )
 
         def end() -> None:

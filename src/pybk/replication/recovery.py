@@ -232,11 +232,14 @@ class RecoveryMachine:
             self._held[place] = reply.entry_id
 
     def _lagging(self, place: int) -> list[Effect]:
-        """Tell what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7)."""
+        """Tell what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7).
+
+        One that gave no answer that counts may lack all of its last fragment.
+        """
         first = self._ensemble_first
         ends = range(max(first, self._lac - self._stride + 1), self._lac + 1)
         last = max((entry_id for entry_id in ends if place in self._quorum.write_set(entry_id)), default=-1)
-        held = self._held.get(place, last)
+        held = self._held.get(place, first - 1)
         return [UnderReplicated(self._ensemble[place], max(first, held + 1))] if held < last else []
 
     def _retry(self, now_ns: int, what: str) -> list[Effect]:
@@ -471,7 +474,9 @@ class RecoveryMachine:
         self._phase = _Phase.ENDED
         effects: list[Effect] = [Done(metadata, version), *self._given_up()]
         if self._closed:
-            effects += [effect for place in range(len(self._ensemble)) for effect in self._lagging(place)]
+            waiting = set(self._fences.values())
+            answered = (place for place in range(len(self._ensemble)) if place not in waiting)
+            effects += [effect for place in answered for effect in self._lagging(place)]
         return effects
 
     def _late(self, event: Event) -> list[Effect]:
