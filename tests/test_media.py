@@ -24,11 +24,12 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.metadata.lmdb import LmdbTree
 from pybk.reader import LedgerReader
-from pybk.storage.filesystem import OsFileSystem
+from pybk.storage.filesystem import OsFileSystem, Populator
 from pybk.storage.mapped import populate
 from pybk.storage.reading import spans
 from pybk.storage.record import RUN_DTYPE
 from pybk.storage.store import Store
+from tests.embedded import store_of
 
 _CONFIG: Final = StoreConfig(background=False, free_bytes_low=0, free_bytes_ok=0)
 _COUNT: Final = 400
@@ -76,6 +77,22 @@ def _log_by_entry(path: str) -> None:
     assert next(reader.read(300, 300)).payload == _PAYLOAD  # its page is mapped, and cutting the file takes it away
     _cut(path, "*.log", 4096)
     for entry_id in (300, 0, 5, 399):
+        _fails(partial(_entry, reader, entry_id))
+
+
+def _long_record_by_entry(path: str) -> None:
+    manager = LedgerManager.open(path, config=_CONFIG)
+    with manager.create_ledger(password=b"pw") as writer:
+        writer.append_many([_PAYLOAD] * _COUNT)
+    reader = manager.open_ledger(writer.ledger_id, password=b"pw")
+    assert _entry(reader, 300).payload == _PAYLOAD  # the record's table is remembered from here on
+    _cut(path, "*.log", 400_000)
+    for entry_id in (300, 399):
+        _fails(partial(_entry, reader, entry_id))
+    if OsFileSystem.populates:
+        assert _entry(reader, 0).payload == _PAYLOAD  # what is left can be read
+    _cut(path, "*.log", 4096)
+    for entry_id in (300, 0, 399):
         _fails(partial(_entry, reader, entry_id))
 
 
@@ -175,13 +192,15 @@ def _metadata(path: str) -> None:
 _CASES: Final = {
     case.__name__[1:]: case
     for case in (
-        *(_log_by_entry, _log_by_batch, _cold_by_entry, _cold_by_batch, _entries, _index, _index_gone),
-        *(_watermark, _watermark_beside, _log_beside, _metadata),
+        *(_log_by_entry, _long_record_by_entry, _log_by_batch, _cold_by_entry, _cold_by_batch, _entries),
+        *(_index, _index_gone, _watermark, _watermark_beside, _log_beside, _metadata),
     )
 }
 
 
-_OF_OLD_KERNELS: Final = ("log_by_entry", "log_by_batch", "cold_by_entry", "watermark", "log_beside")
+_OF_OLD_KERNELS: Final = (
+    *("log_by_entry", "long_record_by_entry", "log_by_batch", "cold_by_entry", "watermark", "log_beside"),
+)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +225,9 @@ class _BadSector(OsFileSystem):
             raise OSError(errno.EIO, "simulated: bad sector", str(getattr(view.obj, "filename", "")))
         super().populate(view, start, stop)
 
+    def populator(self, view: memoryview) -> Populator:
+        return lambda start, size: self.populate(view, start, start + size)
+
 
 def test_a_page_that_cannot_be_read_is_a_storage_error_and_its_neighbours_are_read(tmp_path: Path) -> None:
     fs = _BadSector()
@@ -218,11 +240,34 @@ def test_a_page_that_cannot_be_read_is_a_storage_error_and_its_neighbours_are_re
         with pytest.raises(StorageError, match="cannot be read") as caught:
             store.read_batch(descriptor, 0, _COUNT - 1, 1 << 30, digest_bytes=0, direct=False)
         assert not isinstance(caught.value, CorruptError)
+        unread = []
+        for entry_id in range(_COUNT):
+            try:
+                assert store.locate(descriptor, entry_id) is not None
+            except StorageError:
+                unread.append(entry_id)
+        assert 1 <= len(unread) <= 40, unread
         batch = store.read_batch(descriptor, 0, 20, 1 << 16, digest_bytes=0, direct=False)
         assert bytes(batch[0].payload)
         assert store.log.error is None
     finally:
         store.close()
+
+
+def test_tables_of_long_records_take_a_bounded_part_of_the_index_cache(tmp_path: Path) -> None:
+    config = StoreConfig(background=False, index_cache_bytes=1 << 20, free_bytes_low=0, free_bytes_ok=0)
+    with LedgerManager.open(str(tmp_path / "s"), config=config) as manager:
+        with manager.create_ledger(password=b"pw") as writer:
+            for _ in range(20):
+                writer.append_many([b"%064d" % number for number in range(8000)])  # a table of 32 KB each
+        store = store_of(manager)
+        reader = manager.open_ledger(writer.ledger_id, password=b"pw")
+        for _ in range(2):
+            for entry_id in range(5, reader.last_add_confirmed, 8000):
+                assert _entry(reader, entry_id).payload == b"%064d" % 5
+            tables = store._tables
+            assert 0 < len(tables) < 20
+            assert sum(map(len, tables.values())) == store._tables_bytes <= config.index_cache_bytes // 4
 
 
 def test_the_error_of_a_cut_file_names_the_file_and_both_sizes(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ _HASH_BLOCK_BYTES: Final = 64
 _VECTOR_MIN: Final = 32
 """From this many entries on, numpy makes or checks the headers of a batch quicker than they are one by one."""
 
+_new_tuple = tuple.__new__
 _pack_header = Struct(">qqqq").pack
 _unpack_header = Struct(">qqqq").unpack_from
 _unpack_ids = Struct(">qq").unpack_from
@@ -166,7 +167,7 @@ class EntryDigest(ABC):
         body = start + ENTRY_HEADER_BYTES + self.size
         if not 0 <= start < body <= end <= len(buffer):
             raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are no entry")
-        data = bytes(buffer[start:end])
+        data = buffer[start:end].tobytes()
         ledger_id, found_id, lac, length = _unpack_header(data)
         payload = data[body - start :]
         header, digest = data[:ENTRY_HEADER_BYTES], data[ENTRY_HEADER_BYTES : body - start]
@@ -176,7 +177,7 @@ class EntryDigest(ABC):
             or not compare_digest(self._digest(header, payload), digest)
         ):
             self.check(memoryview(data), 0, len(data), entry_id)  # says what is wrong
-        return Entry(ledger_id, entry_id, lac, length, payload)
+        return _new_tuple(Entry, (ledger_id, entry_id, lac, length, payload))  # see ``decode_entry``
 
     def check_many(self, batch: EntryBatch) -> None:
         """Check every entry of a batch as ``check`` does.

@@ -280,10 +280,8 @@ class LedgerHome(Protocol):
     ) -> EntryBatch:
         """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``, each verified."""
 
-    def locate(
-        self, descriptor: LedgerDescriptor, entry_id: int
-    ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
-        """Return where one entry lies, if it can be had by the shortest way; None: ``read_verified``."""
+    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
+        """Return a buffer, start and end of one entry, if there is a short way to it; None: ``read_verified``."""
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
         """Write what appends to a ledger have buffered, without confirming it."""

@@ -21,7 +21,6 @@ from pybk.loopcalls import call_in
 from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.reading import entry_span
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20
@@ -135,9 +134,11 @@ class LedgerReader:
         """
         if type(first) is not int or type(last) is not int:
             first, last = _whole(first), _whole(last)
-        self._check_range(first, last, self._last_add_confirmed)
-        if first == last and self._plain:
+        if first == last and self._plain and 0 <= first <= self._last_add_confirmed:
+            if self._closed or self._descriptor.deleted or self._home.ended:
+                self._check_open()
             return iter((self._entry(first),))
+        self._check_range(first, last, self._last_add_confirmed)
         return self._entries(first, last)
 
     def read_unconfirmed(self, first: int, last: int) -> Iterator[Entry]:
@@ -306,8 +307,7 @@ class LedgerReader:
             raise
         if found is None:
             return self._batch(entry_id, entry_id, 1)[0]
-        buffer, words = found
-        start, end = entry_span(buffer, words, entry_id)
+        buffer, start, end = found
         entry = self._digest.open(buffer, start, end, entry_id)
         if entry_id == self._sealed_last:
             self._seal.check_digest(self._descriptor.metadata, buffer, start)

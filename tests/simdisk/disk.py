@@ -12,7 +12,7 @@ from random import Random
 from typing import TypeVar
 
 from pybk.errors import StoreLockedError
-from pybk.storage.filesystem import Buffers
+from pybk.storage.filesystem import Buffers, Populator
 from pybk.storage.permissions import PRIVATE
 from tests.simdisk.directory import Change, Directory
 from tests.simdisk.faults import READING, ErrorName, Faults, Hit, SimCrash, error_of
@@ -219,6 +219,9 @@ class SimFileSystem:
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         if self.dead:
             raise SimCrash("populate", "")
+
+    def populator(self, view: memoryview) -> Populator:
+        return lambda start, size: self.populate(view, start, start + size)
 
     def read_direct(self, path: str, offset: int, size: int) -> memoryview:
         return self.operate(

@@ -28,7 +28,6 @@ from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.extent import STRIDE_MAX
 from pybk.storage.failures import storage_error
-from pybk.storage.reading import entry_span
 from pybk.storage.store import Store
 from pybk.transport.log_limit import LogLimit
 
@@ -390,8 +389,7 @@ class Replica:
             raise storage_error(error, f"reading ledger {self.ledger_id} entry {entry_id}") from error
         if found is None:
             return None
-        buffer, words = found
-        start, end = entry_span(buffer, words, number)
+        buffer, start, end = found
         return buffer[start:end]
 
     # ---- last add confirmed --------------------------------------------------------------------------------------

@@ -507,9 +507,7 @@ class ClusterHome:
             return max(1, max_bytes // ledger.entry_bytes)
         return min(_ENTRIES_GUESSED, max_bytes)
 
-    def locate(
-        self, descriptor: LedgerDescriptor, entry_id: int
-    ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
+    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
         """Nothing lies here."""
         return None
 

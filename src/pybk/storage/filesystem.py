@@ -14,6 +14,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
@@ -33,6 +34,11 @@ from pybk.storage.spares import (
 Buffers = Sequence[bytes | memoryview]
 """Pieces of one write, in order; memoryviews are of format ``B``."""
 
+Populator = Callable[[int, int], object]
+"""Populates a range of one map: its first byte, a multiple of ``PAGE_BYTES``, and its size in bytes."""
+
+PAGE_BYTES: Final = mmap.PAGESIZE
+
 _IOV_MAX: Final = 1024
 _BLOCK_BYTES: Final = 4096
 _ZEROS: Final = memoryview(mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
@@ -43,7 +49,7 @@ _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14, which Python does not name."""
 _POPULATE_WRITE: Final = 23
-_PAGE_MASK: Final = -mmap.PAGESIZE
+_PAGE_MASK: Final = -PAGE_BYTES
 _SCRATCH_BYTES: Final = 1 << 20
 _MAPS_MAX: Final = 512
 
@@ -166,6 +172,13 @@ class FileSystem(Protocol):
             OSError: EIO: the file was cut before ``stop``, or a page cannot be read; names the file.
 
         Cost: about 1 µs for each MiB that is mapped already; reading the rest.
+        """
+        ...
+
+    def populator(self, view: memoryview) -> Populator:
+        """Return the quickest :meth:`populate` of one map, for readers of single entries.
+
+        Where it raises, :meth:`populate` does, too, and names the file.
         """
         ...
 
@@ -552,6 +565,13 @@ class OsFileSystem:
             # Memory that runs out says nothing about the file.
             number = error.errno if is_passing(error) else errno.EIO
             raise OSError(number, what, path) from error
+
+    def populator(self, view: memoryview) -> Populator:
+        """See :meth:`FileSystem.populator`."""
+        mapped: Any = view.obj
+        if type(mapped) is np.memmap:
+            return partial(cast("Any", mapped.base).madvise, _POPULATE_READ)
+        return lambda start, size: self.populate(view, start, start + size)
 
     def _populate_shared(self, mapped: mmap.mmap, start: int, stop: int) -> None:
         if self.populates:

@@ -138,8 +138,16 @@ def make_batch(
     return EntryBatch(ledger_id, ids[low:high], buffer, offsets[low:high], sizes[low:high], digest_bytes)
 
 
-def entry_span(view: memoryview, words: tuple[int, int, int, int], entry_id: int) -> tuple[int, int]:
+def entry_span(
+    view: memoryview, words: tuple[int, int, int, int], entry_id: int, table: bytes | None = None
+) -> tuple[int, int]:
     """Return where one entry starts and ends in the map of the file its run lies in.
+
+    Args:
+        view: The map; with ``table`` only its length is looked at.
+        words: The run.
+        entry_id: The entry.
+        table: A copy of the record's table of ends; None to look at the one in the map.
 
     Raises:
         CorruptError: The record does not fit the file, or its table does not fit the record.
@@ -153,11 +161,12 @@ def entry_span(view: memoryview, words: tuple[int, int, int, int], entry_id: int
         number = (entry_id - first) // (count_stride >> 32 or 1)
         if base > end or end > len(view) or not 0 <= number < count:
             raise CorruptError(f"file {place >> 32:016x}: no entry {entry_id} in the record at {place & 0xFFFFFFFF}")
+        ends, at = (view, start) if table is None else (table, 0)
         if number:
-            low, high = _TWO_ENDS.unpack_from(view, base - 4 * (count - number + 1))
+            low, high = _TWO_ENDS.unpack_from(ends, at + 4 * number - 4)
             start, end = base + low, min(end, base + high)
         else:
-            start, end = base, min(end, base + _ONE_END.unpack_from(view, start)[0])
+            start, end = base, min(end, base + _ONE_END.unpack_from(ends, at)[0])
     if end > len(view) or start > end:
         raise CorruptError(f"file {place >> 32:016x}: entry {entry_id} ends beyond its record or its file")
     return start, end

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest
 from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
 from pybk.storage.failures import is_passing, refused
-from pybk.storage.filesystem import FileSystem, replace_file
+from pybk.storage.filesystem import FileSystem, Populator, replace_file
 from pybk.storage.index_rows import FileRow
 from pybk.storage.mapped import populate, unreadable
 
@@ -131,7 +131,8 @@ class Volumes:
         self.directories = list(directories)
         self.rows: dict[int, FileRow] = {}
         self._paths = {(d.tier.value, d.number): d.path for d in directories}
-        self.views: dict[int, memoryview] = {}
+        self.views: dict[int, tuple[memoryview, Populator]] = {}
+        """Maps of whole files, and what populates each."""
         self._views_max = fs.maps_max()
         self._lock = threading.Lock()
         self._next_file_id = 1
@@ -210,14 +211,15 @@ class Volumes:
             StorageRefusedError: This process has no descriptor or memory left for it, though other maps were let go of.
             StorageError: The operating system refuses.
         """
-        view = self.views.get(file_id)
-        if view is None:
+        mapped = self.views.get(file_id)
+        if mapped is None:
             view = self._read(file_id, self.fs.view)
+            mapped = view, self.fs.populator(view)
             with self._lock:
                 while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
-                view = self.views.setdefault(file_id, view)
-        return view
+                mapped = self.views.setdefault(file_id, mapped)
+        return mapped[0]
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         """Bring a range of a map that ``view`` returned into memory, so that it can be touched.
