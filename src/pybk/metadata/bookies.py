@@ -229,6 +229,8 @@ class Bookies(Records):
     """
 
     cluster_id: bytes
+    _registrations: dict[str, tuple[bytes, tuple[BookieRegistration, str]]]
+    """By key, as they were when they were last decoded."""
 
     def claim_cookie(self, bookie: Bookie, *, replace: bool = False) -> BookieCookie:
         """Say that a bookie belongs to the cluster, or make sure that it does.
@@ -365,6 +367,8 @@ class Bookies(Records):
                 found.append(self._registration(key, node)[0])
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 logger.warning("a bookie is taken for absent: %s", error)
+        for key in self._registrations.keys() - set(keys):
+            self._registrations.pop(key, None)
         return found
 
     def find_bookie(self, bookie_id: str) -> BookieRegistration | None:
@@ -433,13 +437,17 @@ class Bookies(Records):
         return cookie
 
     def _registration(self, key: str, node: Node) -> tuple[BookieRegistration, str]:
-        """Return a registration and its owner."""
+        """Return a registration and its owner; one that has not changed is not decoded again."""
+        known = self._registrations.get(key)
+        if known is not None and known[0] == node.value:
+            return known[1]
         where = f"metadata key {key!r}"
         if len(node.value) > REGISTRATION_BYTES_MAX:
             raise CorruptError(f"{where}: {len(node.value)} bytes; a registration has at most {REGISTRATION_BYTES_MAX}")
         found, owner = decode_json(self._unseal(Kind.BOOKIE, key, node.value), _registration_from, where=where)
         if found.bookie.bookie_id != unquote(key.rpartition("/")[2]):
             raise CorruptError(f"{where} holds the registration of {found.bookie}")
+        self._registrations[key] = node.value, (found, owner)
         return found, owner
 
 

@@ -136,6 +136,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         self.cluster_id = self.identity.cluster_id
         self.about = stored.payload
         self.feature_level = stored.level
+        self._registrations = {}
         super().__init__(tree, None if key_for is None else key_for(self.identity))
         self._watch = None
         if stored.level < NEWEST_LEVEL:

@@ -176,7 +176,7 @@ class FileSystem(Protocol):
         ...
 
     def populator(self, view: memoryview) -> Populator:
-        """Return the quickest :meth:`populate` of one map, for readers of single entries.
+        """Return the quickest :meth:`populate` of one map, for what is touched again and again.
 
         Where it raises, :meth:`populate` does, too, and names the file.
         """
@@ -571,6 +571,8 @@ class OsFileSystem:
         mapped: Any = view.obj
         if type(mapped) is np.memmap:
             return partial(cast("Any", mapped.base).madvise, _POPULATE_READ)
+        if isinstance(mapped, mmap.mmap) and self.populates:
+            return partial(mapped.madvise, _POPULATE_WRITE)
         return lambda start, size: self.populate(view, start, start + size)
 
     def _populate_shared(self, mapped: mmap.mmap, start: int, stop: int) -> None:

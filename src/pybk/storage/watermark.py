@@ -32,11 +32,11 @@ class Watermark:
     say less than is true, never more. Threads: one advances, any may read.
     """
 
-    __slots__ = ("_fs", "_path", "_view", "_words")
+    __slots__ = ("_path", "_populate", "_view", "_words")
 
     def __init__(self, fs: FileSystem, view: memoryview, path: str) -> None:
-        self._fs = fs
         self._view = view
+        self._populate = fs.populator(view)
         # Signed, so that a complement is a small negative number, which is cheap to make.
         self._words = view.cast("q")
         self._path = path
@@ -121,7 +121,7 @@ class Watermark:
     def _reachable(self) -> memoryview:
         """Return the map as words, once its page is in memory."""
         try:
-            self._fs.populate(self._view, 0, WATERMARK_BYTES)
+            self._populate(0, WATERMARK_BYTES)
         except OSError as error:
             if is_passing(error):
                 return self._words  # a touch waits for memory, and a commit that is durable must not be refused
