@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from pybk.client.home import ClusterHome
 from pybk.flags import StorageHint
 from tests.cluster.inside import inside
 from tests.test_workers import no_more_threads
@@ -31,3 +34,34 @@ def test_without_more_threads_a_bookie_looks_ledgers_up_and_moves_them_and_a_cli
             recovering.move_ledger(moved, StorageHint.HDD, password=PASSWORD)
             assert recovering.ledger_metadata(moved).tier is StorageHint.HDD
             assert [bookie.health().state for bookie in cluster.bookies] == ["ok", "ok"]
+
+
+def test_a_client_says_how_it_is_while_other_threads_open_ledgers(tmp_path: Path) -> None:
+    with inside(tmp_path, count=1) as cluster:
+        client = cluster.connect()
+        home = client._home
+        assert isinstance(home, ClusterHome)
+        with client.create_ledger(password=PASSWORD, ensemble_size=1, write_quorum=1, ack_quorum=1) as writer:
+            metadata = writer.metadata
+        ended = threading.Event()
+
+        def hold() -> None:
+            held = []
+            while not ended.is_set():
+                held.append(home._hold(metadata, 1))
+                if len(held) > 500:
+                    held.clear()
+
+        threads = [threading.Thread(target=hold) for _ in range(2)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in range(1000):
+                assert client.health().state == "ok"
+        finally:
+            ended.set()
+            sys.setswitchinterval(interval)
+            for thread in threads:
+                thread.join()

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from pybk.client.baton import Baton
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
@@ -170,7 +170,7 @@ class Engine:
         self._wake_at: dict[AnyConversation, int] = {}
         self._waited: set[AnyConversation] = set()
         self._broken = False
-        self._writers: WeakSet[Writer] = WeakSet()
+        self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()
         self._formed: dict[Writer, None] = {}
         self._active: dict[Writer, None] = {}
         self._untold: dict[Writer, None] = {}
@@ -258,8 +258,10 @@ class Engine:
 
     def _give_up(self) -> None:
         """End all that an interrupt in the middle of a turn may have left half done; may be repeated."""
-        for writer in list(self._writers):
-            writer.give_up(LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
+        for reference in self._writers.valuerefs():  # a copy: other threads attach writers meanwhile
+            writer = reference()
+            if writer is not None:
+                writer.give_up(LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
         for conversation in list(self._waited):
             conversation.end(EntryUnknownError(_INTERRUPTED))
         self._asked.clear()
@@ -379,7 +381,7 @@ class Engine:
 
     def attach(self, writer: Writer) -> None:
         """Take note of a writer, for as long as it is there; any thread."""
-        self._writers.add(writer)
+        self._writers[id(writer)] = writer
 
     def formed(self, writer: Writer) -> None:
         """Have a writer asked for its batches in the next turn; any thread."""

@@ -133,7 +133,8 @@ class ClusterHome:
         self._wire = BookieWire(make_links, directory)
         self.engine: Final = Engine(self._wire, directory)
         self._following = Following(self.engine, directory)
-        self._held: WeakSet[RemoteLedger] = WeakSet()
+        self._held: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
+        """The ledgers that somebody has, by identity."""
         self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         self._mender = None if bookie is None else Mender(self.engine, directory, bookie)
         directory.on_change = self._bookies_changed
@@ -163,7 +164,7 @@ class ClusterHome:
         """Have writers look again for bookies in the places of those that they went on without."""
 
         def look_again() -> None:
-            for ledger in list(self._held):
+            for ledger in self._ledgers():
                 if ledger.writing is not None:
                     ledger.writing.bookies_changed(time.monotonic_ns())
 
@@ -179,7 +180,7 @@ class ClusterHome:
         self._following.end()
         self.engine.after_fork()
         error = self._fork_error()
-        for ledger in list(self._held):
+        for ledger in self._ledgers():
             ledger.lock = threading.Lock()
             ledger.place_lock = threading.Lock()
             if ledger.writing is not None:
@@ -190,7 +191,7 @@ class ClusterHome:
 
     def close(self) -> None:
         """Wait for what is outstanding, and record what bookies miss of closed ledgers; open ledgers stay open."""
-        for ledger in list(self._held):
+        for ledger in self._ledgers():
             if ledger.writing is not None and ledger.writing.appender.error is None:
                 self._settle(ledger.writing)
         self.ended = True
@@ -199,7 +200,7 @@ class ClusterHome:
         self._following.end()
         error = ClosedError("the manager is closed; open it again")
         self.engine.close(error)
-        for ledger in list(self._held):
+        for ledger in self._ledgers():
             if ledger.writing is not None:
                 ledger.writing.appender.fail(error)
             ledger.wake_followers()
@@ -224,7 +225,7 @@ class ClusterHome:
     def health(self) -> Health:
         """Return how the client is."""
         outstanding = sum(
-            ledger.writing.appender.outstanding_bytes for ledger in list(self._held) if ledger.writing is not None
+            ledger.writing.appender.outstanding_bytes for ledger in self._ledgers() if ledger.writing is not None
         )
         if self.bookie is not None:
             health = self.bookie.health()
@@ -276,8 +277,12 @@ class ClusterHome:
         ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
         ledger.on_followed = self._following.follow
         ledger.ends_are_sealed = lambda: self.feature_level >= FeatureLevel.SEALS
-        self._held.add(ledger)
+        self._held[id(ledger)] = ledger
         return ledger
+
+    def _ledgers(self) -> list[RemoteLedger]:
+        """Return the ledgers that somebody has; other threads may open some meanwhile."""
+        return [ledger for reference in self._held.valuerefs() if (ledger := reference()) is not None]
 
     def descriptor(self, ledger_id: int) -> RemoteLedger:
         """Return a ledger as the metadata store has it now."""
@@ -381,7 +386,7 @@ class ClusterHome:
             except MetadataVersionError:
                 continue
         gone = NoSuchLedgerError(f"ledger {ledger_id} was deleted")
-        for ledger in [held for held in self._held if held.ledger_id == ledger_id]:
+        for ledger in [held for held in self._ledgers() if held.ledger_id == ledger_id]:
             ledger.deleted = True
             if ledger.writing is not None:
                 ledger.writing.appender.fail(gone)
