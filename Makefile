@@ -41,6 +41,7 @@ demo-spark: $(VENV)/.spark
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
 test: $(VENV)/.test
+	tools/java run $(BIN)/python -m tests.spark.archiving
 	tools/java run $(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-floors: $(BIN)/python

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark import archive
+
 TICK_MS = 250
 START_S = 120.0
 
@@ -65,12 +67,13 @@ class ZooKeeperServer:
 
     def start(self) -> None:
         """Start the server, on what it kept if it ran before, and wait until it answers."""
+        directory = jars()[0].parent
         with open(os.path.join(self._directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *("java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+                    *("java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *archive.mapping(directory)),
                     *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr"),
-                    *("-cp", f"{jars()[0].parent}/*", "org.apache.zookeeper.server.ZooKeeperServerMain"),
+                    *("-cp", archive.class_path(directory), "org.apache.zookeeper.server.ZooKeeperServerMain"),
                     *(str(self._port), os.path.join(self._directory, "data"), str(TICK_MS)),
                 ],
                 stdout=log,

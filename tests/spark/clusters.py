@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 
 from tests.realstore import ROOT
+from tests.spark import archive
 from tests.waiting import WAIT_S
 
 ANSWER_S = 100.0
 
-# A JVM that lives for seconds: its second compiler and parallel collector would take more time than they save.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A JVM that lives for seconds: its second compiler and parallel collector would take more time than they save, and
+# so would checks of the bytecode of Spark's own classes.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
 
 def need_spark() -> Path:
@@ -40,8 +42,12 @@ def need_spark() -> Path:
 def home_in(directory: Path) -> Path:
     """Return a home of Spark whose processes start quickly, and leave what they write in a directory."""
     home = directory / "home"
-    if home.exists():
-        return home
+    return home if home.exists() else make_home(directory, archive.mapping(need_spark() / "jars"))
+
+
+def make_home(directory: Path, java_options: list[str]) -> Path:
+    """Make a home of Spark in a directory, whose drivers' and executors' JVMs get more options."""
+    home = directory / "home"
     (home / "conf").mkdir(parents=True)
     (home / "python" / "lib").mkdir(parents=True)
     spark = need_spark()
@@ -51,7 +57,11 @@ def home_in(directory: Path) -> Path:
     for path in (spark / "python" / "lib").glob("py4j-*"):
         (home / "python" / "lib" / path.name).symlink_to(path)  # not pyspark.zip: each process would compile it anew
     (home / "conf" / "spark-defaults.conf").write_text(
-        f"spark.driver.extraJavaOptions {SHORT_LIVED}\nspark.executor.extraJavaOptions {SHORT_LIVED}\n"
+        "".join(
+            f"spark.{role}.extraJavaOptions {' '.join([SHORT_LIVED, *java_options])}\n"
+            f"spark.{role}.extraClassPath {archive.class_path(spark / 'jars')}\n"
+            for role in ("driver", "executor")
+        )
     )
     return home
 
@@ -59,11 +69,13 @@ def home_in(directory: Path) -> Path:
 def environment(directory: Path) -> dict[str, str]:
     """Return the environment of Spark's processes; what they leave behind stays in a directory."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYBK_", "SPARK_", "PYSPARK_"))}
+    jars = need_spark() / "jars"
     return {
         **kept,
         "SPARK_HOME": str(home_in(directory)),
         "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
-        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+        "SPARK_DAEMON_JAVA_OPTS": " ".join([SHORT_LIVED, *archive.mapping(jars)]),
+        "SPARK_DAEMON_CLASSPATH": archive.class_path(jars),
         "SPARK_LOCAL_HOSTNAME": "localhost",
         "SPARK_LOCAL_DIRS": str(directory / "local"),
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
