@@ -53,16 +53,24 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"entry %d" % number for number in range(start, start + count)]
 
 
+def python_path() -> str:
+    """Return the ``PYTHONPATH`` of processes that a test starts: this checkout, behind what the test itself was given.
+
+    What the test was given has the mutant, if there is one (``tests.mutation``).
+    """
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*([given] if given else []), str(ROOT / "src"), str(ROOT)])
+
+
 def python(program: str, *arguments: Iterable[str] | str | Path) -> subprocess.Popen[str]:
     """Start a Python process on a program; its standard input and output are text pipes."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )
 
 

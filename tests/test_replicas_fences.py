@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from pybk.bookie.description import Description
+from pybk.bookie.replica import Replica
 from pybk.bookie.replicas import Replicas
 from pybk.errors import StorageFullError
 from pybk.flags import LedgerType, WriteFlag
 from pybk.replication.messages import Status
+from pybk.storage.commit import Commit
 from tests.replicaworld import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,
@@ -74,6 +77,26 @@ def test_a_full_store_can_be_fenced(fs: SimFileSystem, replicas: Replicas) -> No
     replicas.fence(LEDGER, None)  # K8
     fs, replicas = after_crash(fs, replicas)
     assert state_of(replicas).fenced
+
+
+def test_a_ledger_that_is_deleted_while_it_is_being_fenced_is_fenced_all_the_same(
+    fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an add that was on its way could make the ledger anew behind the back of a recovery."""
+    add(replicas, make_run(0, 2))
+    known = replicas._known
+
+    def known_and_deleted(ledger_id: int, description: Description | None) -> Replica:
+        monkeypatch.undo()
+        found = known(ledger_id, description)
+        replicas.delete(ledger_id)
+        return found
+
+    monkeypatch.setattr(replicas, "_known", known_and_deleted)
+    replicas.fence(LEDGER, describe())
+    assert add(replicas, make_run(2, 2)) is Status.FENCED
+    fs, replicas = after_crash(fs, replicas)
+    assert add(replicas, make_run(2, 2)) is Status.FENCED
 
 
 def test_a_fence_that_could_not_be_stored_refuses_adds_and_is_stored_by_the_next_try(
@@ -174,6 +197,16 @@ def test_a_clean_end_leaves_no_limbo(fs: SimFileSystem) -> None:
     assert_reads(replicas, 0, 2, status=Status.NO_SUCH_ENTRY, upto=1)
 
 
+def test_a_new_ledger_lacks_nothing_and_a_doubted_one_lacks_something_after_a_crash_as_well(
+    fs: SimFileSystem, replicas: Replicas
+) -> None:
+    add(replicas, make_run(0, 2))
+    assert (state_of(replicas).limbo, state_of(replicas).gap) == (False, False)
+    replicas.doubt({LEDGER: describe()})
+    fs, replicas = after_crash(fs, replicas)
+    assert (state_of(replicas).limbo, state_of(replicas).gap) == (True, True)
+
+
 def test_limbo_survives_a_clean_end(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
     replicas.create(LEDGER, describe(flags=DEFERRED))
@@ -202,6 +235,30 @@ def test_deferred_entries_that_found_no_room_put_the_ledger_in_limbo(fs: SimFile
     assert_reads(replicas, 0, 3, status=Status.UNKNOWN, upto=1)
     assert replicas.in_limbo() == [LEDGER]
     assert add(replicas, make_run(2, 2)) is Status.LIMBO
+
+
+def test_deferred_entries_lost_behind_others_that_became_durable_put_the_ledger_in_limbo(
+    fs: SimFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas = open_replicas(fs)
+    replicas.create(LEDGER, describe(flags=DEFERRED))
+    add(replicas, make_run(0, 2))
+    writer = replicas.store.log._writer
+    write = writer.write
+
+    def stage_more_and_write(commit: Commit) -> None:
+        monkeypatch.undo()
+        assert replicas.stage(LEDGER, make_run(4, 2), False) is Status.OK
+        write(commit)
+
+    monkeypatch.setattr(writer, "write", stage_more_and_write)
+    assert replicas.stage(LEDGER, make_run(2, 2), False) is Status.OK
+    replicas.commit()
+    no_room(fs, replicas)
+    with pytest.raises(StorageFullError):
+        replicas.commit()
+    assert_reads(replicas, 0, 5, status=Status.UNKNOWN, upto=3)
+    assert replicas.in_limbo() == [LEDGER]
 
 
 @pytest.mark.parametrize("seed", range(25))

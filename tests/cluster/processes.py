@@ -19,7 +19,7 @@ from pybk.manager import LedgerManager
 from tests.cluster.child import Orders, route
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.proxy import Proxy
-from tests.realstore import ROOT
+from tests.realstore import ROOT, python_path
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -31,7 +31,7 @@ class Child:
     """
 
     def __init__(self, arguments: list[str], secret: bytes | None, log: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         environment.pop("PYBK_CLUSTER_SECRET", None)
         if secret is not None:
             environment["PYBK_CLUSTER_SECRET"] = secret.decode()

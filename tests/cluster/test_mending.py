@@ -124,6 +124,26 @@ def test_the_open_end_of_a_ledger_waits_for_its_recovery(four: Inside) -> None:
     assert client.replicate(lost).fragments == 1
 
 
+def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 30, ensemble_size=3)
+    home = home_of(client)
+    short = client.ledger_metadata(ledger_id).fragments[0].ensemble[0]
+    home._metadata.mark_under_replicated(ledger_id, short, 0)
+
+    def fail(*arguments: object) -> None:
+        raise StorageFullError("no room")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(home.engine, "run", fail)
+        done = client.replicate(ledger_id)
+    assert (done.fragments, len(done.left)) == (0, 1)
+    assert "no room" in done.left[0]
+    assert home._metadata.list_under_replicated() == [(ledger_id, short, 0)]
+    assert client.replicate(ledger_id).fragments == 1
+    assert home._metadata.list_under_replicated() == []
+
+
 def test_a_store_of_one_process_has_nothing_to_replicate(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager, pytest.raises(IllegalOperationError, match="one copy"):
         manager.replicate(0)
@@ -179,6 +199,8 @@ def test_a_ledger_in_limbo_gets_back_what_it_lacks(four: Inside) -> None:
     writer.close()
     name = writer.metadata.fragments[0].ensemble[0].bookie_id
     place = int(name[-1])
+    read = service_of(four.bookies[place]).replicas.read
+    wait_until(lambda: read(writer.ledger_id, 19, 19, 1, 1 << 20)[0] is Status.OK)  # others acknowledged it, too
     four.bookies[place].close()
     unclean(four.directory / name)
     again = four.open_bookie(place)
@@ -214,8 +236,10 @@ def test_a_ledger_is_moved_by_all_bookies_that_have_it(four: Inside) -> None:
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     for number in range(20):
         writer.append(payload(number))
+    before = client.ledger_metadata(writer.ledger_id)
     client.move_ledger(writer.ledger_id, StorageHint.HDD, password=PASSWORD)
-    assert client.ledger_metadata(writer.ledger_id).tier is StorageHint.HDD
+    after = client.ledger_metadata(writer.ledger_id)
+    assert (after.tier, after.version) == (StorageHint.HDD, before.version + 1)
     for number in range(20, 40):
         writer.append(payload(number))
     writer.close()

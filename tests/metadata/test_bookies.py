@@ -234,6 +234,7 @@ def test_any_name_will_do_for_a_bookie(world: World, name: str) -> None:
     [
         {"addresses": ()},
         {"addresses": ("",)},
+        {"addresses": ("tcp://127.0.0.1:1", "")},
         {"tiers": {StorageHint.SSD: -1}},
         {"tiers": {StorageHint.SSD: 1.5}},
         {"load": -1.0},
@@ -356,6 +357,15 @@ def test_one_leads_at_a_time_and_the_next_follows(world: World) -> None:
     for election in elections:
         election.close()
     assert observer.lock_owner("auditor") is None
+
+
+def test_who_was_closed_does_not_lead_though_a_watch_still_calls(world: World) -> None:
+    cluster = cluster_on(world.open())
+    election = Election(cluster, "auditor", "bookie-1", lambda leads: None)
+    election.close()
+    election._campaign()
+    assert not election.leads
+    assert cluster.lock_owner("auditor") is None
 
 
 def test_missing_entries_are_recorded_listed_and_crossed_out(world: World) -> None:

@@ -95,6 +95,14 @@ def test_every_bit_of_a_value_counts(level: FeatureLevel) -> None:
                 unseal(key, bytes(bad), KEY)
 
 
+@pytest.mark.parametrize("level", FeatureLevel)
+def test_a_value_that_was_cut_short_is_refused_with_an_error_of_ours(level: FeatureLevel) -> None:
+    key, value = values(level)["LEDGER"]
+    for size in range(len(value)):
+        with pytest.raises((MetadataForgedError, CorruptError)):
+            unseal(key, value[:size], KEY)
+
+
 def test_a_value_belongs_to_its_key_and_its_cluster() -> None:
     key, value = values()["LEDGER"]
     assert unseal(key, value, KEY)[0] is Kind.LEDGER

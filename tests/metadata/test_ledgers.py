@@ -198,6 +198,7 @@ def test_metadata_that_was_changed_by_others_than_members_is_refused(world: Worl
     version = tree.put(key, foreign.value, version)
     with pytest.raises(MetadataForgedError, match="secret"):
         cluster.read_ledger(1)
+    assert cluster.list_ledgers() == [1, 2], "who lists ledgers sees a damaged one, too"
     tree.put(key, node.value, version)
     assert cluster.read_ledger(1).metadata == ledger(1)
 

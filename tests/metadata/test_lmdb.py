@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,12 +25,13 @@ from pybk.errors import (
     StorageFullError,
     UnsupportedFormatError,
 )
-from pybk.metadata import hostfile, lmdb_records
+from pybk.metadata import hostfile, lmdb, lmdb_records
 from pybk.metadata.hostfile import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb import LmdbTree
 from pybk.storage import environment
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction
 from tests.metadata.worlds import wait_for
+from tests.realstore import python_path
 from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +47,7 @@ def child(path: Path, task: str, session_timeout_s: float = LONG_SESSION_S) -> I
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.metadata.lmdb_child", str(path), task, str(session_timeout_s)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -435,3 +437,52 @@ def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(tree: LmdbTree, mo
     other = LmdbTree(tree._path, timeout_s=1)
     other.create("key", b"v")
     other.close()
+
+
+def test_who_waits_for_a_turn_looks_often_and_at_who_has_it_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = LmdbTree(str(tmp_path / "metadata"))
+    try_turn = tree._file.try_turn
+    pauses: list[float] = []
+    looks: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(lmdb, "time", clock)
+    monkeypatch.setattr(tree._file, "let_finish", lambda: looks.append(clock.monotonic()))
+    monkeypatch.setattr(tree._file, "try_turn", lambda: try_turn() if len(looks) == 2 else 0)
+    tree.create("key", b"value")
+    tree.close()
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (lmdb._PAUSE_MIN_S, lmdb._PAUSE_MAX_S)
+    assert len(set(pauses)) > 2, "the pauses grow step by step"
+    first, second = looks
+    assert lmdb._PATIENCE_S <= first <= lmdb._PATIENCE_S + lmdb._PAUSE_MAX_S
+    assert lmdb._PATIENCE_S <= second - first <= lmdb._PATIENCE_S + lmdb._PAUSE_MAX_S
+
+
+def test_reading_looks_for_dead_sessions_only_when_it_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = LmdbTree(str(tmp_path / "metadata"))
+    looks: list[None] = []
+    monkeypatch.setattr(tree, "_sweep", lambda: looks.append(None))
+    monkeypatch.setattr(tree, "_sweep_s", LONG_SESSION_S)
+    for read in (tree.get, tree.children, lambda key: tree.get_many([key])):
+        tree._swept_at = time.monotonic() - LONG_SESSION_S
+        read("key")
+        assert len(looks) == 1
+        read("key")
+        assert len(looks) == 1
+        looks.clear()
+    tree.close()
+
+
+@pytest.mark.parametrize(
+    ("session", "seen", "share"), [(0, 0, 1), (5, 0, 1), (5, 1, 1), (5, 3, 3), (5, 1000, None), (0, 3, None)]
+)
+def test_who_has_a_session_has_a_share_in_the_look_for_dead_ones(
+    tmp_path: Path, session: int, seen: int, share: int | None
+) -> None:
+    tree = LmdbTree(str(tmp_path / "metadata"))
+    tree._session, tree._sessions_seen = session, seen
+    assert tree._sweep_rest() == (lmdb._SWEEP_MAX_S if share is None else share * tree._sweep_s)
+    tree._session = 0
+    tree.close()

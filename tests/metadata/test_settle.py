@@ -297,3 +297,33 @@ def test_a_registration_whose_making_stayed_open_is_made_again() -> None:
     assert registered.registered
     registered.update(registration(bookie(1), load=3.0))
     assert [found.load for found in world.sure.list_bookies()] == [3.0]
+
+
+def test_a_record_of_missing_entries_that_changes_while_it_is_crossed_out_stays() -> None:
+    world = World()
+    world.cluster.mark_under_replicated(4, bookie(1), 5)
+    (record,) = world.sure.list_under_replicated()
+
+    def more_is_missing(operation: str, key: str) -> None:
+        if operation == "delete":
+            world.tree.faults = None
+            world.sure.mark_under_replicated(4, bookie(1), 3)
+
+    world.tree.faults = more_is_missing
+    assert not world.cluster.unmark_under_replicated(record)
+    assert world.sure.list_under_replicated() == [(4, bookie(1), 3)]
+
+
+def test_the_name_of_a_lost_bookie_is_taken_by_one_change_and_not_looked_at_again() -> None:
+    """Else two that take it at the same moment would take it from one another."""
+    world = World()
+    world.sure.claim_cookie(bookie(1))
+    calls: list[str] = []
+
+    def noted(operation: str, key: str) -> None:
+        calls.append(operation)
+
+    world.tree.faults = noted
+    another = bookie(1)._replace(instance=b"n" * 16)
+    assert world.cluster.claim_cookie(another, replace=True).bookie == another
+    assert calls == ["get", "put"]

@@ -2,16 +2,19 @@
 
 Each mutant is run against the unit tests of its module and, if it is of a machine, against seeds of the simulator until
 one notices. With ``--resume`` each result is written to a file at once, and what the file knows is not run again; those
-that survived continue at the seed where they stopped, with ``--again`` after the unit tests were run once more.
+that survived continue at the seed where they stopped, with ``--again`` after the unit tests were run once more. Mutants
+of the file whose place in the library is gone are replaced by others that are drawn from the same modules.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -19,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutation.loading import VARIABLE
-from tests.mutation.operators import Name, fingerprint, mutations, parse, tree_of
-from tests.mutation.targets import draw, room_of
+from tests.mutation.operators import Name, exists, fingerprint, mutations, parse, tree_of
+from tests.mutation.targets import another, draw, room_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.md")
 SEEDS_MAX = 20_000
 SLICE = 2_000
-WALL_SECONDS = 1_200
-"""A mutant that keeps the tests of one file busy for so long hangs."""
+TEST_SECONDS = 30
+"""A mutant that keeps one test busy for so long hangs: without mutants no test of these takes a third of it."""
+FILE_SECONDS = 600
+"""A mutant hangs as well if it keeps the tests of one file busy for so long, though each of them ends."""
 
 Result = dict[str, Any]
 
@@ -48,24 +53,33 @@ def _unit_tests(name: Name, tests: tuple[str, ...]) -> str:
 
 def _failing(name: Name, test: str) -> str:
     """Return the first test of a file or directory that fails with a mutant, or nothing."""
-    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", *plugins, "--tb=line", "-rfE"]
+    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-x", "-q", *plugins, "--tb=line", "-rfE", test],
+        cwd=ROOT,
+        env=_environment(name),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            [*command, test],
-            cwd=ROOT,
-            env=_environment(name),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=WALL_SECONDS,
-        )
+        output, _ = process.communicate(timeout=FILE_SECONDS)
     except subprocess.TimeoutExpired:
-        return test  # it hangs
-    if not done.returncode:
+        return test
+    finally:
+        _end_group(process)
+    if not process.returncode:
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     return found[1] if found else test
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """End a process and all that it started: what hangs may have left bookies behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _simulator(name: Name, first: int, count: int) -> str:
@@ -113,7 +127,15 @@ def _draw(file: Path | None, seed: int, count: int) -> list[Name]:
         header = json.loads(next(lines))
     if (header["seed"], len(header["drawn"])) != (seed, count):
         raise SystemExit(f"{file} has {len(header['drawn'])} mutants of seed {header['seed']}: ask for these")
-    return [parse(name) for name in header["drawn"]]
+    drawn = [parse(name) for name in header["drawn"]]
+    for at, name in enumerate(drawn):
+        if not exists(name):
+            drawn[at] = another(seed, name, drawn)
+            print(f"{name} is gone; {drawn[at]} takes its place", flush=True)
+    if list(map(str, drawn)) != header["drawn"]:
+        header["drawn"] = list(map(str, drawn))
+        file.write_text("\n".join([json.dumps(header), *file.read_text().splitlines()[1:], ""]))
+    return drawn
 
 
 def _load(file: Path | None) -> dict[str, Result]:
@@ -175,15 +197,17 @@ def main() -> int:
     drawn = _draw(arguments.resume, arguments.seed, arguments.count)
     names = [name for name in drawn if arguments.only in str(name)]
     results = _load(arguments.resume)
+    judged = judged_equivalent(EQUIVALENT.read_text())
     for name in names:
         old = results.get(str(name))
         if arguments.list:
             print(describe(name), "" if old is None else old["killed_by"] or f"survived {old['seeds']} seeds")
             continue
-        complete = old is not None and (old["seeds"] >= arguments.seeds or not room_of(name.module).simulated)
+        seeds = 0 if is_judged(name, judged) else arguments.seeds
+        complete = old is not None and (old["seeds"] >= seeds or not room_of(name.module).simulated)
         if old is not None and (old["killed_by"] or (complete and not arguments.again)):
             continue
-        result = results[str(name)] = _judge(name, old, arguments.seeds, again=arguments.again)
+        result = results[str(name)] = _judge(name, old, seeds, again=arguments.again)
         print(describe(name), "--", result["killed_by"] or f"survived {result['seeds']} seeds", flush=True)
         if arguments.resume is not None:
             with arguments.resume.open("a") as file:

@@ -127,6 +127,12 @@ def mutated(name: Name, source: bytes) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
+def exists(name: Name) -> bool:
+    """Tell whether the library still has the place that a mutant changes."""
+    wanted = (name.function, name.operator, name.number)
+    return any((each.function, each.operator, each.number) == wanted for each in mutations(tree_of(name.module)))
+
+
 def fingerprint(name: Name) -> str:
     """Return a checksum of the function that a mutant is of, to find out whether a result is still about it."""
     functions = dict(_functions(tree_of(name.module), ""))

@@ -13,7 +13,7 @@ class Room(NamedTuple):
 
     Attributes:
         weight: Share of the mutants, in percent.
-        modules: The modules, each with the tests that touch it, the quickest first.
+        modules: The modules, each with the tests that touch it, the quickest first; without those that take minutes.
         simulated: Whether the simulator runs them, too.
     """
 
@@ -31,16 +31,27 @@ _REPLICAS: Final = (
     "tests/test_replicas_damage.py",
 )
 _SALVAGE: Final = ("tests/cluster/test_salvage.py", "tests/cluster/test_mending.py")
-_SERVICE: Final = ("tests/cluster/test_ledgers.py", "tests/cluster/test_faults.py", "tests/cluster/test_room.py")
+_SERVICE: Final = (
+    "tests/cluster/test_service.py",
+    "tests/cluster/test_mending.py",
+    "tests/cluster/test_hostile.py",
+    "tests/cluster/test_ledgers.py",
+    "tests/cluster/test_room.py",
+)
 _CLIENT: Final = (
+    "tests/cluster/test_client_parts.py",
     "tests/cluster/test_ledgers.py",
     "tests/cluster/test_closing.py",
     "tests/cluster/test_baton.py",
-    "tests/cluster/test_faults.py",
     "tests/cluster/test_same_api.py",
 )
 _TREE: Final = ("tests/metadata/test_tree.py", "tests/metadata/test_settle.py")
-_RECORDS: Final = ("tests/metadata/test_formats.py", "tests/metadata/test_ledgers.py", "tests/metadata/test_bookies.py")
+_RECORDS: Final = (
+    "tests/metadata/test_formats.py",
+    "tests/metadata/test_settle.py",
+    "tests/metadata/test_ledgers.py",
+    "tests/metadata/test_bookies.py",
+)
 
 ROOMS: Final = (
     Room(
@@ -67,7 +78,7 @@ ROOMS: Final = (
         15,
         {
             "bookie.beside": ("tests/cluster/test_beside.py",),
-            "bookie.extents": _REPLICAS,
+            "bookie.extents": ("tests/test_extents.py", *_REPLICAS),
             "bookie.identity": ("tests/test_replicas_identity.py", *_SALVAGE),
             "bookie.replica": _REPLICAS,
             "bookie.replicas": (*_REPLICAS, *_SALVAGE),
@@ -80,15 +91,22 @@ ROOMS: Final = (
         15,
         {
             "client.appending": _CLIENT,
-            "client.auditing": ("tests/cluster/test_mending.py",),
+            "client.auditing": ("tests/cluster/test_client_parts.py", "tests/cluster/test_mending.py"),
             "client.baton": _CLIENT,
             "client.engine": _CLIENT,
             "client.following": ("tests/cluster/test_following.py", *_CLIENT),
-            "client.home": (*_CLIENT, "tests/cluster/test_secrets.py", "tests/cluster/test_partitions.py"),
+            "client.home": (
+                *_CLIENT,
+                "tests/cluster/test_mending.py",
+                "tests/cluster/test_seals.py",
+                "tests/cluster/test_beside.py",
+                "tests/cluster/test_secrets.py",
+                "tests/cluster/test_partitions.py",
+            ),
             "client.ledger": _CLIENT,
-            "client.limbo": _SALVAGE,
+            "client.limbo": ("tests/cluster/test_client_parts.py", *_SALVAGE),
             "client.reading": _CLIENT,
-            "client.replicating": ("tests/cluster/test_mending.py", "tests/cluster/test_faults.py"),
+            "client.replicating": ("tests/cluster/test_mending.py",),
             "client.writing": _CLIENT,
         },
         simulated=False,
@@ -96,7 +114,7 @@ ROOMS: Final = (
     Room(
         20,
         {
-            "metadata.bookies": ("tests/metadata/test_bookies.py", "tests/metadata/test_formats.py"),
+            "metadata.bookies": _RECORDS,
             "metadata.cluster": ("tests/metadata/test_opening.py", "tests/metadata/test_bookies.py"),
             "metadata.ledgers": _RECORDS,
             "metadata.lmdb": ("tests/metadata/test_lmdb.py", *_TREE),
@@ -105,7 +123,7 @@ ROOMS: Final = (
             "metadata.pointers": ("tests/metadata/test_pointers.py",),
             "metadata.settle": ("tests/metadata/test_settle.py",),
             "metadata.tree": _TREE,
-            "metadata.values": ("tests/metadata/test_formats.py",),
+            "metadata.values": ("tests/metadata/test_formats.py", "tests/metadata/test_settle.py"),
         },
         simulated=False,
     ),
@@ -148,3 +166,14 @@ def draw(seed: int, count: int) -> list[Drawn]:
         ):
             result[at].append(taken)
     return [each for drawn in result for each in drawn]
+
+
+def another(seed: int, gone: Name, drawn: list[Name]) -> Name:
+    """Draw a mutant in place of one that is gone: of a larger draw, the first new one of the same modules."""
+    modules = room_of(gone.module).modules
+    count = len(drawn)
+    while True:
+        count *= 2
+        for each in draw(seed, count):
+            if each.name.module in modules and each.name not in drawn:
+                return each.name

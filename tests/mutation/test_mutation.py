@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import is_judged, judged_equivalent
+from tests.mutation.__main__ import _draw, is_judged, judged_equivalent
 from tests.mutation.loading import VARIABLE
-from tests.mutation.operators import fingerprint, mutated, mutations, parse, path_of, tree_of
+from tests.mutation.operators import exists, fingerprint, mutated, mutations, parse, path_of, tree_of
 from tests.mutation.patterns import PatternError, replace_in
 from tests.mutation.targets import ROOMS, draw
 
@@ -83,6 +84,20 @@ def test_a_mutation_that_is_gone_is_said_to_be() -> None:
     name = parse("replication.quorum:Quorum.negatives_needed/arithmetic.99")
     with pytest.raises(LookupError, match="draw another one"):
         mutated(name, path_of(name.module).read_bytes())
+
+
+def test_a_mutant_that_is_gone_gives_way_to_another_of_the_same_modules(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    gone = "metadata.values:unseal/compare.99"
+    file.write_text(json.dumps({"seed": 1, "drawn": [NAME, gone]}) + '\n{"a": "result"}\n')
+    kept, instead = _draw(file, 1, 2)
+    assert str(kept) == NAME
+    assert exists(instead)
+    assert instead.module.startswith("metadata.")
+    header, result = file.read_text().splitlines()
+    assert json.loads(header) == {"seed": 1, "drawn": [NAME, str(instead)]}
+    assert result == '{"a": "result"}'
+    assert _draw(file, 1, 2) == [kept, instead]
 
 
 def test_what_is_judged_equivalent_is_told_by_the_function_that_it_is_about() -> None:

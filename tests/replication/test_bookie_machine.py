@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pybk.errors import StorageFailedError, StorageFullError
+from pybk.replication import bookie as bookie_module
 from pybk.replication.bookie import POLL_NS_MAX, BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.messages import (
     Add,
@@ -105,6 +106,18 @@ def test_an_unknown_ledger_is_looked_up_once_and_then_made() -> None:
     assert bookie.machine.ledger_known(LEDGER, True, 0) == []
     assert len(bookie.machine.commit()) == 2
     assert bookie.ask("c", bookie.add(2, 2)) == []
+
+
+def test_what_waits_for_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bookie = Bookie(known=False)
+    adds = [bookie.add(number, number) for number in range(3)]
+    monkeypatch.setattr(bookie_module, "PARKED_BYTES_MAX", sum(sum(add.runs[0].sizes) for add in adds[:2]))
+    for _ in range(2):
+        assert bookie.ask("a", adds[0]) == [LookUp(LEDGER)]
+        assert bookie.ask("b", adds[1]) == []
+        assert bookie.reply(adds[2]).status is Status.REFUSED
+        unknown = Reply(Status.UNKNOWN)
+        assert bookie.machine.ledger_known(LEDGER, None, 0) == [Respond("a", unknown), Respond("b", unknown)]
 
 
 @pytest.mark.parametrize(("exists", "status"), [(False, Status.DELETED), (None, Status.UNKNOWN)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
 from pybk.ledger import Fragment, LedgerState
 from pybk.replication.messages import (
     Add,
+    Answered,
     BookiesChosen,
     ChooseBookies,
     Confirmed,
@@ -476,3 +479,19 @@ def test_the_metadata_store_is_asked_again_after_pauses_that_double() -> None:
         writer.tell(MetadataUnreachable())
         assert writer.only(WakeAt).time_ns == METADATA_RETRY_NS << tries
         writer.tell(Woken())
+
+
+def test_a_writer_that_failed_holds_no_entries_that_were_answered() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.submit(1, 1)
+    entry = cast("Add", writer.pending(0)[1].request).runs[0].body[0]
+    for number in range(3):
+        send = writer.pending(number)[1]
+        writer.sends.remove(send)
+        writer.tell(Answered(send.token, Reply(Status.OK)))
+        del send
+    before = sys.getrefcount(entry)
+    writer.answer(0, Reply(Status.FENCED))
+    assert writer.only(Failed).reason is Reason.FENCED
+    assert sys.getrefcount(entry) < before

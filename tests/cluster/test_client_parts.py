@@ -1,0 +1,157 @@
+"""Parts of a client by themselves: what a bookie sent, taken apart and checked, and what is due when."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from array import array
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pybk.client import auditing, limbo
+from pybk.client.auditing import audit
+from pybk.client.engine import Engine
+from pybk.client.following import Following
+from pybk.client.ledger import RemoteLedger
+from pybk.client.limbo import PAUSE_MAX_SECONDS, RETRY_SECONDS, Mender
+from pybk.client.reading import REPLY_BYTES_MAX
+from pybk.digest import DigestType, entry_digest
+from pybk.ledger import LedgerState
+from pybk.metadata.ledgers import StoredLedger
+from pybk.replication.auditing import AuditMachine
+from pybk.replication.messages import Run, Woken
+from pybk.replication.runs import whole
+from tests.replication.driving import LEDGER, bookie, metadata
+from tests.replication.driving import entry as named
+from tests.replication.driving import run as run_of
+
+
+def remote(**changes: Any) -> RemoteLedger:
+    return RemoteLedger(replace(metadata(), **changes), 1, b"")
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stride", "wrong"), [(1, None), (3, None), (1, 0), (3, 2), (3, 4)])
+def test_without_a_key_entries_count_up_to_the_first_that_has_another_name(stride: int, wrong: int | None) -> None:
+    names = [7 + number * stride for number in range(5)]
+    entries = [named(entry_id + (number == wrong)) for number, entry_id in enumerate(names)]
+    run = Run(7, stride, array("q", map(len, entries)), (b"".join(entries),))
+    part = remote().sound_part(run, whole(run))
+    good = entries[:wrong]
+    assert (part.first, part.stride, list(part.sizes)) == (7, stride, [len(each) for each in good])
+    assert bytes(whole(part)) == b"".join(good)
+
+
+@pytest.mark.parametrize("sizes", [[], [84, 0], [42, 41], [42, 43]])
+def test_without_a_key_sizes_that_are_not_those_of_entries_are_no_entries(sizes: list[int]) -> None:
+    body = whole(run_of(0, 1))
+    assert len(body) == 84
+    part = remote().sound_part(Run(0, 1, array("q", sizes), (body,)), body)
+    assert list(part.sizes) == []
+
+
+def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
+    digest = entry_digest(DigestType.CRC32C, LEDGER)
+    entries = [bytearray(digest.seal(number, -1, 10 * number, b"x" * 10) + b"x" * 10) for number in range(4)]
+    entries[1][-1] ^= 1
+    run = Run(0, 1, array("q", map(len, entries)), (b"".join(entries),))
+    ledger = remote(digest_type=DigestType.CRC32C)
+    ledger.check_by(digest)
+    part = ledger.sound_part(run, whole(run))
+    assert bytes(whole(part)) == bytes(entries[0])
+    assert list(part.sizes) == [len(entries[0])]
+
+
+# ---- what is due when ------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
+    conversation, told = object(), list[object]()
+    engine: Any = SimpleNamespace(_wakes=[], _wake_at={conversation: 50}, tell=lambda *what: told.append(what))
+    heapq.heappush(engine._wakes, (50, 0, conversation))
+    Engine._wake_up(engine, 49)
+    assert told == []
+    Engine._wake_up(engine, 50)
+    assert told == [(conversation, Woken())]
+
+
+def test_what_cannot_be_mended_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tried = [100.0], list[int]()
+
+    def mend(ledger_id: int) -> bool:
+        tried.append(ledger_id)
+        return True
+
+    stands: Any = SimpleNamespace(
+        _bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]), _stopping=threading.Event(), _pauses={}, _try=mend
+    )
+    monkeypatch.setattr(limbo, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    pause = RETRY_SECONDS
+    for attempts in range(1, 10):
+        assert Mender._look(stands)
+        assert len(tried) == attempts
+        clock[0] += pause - 0.5
+        assert Mender._look(stands)
+        assert len(tried) == attempts, "too early"
+        clock[0] += 0.5
+        pause = min(2 * pause, PAUSE_MAX_SECONDS)
+
+
+def test_nothing_is_mended_of_a_ledger_that_is_being_recovered() -> None:
+    """The recovery may have fenced it at this bookie, also where the last fragment is of others."""
+    recovered = metadata((3, 3, 2), (0, (0, 1, 2)), (10, (1, 2, 3)))
+    lifted: list[tuple[int, bool]] = []
+    filled: list[int] = []
+
+    def mend(state: LedgerState, last: int = -1) -> bool:
+        found = replace(recovered, state=state, last_entry_id=last)
+        stands: Any = SimpleNamespace(
+            _directory=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
+            _bookie=SimpleNamespace(
+                bookie=bookie(0), lift_limbo=lambda ledger_id, closed: lifted.append((ledger_id, closed))
+            ),
+            _fill=lambda metadata, version, first: filled.append(first),
+        )
+        return Mender._mend(stands, LEDGER)
+
+    assert not mend(LedgerState.IN_RECOVERY)
+    assert (filled, lifted) == ([], [])
+    assert mend(LedgerState.OPEN)
+    assert mend(LedgerState.CLOSED, 12)
+    assert (filled, lifted) == ([0, 0], [(LEDGER, False), (LEDGER, True)])
+
+
+def test_nothing_is_followed_after_the_end() -> None:
+    nobody: Any = None
+    following = Following(nobody, nobody)
+    following.end()
+    ledger = remote()
+    following.follow(ledger)
+    assert ledger.followed is None
+
+
+@pytest.mark.parametrize(
+    ("entry_bytes", "window"), [(0, REPLY_BYTES_MAX), (1000, REPLY_BYTES_MAX // 1000), (REPLY_BYTES_MAX, 64)]
+)
+def test_an_audit_asks_for_as_many_entries_as_an_answer_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, entry_bytes: int, window: int
+) -> None:
+    asked: list[int] = []
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        asked.append(named["window"])
+        return AuditMachine(*arguments, **named)
+
+    monkeypatch.setattr(auditing, "AuditMachine", watched)
+    home: Any = SimpleNamespace(
+        directory=SimpleNamespace(metadata=SimpleNamespace(describe=lambda metadata: b"")),
+        engine=SimpleNamespace(run=lambda conversation, begin: None),
+    )
+    stored = StoredLedger(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=9, length=100), 1)
+    audit(home, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)
+    assert asked == [window]
