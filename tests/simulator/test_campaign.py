@@ -19,8 +19,8 @@ from tests.simulator.plan import draw
 from tests.simulator.real_disk import suits
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 1200
-REAL_SEEDS = 100
+SEEDS = 800
+REAL_SEEDS = 60
 FAILED_ONCE = {
     **dict.fromkeys(
         (1109, 2354, 4266, 4708),
@@ -64,9 +64,9 @@ def test_the_seeds_try_what_they_should() -> None:
         "forces_early",
     ):
         assert {getattr(plan, fault) for plan in plans} == {False, True}, fault
-    assert sum(plan.errors > 0 for plan in plans) > 75
+    assert sum(plan.errors > 0 for plan in plans) > 50
     assert {plan.ledgers for plan in plans} == {1, 2, 3}
-    assert sum(plan.deferred and plan.crashes and plan.recoverers > 0 for plan in plans) > 75
+    assert sum(plan.deferred and plan.crashes and plan.recoverers > 0 for plan in plans) > 50
     ledgers = [ledger for seed in range(100) for ledger in run(seed)[0].ledgers.values()]
     assert sum(len(ledger.judge.entries) for ledger in ledgers) > 500
     assert sum(ledger.judge.confirmed + 1 for ledger in ledgers) > 300
@@ -112,7 +112,7 @@ def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", SURVIVORS, ids=lambda mutant: mutant.name)
 def test_survivors_are_what_their_reasons_say(mutant: Mutant) -> None:
     """If one of these is noticed by now, its reason in the table is wrong: it belongs to the others."""
-    assert not any(kills(mutant, seed) for seed in range(100))
+    assert not any(kills(mutant, seed) for seed in range(50))
 
 
 def test_enough_rules_are_broken() -> None:
