@@ -14,6 +14,9 @@ from pybk.storage import ahead, catalog
 # Hundreds of processes are started, and each would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Each process that imports numpy would start threads of OpenBLAS, which nothing here uses.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 digest.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it
 
 _LIMITS = [
