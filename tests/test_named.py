@@ -11,9 +11,11 @@ import pytest
 from pybk.errors import IllegalOperationError, UsageError, VersionConflictError
 from pybk.feature_level import FeatureLevel
 from pybk.manager import LedgerManager
+from pybk.storage.index_rows import NamedRow
 from pybk.storage.named import NAME_BYTES_MAX, VALUE_BYTES_MAX
 from pybk.storage.rebuild import rebuild_index
 from pybk.storage.verify import verify_store
+from tests import test_interrupts
 from tests.embedded import store_of, view_of
 from tests.realstore import open_quick
 from tests.simdisk import SimCrash, SimFileSystem
@@ -176,3 +178,39 @@ def check(manager: LedgerManager, known: Values) -> None:
     if trying:
         possible = {known.get(trying), *(step[1] for step in STEPS if step is not None and step[0] == trying)}
         assert found.get(trying) in possible
+
+
+@pytest.mark.timeout(method="thread")
+def test_an_interrupt_at_any_line_of_a_change_lets_no_other_begin_from_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rooms = ("storage/named.py", "storage/log.py", "storage/commit.py", "storage/commit_writer.py")
+    monkeypatch.setattr(test_interrupts, "_PATH", rooms)
+    manager = open_world(SimFileSystem(1))
+    named, level = store_of(manager).named, FeatureLevel.SEALS
+    applied: dict[str, set[bytes | None]] = {}
+    changed = named.changed
+
+    def note(row: NamedRow) -> None:
+        applied.setdefault(row.name, set()).add(row.value)  # maybe twice
+        changed(row)
+
+    monkeypatch.setattr(named, "changed", note)
+    line = conflicts = 0
+    fired = True
+    while fired:
+        name = f"record {line}"
+        fired = test_interrupts.interrupted(
+            line, lambda name=name: named.compare_and_set(name, None, b"1", level=level)
+        )
+        try:
+            named.compare_and_set(name, None, b"2", level=level)
+        except VersionConflictError:
+            conflicts += 1
+        row = named.get(name)
+        assert row is not None
+        assert applied[name] == {row.value}, line
+        line += 1
+    assert line > 50
+    assert 10 < conflicts < line - 10
+    manager.close()

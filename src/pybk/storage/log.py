@@ -282,6 +282,7 @@ class Log:
         *,
         unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
         creates: LedgerDescriptor | None = None,
+        claim: Callable[[Commit], None] | None = None,
     ) -> Commit | None:
         """Stage a control record behind everything staged so far.
 
@@ -290,6 +291,7 @@ class Log:
             apply: Called by the driver when the record is durable, before waiters wake; may be called twice.
             unless_changed: For a record that says how far a ledger goes: the ledger, and its error at that time.
             creates: The ledger that the record creates: it goes ahead of the commit's entries, which may be of it.
+            claim: Called with the commit before the record counts, so that an interrupt leaves no record without it.
 
         Returns:
             The commit it is part of. None if the ledger's error is another now, because a commit of its entries failed
@@ -304,6 +306,8 @@ class Log:
             if unless_changed is not None and unless_changed[0].error is not unless_changed[1]:
                 return None
             commit = self._forming
+            if claim is not None:
+                claim(commit)
             if creates is not None:
                 commit.creations.append((creates, encode, apply))
             else:

@@ -115,9 +115,12 @@ class NamedRecords:
             earlier = self._earlier([change])
             if earlier is not None:
                 return earlier
-            commit = log.stage_control(*self._control(change))
+
+            def claim(commit: Commit) -> None:
+                self._pending[change.name] = commit
+
+            commit = log.stage_control(*self._control(change), claim=claim)
             assert commit is not None, "nothing was said that might have changed"
-            self._pending[change.name] = commit
             return commit
 
     def stage_group(
