@@ -94,6 +94,21 @@ def test_a_ledger_is_read_without_its_bookies(cluster: Inside, digest: DigestTyp
         assert None not in nearby.found
 
 
+def test_the_files_of_the_bookie_are_closed_with_the_client(cluster: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    nearby = Nearby(cluster)
+    assert isinstance(nearby.beside, BesideBookie)
+    closed: list[bool] = []
+    close = nearby.beside.close
+
+    def noted() -> None:
+        closed.append(True)
+        close()
+
+    monkeypatch.setattr(nearby.beside, "close", noted)
+    nearby.close()
+    assert closed == [True]
+
+
 def test_an_open_ledger_is_read_up_to_what_is_confirmed(cluster: Inside) -> None:
     with closing(Nearby(cluster)) as nearby, cluster.bookies[1].create_ledger(password=PASSWORD) as writer:
         with nearby.manager.open_ledger(writer.ledger_id, password=PASSWORD, recover=False) as reader:

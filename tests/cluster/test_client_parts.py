@@ -18,6 +18,7 @@ from pybk.client.following import Following
 from pybk.client.ledger import RemoteLedger
 from pybk.client.limbo import PAUSE_MAX_SECONDS, RETRY_SECONDS, Mender
 from pybk.client.reading import REPLY_BYTES_MAX
+from pybk.client.writing import Writing
 from pybk.digest import DigestType, entry_digest
 from pybk.ledger import LedgerState
 from pybk.metadata.ledgers import StoredLedger
@@ -124,6 +125,32 @@ def test_nothing_is_mended_of_a_ledger_that_is_being_recovered() -> None:
     assert mend(LedgerState.OPEN)
     assert mend(LedgerState.CLOSED, 12)
     assert (filled, lifted) == ([0, 0], [(LEDGER, False), (LEDGER, True)])
+
+
+@pytest.mark.parametrize(
+    ("forcing", "deferred", "outstanding", "done", "waited"),
+    [
+        (0, False, 0, False, False),
+        (0, False, 3, False, True),
+        (0, True, 3, False, False),
+        (1, True, 3, False, True),
+        (0, False, 3, True, False),
+        (1, True, 3, True, False),
+    ],
+)
+def test_somebody_drives_while_anybody_waits_for_a_writer(
+    forcing: int, deferred: bool, outstanding: int, done: bool, waited: bool
+) -> None:
+    told: list[bool] = []
+    writing: Any = SimpleNamespace(
+        _forcing=[(9, None)] * forcing,
+        ledger=SimpleNamespace(deferred=deferred),
+        machine=SimpleNamespace(outstanding=outstanding),
+        commit=SimpleNamespace(done=done),
+        engine=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
+    )
+    Writing._tell_activity(writing)
+    assert told == [waited]
 
 
 def test_nothing_is_followed_after_the_end() -> None:

@@ -125,12 +125,19 @@ def test_many_ledgers_are_listed_without_reading_what_is_not_wanted() -> None:
     assert sum(call.startswith("children") for call in calls) < 10
 
 
-def test_a_key_that_is_no_ledgers_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("above", "wrong", "below"),
+    [("000/0000/0000/0000", "12", ""), ("000/0000", "abcd", "/0000/0012"), ("000/0000", "00000", "/0000/0012")],
+)
+def test_a_key_that_is_no_ledgers_is_logged_and_left_out(
+    above: str, wrong: str, below: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = SimStore()
     cluster = cluster_on(store.tree())
-    store.tree().create("ledgers/000/0000/0000/0000/12", b"x")
-    assert cluster.list_ledgers() == []
-    assert "ledgers/000/0000/0000/0000/'12'" in caplog.text
+    store.tree().create(f"ledgers/{above}/{wrong}{below}", b"x")
+    cluster.create_ledger(ledger(7))
+    assert cluster.list_ledgers() == [7]
+    assert f"ledgers/{above}/'{wrong}'" in caplog.text
 
 
 @pytest.mark.parametrize("ledger_id", [-1, LEDGER_ID_MAX + 1, True, 1.0, "1"])

@@ -486,3 +486,21 @@ def test_who_has_a_session_has_a_share_in_the_look_for_dead_ones(
     assert tree._sweep_rest() == (lmdb._SWEEP_MAX_S if share is None else share * tree._sweep_s)
     tree._session = 0
     tree.close()
+
+
+def test_the_end_of_an_older_session_does_not_end_the_one_that_followed(tmp_path: Path) -> None:
+    tree = LmdbTree(str(tmp_path / "metadata"))
+    session = tree.session()
+    tree._session_lost(session - 1)
+    assert tree.session() == session
+    assert tree.alive(session)
+    tree.close()
+
+
+@pytest.mark.parametrize(("timeout_s", "beat_s", "sweep_s"), [(600.0, 1.0, 0.25), (2.0, 0.4, 0.25), (0.5, 0.1, 0.1)])
+def test_signs_of_life_are_given_and_looked_for_several_times_before_a_session_counts_as_dead(
+    tmp_path: Path, timeout_s: float, beat_s: float, sweep_s: float
+) -> None:
+    tree = LmdbTree(str(tmp_path / "metadata"), session_timeout_s=timeout_s)
+    assert [tree._beat_s, tree._sweep_s] == pytest.approx([beat_s, sweep_s])
+    tree.close()

@@ -53,9 +53,10 @@ def _unit_tests(name: Name, tests: tuple[str, ...]) -> str:
 
 def _failing(name: Name, test: str) -> str:
     """Return the first test of a file or directory that fails with a mutant, or nothing."""
-    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}")
+    # What hangs may hang again when it is torn down, so the process ends at the first time-out.
+    plugins = ("-p", "no:randomly", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", "--timeout-method=thread")
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-q", *plugins, "--tb=line", "-rfE", test],
+        [sys.executable, "-m", "pytest", "-x", "-v", *plugins, "--tb=line", "-rfE", test],
         cwd=ROOT,
         env=_environment(name),
         stdout=subprocess.PIPE,
@@ -71,8 +72,9 @@ def _failing(name: Name, test: str) -> str:
         _end_group(process)
     if not process.returncode:
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    return found[1] if found else test
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    begun = re.findall(r"^(tests/\S+::\S+)", output, re.MULTILINE)
+    return failed[1] if failed else begun[-1] if begun else test
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
