@@ -353,6 +353,9 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
             UnauthorizedError: The password is another; nothing was changed.
+            LedgerRecoveryError: In a cluster: too few bookies answer to find the ledger's end. It is raised after 5 s
+                if they refuse at once, after some 10 s if they do not answer, and no later than 15.2 s after the
+                recovery's last progress. Open the ledger again when they are back.
             SealMismatchError: The ledger's kind or end was changed after it was created or sealed.
             LedgerUnsealedError: ``require_seal`` is True, and the ledger is not sealed.
             IllegalOperationError: ``recover`` is True in a read-only manager.

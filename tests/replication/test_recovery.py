@@ -28,7 +28,7 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
-from pybk.replication.recovery import RETRIES_MAX, RecoveryMachine
+from pybk.replication.recovery import RETRY_FOR_NS, RETRY_NS, RecoveryMachine
 from pybk.replication.runs import entries_of
 from tests.replication.driving import Driven, bookie, entry, metadata, run
 
@@ -77,6 +77,11 @@ class Recovery(Driven):
         self.sends.remove(send)
         self.sends.insert(0, send)
         self.answer(number)
+
+    def wake(self) -> None:
+        """Let the time come that the machine asked to be woken at."""
+        self.now = self.only(WakeAt).time_ns
+        self.tell(Woken())
 
     def drop_fences(self) -> None:
         self.sends = [send for send in self.sends if not isinstance(send.request, ReadLac)]
@@ -170,9 +175,8 @@ def test_what_is_unknown_is_never_guessed() -> None:
     recovery.answer(0, NO)
     recovery.answer(1, UNKNOWN)
     recovery.lose(2)
-    for _ in range(RETRIES_MAX):
-        recovery.only(WakeAt)
-        recovery.tell(Woken())
+    while recovery.now < RETRY_FOR_NS:
+        recovery.wake()
         assert {send.bookie for send in recovery.reads()} == {bookie(1), bookie(2)}, "who denied need not be asked"
         recovery.answer(1, UNKNOWN)
         recovery.lose(2)
@@ -210,12 +214,62 @@ def test_fencing_needs_coverage_and_is_tried_again() -> None:
 def test_without_the_right_recovery_is_refused() -> None:
     recovery = Recovery()
     recovery.mark()
-    for attempt in range(RETRIES_MAX + 1):
-        for number in range(3):
-            recovery.answer(number, Reply(Status.UNAUTHORIZED))
-        if attempt < RETRIES_MAX:
-            recovery.tell(Woken())
+    for number in range(3):
+        recovery.answer(number, Reply(Status.UNAUTHORIZED))
+    recovery.now = RETRY_FOR_NS
+    recovery.tell(Woken())
+    for number in range(3):
+        recovery.answer(number, Reply(Status.UNAUTHORIZED))
     assert recovery.only(Failed).reason is Reason.UNAUTHORIZED
+
+
+def test_slow_failures_end_a_recovery_as_soon_as_fast_ones() -> None:
+    """A stopped bookie is found out by the timeout of a request, so rounds may be much longer than the pause."""
+    for timeout_ns in (0, RETRY_NS, RETRY_FOR_NS // 2, RETRY_FOR_NS):
+        recovery = Recovery()
+        recovery.mark()
+        recovery.fence(0)
+        asked_ns = rounds = 0
+        while not any(isinstance(effect, Failed) for effect in recovery.effects):
+            rounds += 1
+            asked_ns = recovery.now
+            recovery.now += timeout_ns
+            recovery.lose(1)
+            recovery.lose(2)
+            if recovery.effects and isinstance(recovery.effects[0], WakeAt):
+                recovery.wake()
+        assert rounds > 1, "each is asked again at least once"
+        assert asked_ns <= timeout_ns + RETRY_FOR_NS + RETRY_NS
+        assert recovery.now >= RETRY_FOR_NS
+
+
+def test_progress_gives_a_recovery_new_time() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    for number in range(3):
+        recovery.lose(number)
+    recovery.now = RETRY_FOR_NS - 1
+    recovery.tell(Woken())
+    recovery.fence(0, 1)
+    recovery.drop_fences()
+    recovery.now += RETRY_FOR_NS
+    recovery.answer(0, NO)
+    recovery.answer(1, UNKNOWN)
+    recovery.lose(2)
+    recovery.now += RETRY_FOR_NS - 1
+    recovery.tell(Woken())
+    recovery.told(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 0)))
+    recovery.lose(2)
+    recovery.added(0)
+    recovery.added(1)
+    recovery.sends = recovery.reads()
+    recovery.told(0, UNKNOWN)
+    recovery.lose(2)
+    recovery.now += RETRY_FOR_NS - 1
+    recovery.wake()
+    recovery.told(0, UNKNOWN)
+    recovery.lose(2)
+    recovery.only(WakeAt)
 
 
 def test_the_floor_is_the_last_fragment() -> None:

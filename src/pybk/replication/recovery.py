@@ -51,8 +51,15 @@ UNWRITTEN_MAX: Final = 4 * READ_ENTRIES_MAX
 """Entries read and not confirmed from which on no more are asked for."""
 
 RETRY_NS: Final = 200_000_000
-RETRIES_MAX: Final = 20
-"""Rounds without progress after which the recovery ends undecided."""
+"""Pause before the bookies whose answers did not count are asked again."""
+
+RETRY_FOR_NS: Final = 5 * 10**9
+"""How long they are asked again, from the first round without progress; then the recovery ends undecided.
+
+A round takes as long as its slowest answer, so the bound is a time and not a number of rounds: a stopped bookie is
+noticed by the timeout of a request only (5 s). A round that has begun is waited for, so the recovery makes no progress
+for at most this time, the pause and two timeouts.
+"""
 
 _STRAGGLER_BYTES: Final = 64 << 20
 
@@ -97,7 +104,8 @@ class RecoveryMachine:
         self._stride = len(self._masks)
         self._tokens = count(1)
         self._phase = _Phase.MARKING
-        self._tries = 0
+        self._stuck_since_ns: int | None = None
+        """When a round first ended without progress; None after progress."""
         self._waiting = False
         self._closed = False
         self._held: dict[int, int] = {}
@@ -246,8 +254,9 @@ class RecoveryMachine:
         """Ask again later those who gave no answer that counts; without them nothing can be said (rule 4)."""
         if self._waiting:
             return []
-        self._tries += 1
-        if self._tries > RETRIES_MAX:
+        if self._stuck_since_ns is None:
+            self._stuck_since_ns = now_ns
+        if now_ns - self._stuck_since_ns >= RETRY_FOR_NS:
             said = ", ".join(f"{self._ensemble[place]}: {self._refusals[place]}" for place in sorted(self._refusals))
             denied = any(text == Status.UNAUTHORIZED.name for text in self._refusals.values())
             reason = Reason.UNAUTHORIZED if denied else Reason.UNDECIDED
@@ -265,7 +274,7 @@ class RecoveryMachine:
     def _begin_reading(self, now_ns: int) -> list[Effect]:
         """Read on from the last add confirmed, which moves no more (AR3, D4)."""
         self._phase = _Phase.READING
-        self._tries = 0
+        self._stuck_since_ns = None
         self._fragments = self._metadata.fragments
         self._adds = Adds(
             self._metadata.ledger_id,
@@ -373,7 +382,7 @@ class RecoveryMachine:
 
     def _write_back(self, entries: list[memoryview]) -> list[Effect]:
         """Write entries, as they were read, to all who take them (AR5)."""
-        self._tries = 0
+        self._stuck_since_ns = None
         self._length_known = True
         self._last_entry = entries[-1]
         first = self._next - len(entries)
