@@ -8,6 +8,7 @@ import pytest
 
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CorruptError
+from pybk.flags import StorageHint
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import LacReply, ReadLac, Status
 from pybk.storage.volumes import ENTRIES
@@ -111,3 +112,13 @@ def test_all_entries_of_a_damaged_record_are_repaired_so_that_they_can_be_copied
             assert status is Status.OK
             assert content(run) == [entry(entry_id) for entry_id in range(first, 2 * COUNT)]
         fs, replicas = after_crash(fs, replicas)
+
+
+def test_a_move_of_a_replica_with_a_damaged_record_is_no_success(fs: SimFileSystem, replicas: Replicas) -> None:
+    add(replicas, make_run(0, COUNT))
+    add(replicas, make_run(COUNT, COUNT))
+    flip(fs, replicas, entry(0), 100)
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"1 records in .*\.log"):
+            replicas.move(LEDGER, StorageHint.HDD)
+    assert_reads(replicas, COUNT, 2 * COUNT - 1)

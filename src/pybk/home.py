@@ -248,7 +248,11 @@ class LedgerHome(Protocol):
         """Delete a ledger; durable on return."""
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-        """Move a ledger to another tier; done on return."""
+        """Move a ledger to another tier; done on return.
+
+        Raises:
+            CorruptError: Damaged entries stay where they are; everything else was moved.
+        """
 
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
         """Move ledgers to another tier, given in ascending order of their ids; done on return.

@@ -533,7 +533,11 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
             UnauthorizedError: The password is another; nothing was changed.
-            StorageFullError: The target has no room, or a bookie did not answer; all stays readable where it is.
+            StorageFullError: The target has no room, or a bookie did not answer or has damaged entries of the ledger,
+                which its log names; all stays readable where it is.
+            CorruptError: Damaged entries stay where they are; the error names ledgers and files. Everything else was
+                moved. The metadata name the target, because a ledger belongs there once its move was asked for; move
+                the ledger again once the file is restored.
         """
         tier = member_of(StorageHint, target, "target")
         self._usable().move(self._entitled(ledger_id, password), tier)
@@ -558,8 +562,12 @@ class LedgerManager:
             UnauthorizedError: The password is another for a ledger. Those with lower ids may have been moved.
             StorageFullError: The target has no room, or a bookie did not answer; all stays readable where it is. Call
                 it again for the same ledgers: those that were moved are left alone.
+            CorruptError: Damaged entries stay where they are; the error names ledgers and files. Everything else was
+                moved. The metadata name the target, because a ledger belongs there once its move was asked for; move
+                the ledger again once the file is restored.
 
-        Durability: All are moved on return. After a stop in the middle some are, each of them whole or not at all.
+        Durability: All are moved when it returns without an error. After a stop in the middle some are, each of them
+            whole or not at all.
         Cost: Some 0.5 ms of processor time for each small closed ledger of a store, and five syncs for each group.
         """
         tier = member_of(StorageHint, target, "target")

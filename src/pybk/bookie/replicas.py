@@ -395,6 +395,7 @@ class Replicas:
 
         Raises:
             StorageFullError: The tier has no room; what was not moved stays where it is.
+            CorruptError: Damaged entries stay where they are; everything else was moved.
             StorageFailedError: The store takes nothing more.
         """
         replica = self._replica(ledger_id)

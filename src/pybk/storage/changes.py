@@ -27,6 +27,7 @@ from pybk.seal import names
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log import Log
+from pybk.storage.mover import Unmoved, UnmovedError
 from pybk.storage.record import RecordKind, encode_control
 from pybk.storage.view import StoreView
 
@@ -353,7 +354,10 @@ class ChangingView(StoreView):
         descriptor.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-        """Move a ledger to another tier; durable on return. The ledger takes appends and reads during the move."""
+        """Move a ledger to another tier; durable on return. The ledger takes appends and reads during the move.
+
+        Raises as ``move_all`` does.
+        """
         if descriptor.deleted:
             raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
         self.move_all([descriptor], tier)
@@ -372,10 +376,19 @@ class ChangingView(StoreView):
         Raises:
             StorageRefusedError: There was no room, descriptor or memory for a group now; groups before it were moved.
                 Call it again for the same ledgers.
+            UnmovedError: Damaged records stay where they are; everything else was moved. The metadata of their ledgers
+                name the target, to which a ledger belongs from the moment its move is asked for. Call it again for the
+                same ledgers and tier once the files are restored: it moves what lies elsewhere.
         """
+        unmoved: list[Unmoved] = []
         with self.maintenance.moving():
             for group in _groups(descriptors):
-                self._move_group(group, tier)
+                try:
+                    self._move_group(group, tier)
+                except UnmovedError as error:
+                    unmoved += error.unmoved
+        if unmoved:
+            raise UnmovedError(unmoved, tier)
 
     def _move_group(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
         staged = []

@@ -25,7 +25,7 @@ from pybk.storage.failures import is_refused, undoing
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark, NamedRow, entries_key
 from pybk.storage.index_runs import bytes_by_file
 from pybk.storage.logfile import BLOCK_BYTES
-from pybk.storage.mover import Mover
+from pybk.storage.mover import Mover, Unmoved, UnmovedError
 from pybk.storage.record import RECORD_HEADER_BYTES, RUN_DTYPE, Runs
 from pybk.storage.registry import Registry
 from pybk.storage.volumes import COLD, ENTRIES, LOG
@@ -299,6 +299,9 @@ class Jobs:
 
         A checkpoint ends the log file and writes every ledger that changed, so it is made only for entries that the
         index does not know yet: moving ledgers one by one then costs one commit of catalog and index each.
+
+        Raises:
+            UnmovedError: Damaged records stay where they are. Everything else was moved, durably.
         """
         if any(descriptor.last_checked < descriptor.last_durable for descriptor in descriptors):
             self.checkpoint()
@@ -322,10 +325,12 @@ class Jobs:
         if not work:
             return
         self._check_index_room(index_bytes + len(changed) * _INDEX_ROW_BYTES)
-        self._relocate(work, tier, [row for _, row in changed])
+        unmoved = self._relocate(work, tier, [row for _, row in changed])
         for descriptor, row in changed:
             descriptor.indexed(row.metadata.version)
         store.clean([descriptor for descriptor, _ in changed])
+        if unmoved:
+            raise UnmovedError(unmoved, tier)
 
     def _elsewhere(self, page: Runs, tier: str) -> list[Runs]:
         """Return the runs of a page that lie in files of other tiers, split by file."""
@@ -335,8 +340,14 @@ class Jobs:
             return [] if rows[files[0]].tier == tier else [page]
         return _by_file(page[np.array([rows[file_id].tier != tier for file_id in files], np.bool_)])
 
-    def _relocate(self, work: list[tuple[int, list[Runs]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()) -> None:
-        """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed."""
+    def _relocate(
+        self, work: list[tuple[int, list[Runs]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()
+    ) -> list[Unmoved]:
+        """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed.
+
+        Returns:
+            The damaged records that stay where they are.
+        """
         store = self._store
         mover = Mover(store, store.store_id, tier)
         try:
@@ -352,7 +363,7 @@ class Jobs:
                 mover.abort()
             raise
         if not moved:
-            return
+            return []
 
         def change(update: IndexUpdate) -> Counter[int]:
             counts: Counter[int] = Counter()
@@ -373,6 +384,7 @@ class Jobs:
             self._remember(_keys_of(store, ledger_id, old, new))
         self._purge()
         self._drop_dead()
+        return list(mover.unmoved.values())
 
     def collect(self, *, packs: bool = True) -> None:
         """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead.

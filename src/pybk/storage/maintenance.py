@@ -31,6 +31,7 @@ from pybk.storage.registry import Registry
 
 if TYPE_CHECKING:
     from pybk.storage.store import Store
+    from pybk.storage.tiering import TierQueue
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ _AHEAD: Final = "making log files ahead"
 _CHECKPOINT: Final = "the checkpoint"
 _COLLECTION: Final = "freeing the space of what is dead"
 _POLICY: Final = "moving ledgers by the tier policy"
+_DAMAGED: Final = "moving damaged records by the tier policy"
 
 _TICK_SECONDS: Final = 1.0
 _REST_SECONDS: Final = 5.0
@@ -233,6 +235,14 @@ class Maintenance:
                 with self._attempting(_POLICY):
                     queue.move_due(lambda: self._stopping)
                 self._policy_due = time.monotonic() + _POLICY_SECONDS
+            self._show_damaged(queue)
+
+    def _show_damaged(self, queue: TierQueue) -> None:
+        """Have ``health()`` show which ledgers the policy did not move whole, because of damaged records."""
+        if queue.damaged:
+            self._troubles.note(_DAMAGED, "; ".join(queue.damaged.values()))
+        else:
+            self._troubles.clear(_DAMAGED)
 
     def _commits_are_small(self) -> bool:
         """Return whether the log made many commits since the last look, in one file, and small ones."""
@@ -382,7 +392,11 @@ class Maintenance:
         self._run_job(self._jobs.checkpoint)
 
     def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
-        """Bring all entries of ledgers, up to those durable now, to a tier; raises as ``checkpoint`` does."""
+        """Bring all entries of ledgers, up to those durable now, to a tier; raises as ``checkpoint`` does.
+
+        Raises:
+            UnmovedError: Damaged records stay where they are; everything else was moved.
+        """
         self._run_job(lambda: self._jobs.move(descriptors, tier))
 
     def collect(self) -> None:
@@ -409,3 +423,4 @@ class Maintenance:
             self._troubles.note(_POLICY, error)
         else:
             self._troubles.clear(_POLICY)
+        self._show_damaged(queue)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pybk.errors import StorageError, StorageRefusedError
+from pybk.errors import CorruptError, PybkError, StorageError, StorageRefusedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.cold import ColdSegmentWriter
@@ -30,11 +30,12 @@ from pybk.storage.record import (
     encode_entries_header,
     entry_ends,
 )
+from pybk.storage.view import Loaded
 from pybk.storage.volumes import COLD
 
 if TYPE_CHECKING:
     from pybk.storage.environment import WriteTransaction
-    from pybk.storage.view import Loaded, StoreView
+    from pybk.storage.view import StoreView
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,46 @@ _PORTION_BYTES: Final = 16 << 20
 Piece = tuple[int, list[int], list[bytes | memoryview]]
 """First entry id, sizes, and parts of what becomes one record."""
 
+_NAMED_MAX: Final = 10
+"""An error about records that were not moved names so many places; the log names all."""
+
+
+class Unmoved(NamedTuple):
+    """Records of one ledger in one file that a mover left where they are, because they cannot be read.
+
+    Attributes:
+        ledger_id: The ledger.
+        path: The file, or the LMDB environment of the SSD tier.
+        records: How many records.
+        problem: What is wrong with the first of them.
+    """
+
+    ledger_id: int
+    path: str
+    records: int
+    problem: str
+
+
+class UnmovedError(CorruptError):
+    """A move left damaged records where they are; it moved everything else.
+
+    Attributes:
+        unmoved: Each ledger and file that has such records.
+    """
+
+    def __init__(self, unmoved: Sequence[Unmoved], tier: StorageHint) -> None:
+        found = sorted(unmoved)
+        named = "; ".join(
+            f"ledger {one.ledger_id}: {one.records} records in {one.path} ({one.problem})" for one in found[:_NAMED_MAX]
+        )
+        more = f"; and {len(found) - _NAMED_MAX} more, which the log names" if len(found) > _NAMED_MAX else ""
+        super().__init__(
+            f"damaged records were not moved to {tier.value}, everything else was: {named}{more}; restore the file "
+            "from a backup and move the ledger again, or delete the ledger",
+            path=found[0].path,
+        )
+        self.unmoved = tuple(found)
+
 
 class Mover:
     """Packs entries of many ledgers into one tier.
@@ -51,6 +92,10 @@ class Mover:
     Call ``move`` in order of ledger and entry, then ``finish``; or ``abort``. Ledgers of one ``Mover`` share its files.
 
     Threads: one.
+
+    Attributes:
+        unmoved: The records that ``move`` left where they are because they cannot be read, one for each ledger and
+            file; by ledger id and path.
     """
 
     def __init__(self, view: StoreView, store_id: bytes, tier: StorageHint) -> None:
@@ -65,14 +110,15 @@ class Mover:
         self._changed: dict[int, FileRow] = {}
         self._puts: list[tuple[bytes, bytes]] = []
         self._put_bytes = 0
+        self.unmoved: dict[tuple[int, str], Unmoved] = {}
 
     def move(self, ledger_id: int, runs: Runs) -> Runs:
         """Write the entries of some runs, all in one file, to the target.
 
         Returns:
             The runs that take their place, same entries in the same order. Records that are damaged or cannot be read
-            are not moved: their runs come back as they were, so that reading them goes on failing instead of finding
-            nothing.
+            are not moved: their runs come back as they were, so that reading them still fails instead of finding
+            nothing, and ``unmoved`` names them.
 
         Raises:
             StorageFullError, OSError: The target takes no more; call ``abort``.
@@ -81,7 +127,7 @@ class Mover:
         """
         if len(runs) == 1 and self._may_copy(runs[0].item()):
             return self._copy(ledger_id, runs)
-        moved = [self._move(ledger_id, portion) for portion in self._portions(runs)]
+        moved = [part for portion in self._portions(runs) for part in self._move(ledger_id, portion)]
         return moved[0] if len(moved) == 1 else np.concatenate(moved)
 
     def _may_copy(self, run: tuple[int, ...]) -> bool:
@@ -96,7 +142,12 @@ class Mover:
         much.
         """
         loaded = self._load(ledger_id, runs)
-        if loaded is None or not self._view.sound_runs(ledger_id, loaded)[0]:
+        if not isinstance(loaded, Loaded):
+            self._keep(ledger_id, runs, loaded)
+            return runs
+        _, problem = self._view.sound_runs(ledger_id, loaded)
+        if problem is not None:
+            self._keep(ledger_id, runs, problem)
             return runs
         first, count, _, _, _, body_bytes, _ = runs[0].item()
         start = int(loaded.body_starts[0])
@@ -122,13 +173,31 @@ class Mover:
             yield runs[low:high]
             low = high
 
-    def _move(self, ledger_id: int, runs: Runs) -> Runs:
-        view = self._view
-        loaded = self._load(ledger_id, runs)
-        if loaded is None:
-            return runs
-        plain = not (runs["flags"] & RUN_COMPRESSED).any()  # a compressed record was checked when it was unpacked
-        sound = view.sound_runs(ledger_id, loaded) if plain else np.ones(len(runs), np.bool_)
+    def _move(self, ledger_id: int, runs: Runs) -> Iterator[Runs]:
+        """Move a portion and yield the runs that take its place.
+
+        Records are loaded together, so one that is damaged can prevent loading the others: then a portion is halved.
+        """
+        waiting = [runs]
+        while waiting:
+            part = waiting.pop()
+            found = self._load(ledger_id, part)
+            if isinstance(found, Loaded):
+                yield self._pack(ledger_id, part, found)
+            elif len(part) > 1 and isinstance(found, CorruptError):
+                middle = len(part) // 2
+                waiting += [part[middle:], part[:middle]]
+            else:
+                self._keep(ledger_id, part, found)
+                yield part
+
+    def _pack(self, ledger_id: int, runs: Runs, loaded: Loaded) -> Runs:
+        """Write the sound ones of some loaded records to the target."""
+        sound = np.ones(len(runs), np.bool_)
+        if not (runs["flags"] & RUN_COMPRESSED).any():  # a compressed record was checked when it was unpacked
+            sound, problem = self._view.sound_runs(ledger_id, loaded)
+            if problem is not None:
+                self._keep(ledger_id, runs[~sound], problem)
         moved: list[tuple[int, ...]] = []
         for low, high, good in _stretches(sound):
             if good:
@@ -138,15 +207,26 @@ class Mover:
                 moved += [tuple(run) for run in runs[low:high].tolist()]
         return np.array(moved, RUN_DTYPE)
 
-    def _load(self, ledger_id: int, runs: Runs) -> Loaded | None:
-        """Return the plain bodies of some records; None if they cannot be read, which is logged."""
+    def _load(self, ledger_id: int, runs: Runs) -> Loaded | StorageError:
+        """Return the plain bodies of some records, or why they cannot be read."""
         try:
             return self._view.load(ledger_id, runs)
         except StorageRefusedError:
             raise
         except StorageError as error:
-            logger.error("entries of ledger %d cannot be read and stay where they are: %s", ledger_id, error)
-            return None
+            return error
+
+    def _keep(self, ledger_id: int, runs: Runs, problem: PybkError) -> None:
+        """Note records that cannot be read and stay where they are; logged once for each ledger and file."""
+        volumes = self._view.volumes
+        file_id = int(runs["file"][0])
+        path = volumes.path_of(volumes.rows[file_id])
+        volumes.let_go(file_id)
+        found = self.unmoved.get((ledger_id, path))
+        if found is None:
+            logger.error("entries of ledger %d in %s stay where they are: %s", ledger_id, path, problem)
+            found = Unmoved(ledger_id, path, 0, str(problem))
+        self.unmoved[ledger_id, path] = found._replace(records=found.records + len(runs))
 
     def _pieces(self, loaded: Loaded) -> Iterator[Piece]:
         """Cut the entries of some records into pieces of consecutive ids and of the target's block size."""

@@ -17,9 +17,10 @@ from pybk.errors import NoSuchLedgerError, StorageRefusedError
 from pybk.ledger import LedgerMetadata, LedgerState, LedgerSummary
 from pybk.storage.changes import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.mover import UnmovedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from pybk.config import TierPolicy
     from pybk.storage.store import Store
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 _LOOKED_AT: Final = 100
 """Ledgers looked at in each second after an open, some 10 µs each."""
 _LOOKED_AT_ONCE: Final = 1000
+_DAMAGED_NS: Final = 600 * 10**9
+"""How long damaged records are left alone before a move reads them again: until then nobody can have restored much."""
 
 
 class TierQueue:
@@ -38,6 +41,9 @@ class TierQueue:
 
     Attributes:
         looking: Whether there are ledgers that it has not looked at since the open.
+        damaged: Why a ledger was not moved whole, by ledger id: the target has its sound records, and the damaged ones
+            are where they were. Each is tried again every 10 minutes, until its move succeeds or it is deleted. A
+            store that is opened again does not know them: its index says that these ledgers were moved.
 
     Args:
         store: The store.
@@ -53,6 +59,7 @@ class TierQueue:
         self._unfinished: set[int] = set()  # their metadata name the target, but their entries may lie elsewhere
         self._looked_at = -1
         self.looking = True
+        self.damaged: dict[int, str] = {}
         for descriptor in store.take_dirty().values():
             self._take_recovered(descriptor)
 
@@ -65,8 +72,13 @@ class TierQueue:
         """Take what changed, and look at some of the ledgers that the index knew when the store was opened.
 
         Args:
-            at_all: Look at all the rest of those at once.
+            at_all: Look at all the rest of those at once, and at damaged ones, whenever they were tried last.
         """
+        for ledger_id in list(self.damaged):
+            if not self._is_there(ledger_id):
+                del self.damaged[ledger_id]
+            elif at_all:
+                heapq.heappush(self._due, (0, ledger_id))
         while self._changed:
             self._take(self._changed.popleft())
         while self.looking:
@@ -77,6 +89,12 @@ class TierQueue:
             self.looking = bool(found)
             if not at_all:
                 return
+
+    def _is_there(self, ledger_id: int) -> bool:
+        try:
+            return not self._store.descriptor(ledger_id).deleted
+        except NoSuchLedgerError:
+            return False
 
     def _take_recovered(self, descriptor: LedgerDescriptor) -> None:
         """Take a ledger that the log's tail speaks of: the index knows it as it was before, or not at all.
@@ -107,7 +125,7 @@ class TierQueue:
         )
 
     def move_due(self, stopping: Callable[[], bool]) -> None:
-        """Move the ledgers that are due.
+        """Move the ledgers that are due; ``damaged`` has those of which damaged records stay where they are.
 
         Raises:
             StorageRefusedError: Some were not moved for now; they are moved the next time.
@@ -116,15 +134,29 @@ class TierQueue:
             taken = self._take_due()
             if not taken:
                 return
+            unmoved: dict[int, str] = {}
             try:
                 self._store.move_all([descriptor for _, descriptor in taken], self._policy.target)
+            except UnmovedError as error:
+                unmoved = {one.ledger_id: str(UnmovedError([one], self._policy.target)) for one in error.unmoved}
             except StorageRefusedError as error:
                 logger.warning("%d ledgers stay where they are for now: %s", len(taken), error)
                 for due, descriptor in taken:
                     heapq.heappush(self._due, (due, descriptor.ledger_id))
                     self._unfinished.add(descriptor.ledger_id)
                 raise
-            self._unfinished.difference_update(descriptor.ledger_id for _, descriptor in taken)
+            self._moved([descriptor.ledger_id for _, descriptor in taken], unmoved)
+
+    def _moved(self, ledger_ids: Sequence[int], unmoved: Mapping[int, str]) -> None:
+        """Note which ledgers were moved, and have those with damaged records tried again later."""
+        self._unfinished.difference_update(ledger_ids)
+        for ledger_id in ledger_ids:
+            self.damaged.pop(ledger_id, None)
+        self.damaged.update(unmoved)
+        self._unfinished.update(unmoved)
+        due = time.time_ns() + _DAMAGED_NS
+        for ledger_id in unmoved:
+            heapq.heappush(self._due, (due, ledger_id))
 
     def _take_due(self) -> list[tuple[int, LedgerDescriptor]]:
         """Return the ledgers that are moved together next, with their times, no longer in the queue."""

@@ -498,16 +498,21 @@ class StoreView:
         page = self.index.page(ledger_id, first)
         return bool(((page["first"] == first) & (page["file"] == file_id)).any())
 
-    def sound_runs(self, ledger_id: int, loaded: Loaded) -> npt.NDArray[np.bool_]:
-        """Check records that lie plain in their file; return which are sound, ``(r,)`` bool."""
+    def sound_runs(self, ledger_id: int, loaded: Loaded) -> tuple[npt.NDArray[np.bool_], PybkError | None]:
+        """Check records that lie plain in their file.
+
+        Returns:
+            Which are sound, ``(r,)`` bool; and what is wrong with the first that is not, None if all are.
+        """
         sound = np.ones(len(loaded.runs), np.bool_)
+        problem: PybkError | None = None
         for number, (start, run) in enumerate(zip(loaded.body_starts.tolist(), loaded.runs, strict=True)):
             try:
                 self._record(loaded.buffer, start - RECORD_HEADER_BYTES, ledger_id, int(run["first"]), int(run["file"]))
             except PybkError as error:
-                logger.error("an entry is damaged and stays where it is: %s", error)
+                problem = problem or error
                 sound[number] = False
-        return sound
+        return sound, problem
 
 
 def _find_in(page: Page, entry_id: int) -> tuple[int, int, int, int]:

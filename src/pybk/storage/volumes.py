@@ -280,6 +280,11 @@ class Volumes:
             self.rows.pop(file_id, None)
             self.views.pop(file_id, None)
 
+    def let_go(self, file_id: int) -> None:
+        """Let go of the map of a file, so that the next read maps it as it is then, for example restored."""
+        with self._lock:
+            self.views.pop(file_id, None)
+
     def drop(self, file_id: int) -> None:
         """Unlink a file; maps of it that are in use stay valid."""
         with self._lock:
