@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,13 +19,14 @@ from pybk.manager import LedgerManager
 from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.filesystem import File
+from pybk.storage.log import Log
 from pybk.storage.verify import verify_store
 from pybk.writer import LedgerWriter
 from tests.embedded import store_of
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storeworld import CONFIG
 from tests.test_space import check, new_ledger, open_small, payload_of, tick
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 
 def fill_the_log(manager: LedgerManager, writer: LedgerWriter) -> int:
@@ -169,19 +172,99 @@ def test_a_store_that_is_closed_while_acknowledged_deferred_entries_find_no_room
 def test_an_append_that_finds_the_room_taken_by_entries_that_were_kept_is_refused_and_does_not_wait_for_ever() -> None:
     fs = SimFileSystem(18, capacity_bytes=6 * MIB)
     manager = open_small(fs, replace(CONFIG, max_outstanding_bytes=256 << 10))
-    deferred, writer = new_deferred(manager), new_ledger(manager)
+    deferred, other, writer = new_deferred(manager), new_deferred(manager), new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
     fill_the_log(manager, writer)
     deferred.append(bytes(200 << 10))
     with pytest.raises(StorageFullError):
         deferred.force()
     with pytest.raises(StorageFullError):
-        new_deferred(manager).append(bytes(200 << 10))
+        other.append(bytes(200 << 10))
+    health = manager.health()
+    assert health.outstanding_bytes < 256 << 10
+    assert health.state == "degraded"
+    assert health.reason.startswith("appending: ")
     ballast.close()
     fs.unlink("/ballast")
     tick(manager)
-    assert new_ledger(manager).append(bytes(200 << 10)) == 0
+    assert other.append(bytes(200 << 10)) == 0
     assert deferred.force() == 0
+    assert manager.health().state == "ok"
+    manager.close()
+
+
+def kept_store(fs: SimFileSystem) -> tuple[LedgerManager, LedgerWriter, LedgerWriter]:
+    """Return a store without room, a ledger of which it keeps an acknowledged entry, and another deferred one."""
+    manager = open_small(fs, CONFIG)
+    deferred, other, writer = new_deferred(manager), new_deferred(manager), new_ledger(manager)
+    fs.create("/ballast", 4 * MIB).close()
+    fill_the_log(manager, writer)
+    deferred.append(bytes(200 << 10))
+    with pytest.raises(StorageFullError):
+        deferred.force()
+    assert store_of(manager).log._kept is not None
+    return manager, deferred, other
+
+
+@pytest.mark.parametrize("waits", [Log.wait_for_space, Log.flush, partial(Log.flush, kept=True)])
+def test_whoever_waits_while_kept_entries_are_tried_waits_no_longer_than_the_attempt(
+    waits: Callable[[Log], None],
+) -> None:
+    manager, _, _ = kept_store(SimFileSystem(20, capacity_bytes=6 * MIB))
+    log, supply = store_of(manager).log, store_of(manager).supply
+    take = supply.next_log_file
+    raised: list[StorageFullError | None] = []
+
+    def wait() -> None:
+        try:
+            waits(log)
+            raised.append(None)
+        except StorageFullError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait)
+
+    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+        if waiter.ident is None:
+            assert log._inflight is log._kept is not None
+            waiter.start()
+            wait_until(lambda: log._forming.waiters or (log._kept and log._kept.waiters) or raised)
+        return take(bytes_min, after)
+
+    supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
+    with pytest.raises(StorageFullError):
+        log.flush(kept=True)
+    waiter.join(WAIT_S)
+    assert len(raised) == 1
+    with pytest.raises(StorageFullError):
+        manager.close()
+
+
+def test_whoever_has_kept_entries_written_has_those_written_too_that_join_them_meanwhile() -> None:
+    fs = SimFileSystem(21, capacity_bytes=6 * MIB)
+    manager, deferred, other = kept_store(fs)
+    log, supply = store_of(manager).log, store_of(manager).supply
+    take, before = supply.next_log_file, log._kept
+    calls = 0
+
+    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            assert other.append(bytes(100 << 10)) == 0  # acknowledged, and refused with the next commit
+        elif log._kept is not before and fs.exists("/ballast"):
+            fs.unlink("/ballast")
+            fs.sync_directory("/")
+        return take(bytes_min, after)
+
+    supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
+    log.flush(kept=True)
+    assert log._kept is None
+    tick(manager)
+    manager = open_small(fs.crash(), CONFIG)
+    for writer in (deferred, other):
+        with manager.open_ledger(writer.ledger_id) as reader:
+            assert len(list(reader)) == 1
     manager.close()
 
 

@@ -52,6 +52,9 @@ def health_of(store: Store) -> Health:
     """Return how a live store is."""
     state, reason = "ok", ""
     troubles = store.troubles.all()
+    refusal = store.log.refusal
+    if refusal is not None:
+        troubles = (f"appending: {refusal}", *troubles)
     if store.log.error is not None:
         state, reason = "failed", str(store.log.error)
     elif store.maintenance.full is not None:

@@ -71,6 +71,7 @@ class Log:
         self._driver: threading.Lock | None = None
         self._error: PybkError | None = None
         self._refused: set[LedgerDescriptor] = set()
+        self._refusal: PybkError | None = None
         self._kept: Commit | None = None
         self._tries_kept = False
         self._callbacks: deque[Callable[[], None]] = deque()
@@ -105,6 +106,11 @@ class Log:
     def refuses(self) -> bool:
         """Whether some ledgers were refused for now, and are not readmitted yet."""
         return bool(self._refused)
+
+    @property
+    def refusal(self) -> PybkError | None:
+        """Why ledgers were refused last, if some are not readmitted yet; None if all are."""
+        return self._refusal if self._refused or self._kept is not None else None
 
     @property
     def error(self) -> PybkError | None:
@@ -219,8 +225,10 @@ class Log:
 
     def _is_full(self, ticket: Ticket | None, nbytes: int) -> bool:
         """Return whether entries of this size have to wait for room; the caller holds the mutex."""
-        inflight = self._inflight
+        inflight, kept = self._inflight, self._kept
         outstanding = self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
+        if kept is not None and kept is not inflight:
+            outstanding += kept.payload_bytes
         if ticket is None:
             room = self.admission.room
             return bool(outstanding or room < self._outstanding_max) and outstanding + nbytes > room
@@ -371,7 +379,7 @@ class Log:
             StorageRefusedError: Kept entries take the room, and writing them was refused again.
         """
         with self._mutex:
-            commit = self._inflight if self._inflight is not None else self._forming
+            commit = self._awaited() or self._forming
         self.wait(commit)
         if self._kept is not None:
             self.flush(kept=True)
@@ -385,13 +393,12 @@ class Log:
         Raises:
             PybkError: It could not be made durable.
         """
-        waiting = self._kept
-        if kept and waiting is not None:
-            self._write_kept(waiting)
+        if kept:
+            self._write_kept()
         with self._mutex:
             commit = self._forming
             if commit.is_empty():
-                inflight = self._inflight
+                inflight = self._awaited()
                 if inflight is None:
                     return
                 commit = inflight
@@ -399,17 +406,22 @@ class Log:
         if commit.error is not None:
             raise commit.error.with_traceback(None)
 
-    def _write_kept(self, kept: Commit) -> None:
-        """Return when the kept entries are durable; raise what they were refused with, or failed with."""
-        while True:
+    def _awaited(self) -> Commit | None:
+        """Return the commit in flight, None if there is none or it may be put back; the caller holds the mutex.
+
+        A kept commit is put back as often as it is refused, so whoever waits for it may wait as long as that lasts.
+        """
+        return None if self._inflight is self._kept else self._inflight
+
+    def _write_kept(self) -> None:
+        """Return when no entries are kept; raise what they were refused with, or failed with."""
+        while (kept := self._kept) is not None:
             with self._mutex:
-                self._tries_kept = not kept.done
+                self._tries_kept = True
                 commit = self._forming
             self.wait(commit)  # which follows the kept entries
-            if kept.error is not None:
+            if self._kept in (kept, None) and kept.error is not None:
                 raise kept.error.with_traceback(None)
-            if kept.done:
-                return
 
     # ---- the baton -----------------------------------------------------------------------------------------------
 
@@ -566,6 +578,7 @@ class Log:
             behind = commit.behind = commit.behind or self._forming
             behind.fail(error)
             if isinstance(error, StorageRefusedError):
+                self._refusal = error
                 self._refused.update(commit.ledgers(), behind.ledgers())
             if self._forming is behind:  # only now, when none of its ledgers takes more
                 if isinstance(error, StorageRefusedError):
