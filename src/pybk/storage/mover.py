@@ -31,7 +31,7 @@ from pybk.storage.record import (
     entry_ends,
 )
 from pybk.storage.view import Loaded
-from pybk.storage.volumes import COLD
+from pybk.storage.volumes import COLD, ENTRIES
 
 if TYPE_CHECKING:
     from pybk.storage.environment import WriteTransaction
@@ -217,11 +217,18 @@ class Mover:
             return error
 
     def _keep(self, ledger_id: int, runs: Runs, problem: PybkError) -> None:
-        """Note records that cannot be read and stay where they are; logged once for each ledger and file."""
+        """Note records that cannot be read and stay where they are; logged once for each ledger and file.
+
+        A record that the store knows to be lost is not noted, because the loss was recorded when it was accepted.
+        """
         volumes = self._view.volumes
         file_id = int(runs["file"][0])
-        path = volumes.path_of(volumes.rows[file_id])
+        row = volumes.rows[file_id]
+        path = volumes.path_of(row)
         volumes.let_go(file_id)
+        runs = runs[~_known_lost(runs, row)]
+        if not len(runs):
+            return
         found = self.unmoved.get((ledger_id, path))
         if found is None:
             logger.error("entries of ledger %d in %s stay where they are: %s", ledger_id, path, problem)
@@ -331,6 +338,18 @@ class Mover:
             writer.abort()
         for row in rows:
             self._view.volumes.drop(row.file_id)
+
+
+def _known_lost(runs: Runs, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which records of a file the store knows to be lost, ``(r,)`` bool.
+
+    A rebuild puts a compressed record without a body in the place of entries that are lost; a salvage has the index say
+    how long a cut file is, so that a record beyond that end is lost.
+    """
+    lost = (runs["body"] == 0) & ((runs["flags"] & RUN_COMPRESSED) != 0)
+    if row.kind != ENTRIES:
+        lost |= runs["offset"].astype(np.int64) + RECORD_HEADER_BYTES + runs["body"] > row.bytes
+    return lost
 
 
 def _stretches(sound: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, int, bool]]:
