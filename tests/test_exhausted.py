@@ -152,7 +152,7 @@ def _limited(path: str) -> None:
     with pytest.raises(StorageError, match=r"RLIMIT_NOFILE.*ulimit -n"):
         LedgerManager.open(path)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == used + 20
-    assert not os.path.exists(os.path.join(path, "cookie"))
+    assert not os.path.exists(path), "an open that is refused leaves nothing"
 
 
 _CASES["limited"] = _limited

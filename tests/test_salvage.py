@@ -107,6 +107,17 @@ def kept_file_lost(fs: SimFileSystem) -> None:
     middle_file_lost(fs)
 
 
+def kept_file_cut(fs: SimFileSystem) -> None:
+    path = log_files(fs)[1]
+    data = bytes(fs.view(path))[: commits(fs, 1)[2]]
+    lose(fs, path)
+    file = fs.create(path, len(data))
+    file.write([data], 0)
+    file.sync()
+    file.close()
+    fs.sync_directory(path.rpartition("/")[0])
+
+
 def environment_lost(fs: SimFileSystem) -> None:
     lose(fs, f"{ROOT}/ssd/entries/data.mdb")
 
@@ -124,11 +135,12 @@ HARMS: dict[Harm, int] = {
     watermark_lost: 0,
     watermark_damaged: 0,
     kept_file_lost: 100,
+    kept_file_cut: 60,
     environment_lost: COUNT,
 }
 """What may happen, and how many entries that loses at least."""
 
-STORED = (kept_file_lost, environment_lost)
+STORED = (kept_file_lost, kept_file_cut, environment_lost)
 """What may happen to a tier; what lay there goes on to be known."""
 
 
@@ -390,7 +402,7 @@ def test_a_deleted_ledger_leaves_limbo_with_all_else() -> None:
     replicas.close()
 
 
-@pytest.mark.parametrize("harm", [kept_file_lost, gap_in_a_file])
+@pytest.mark.parametrize("harm", [kept_file_lost, kept_file_cut, gap_in_a_file])
 def test_what_was_salvaged_is_moved_packed_and_deleted_like_all_else(harm: Harm) -> None:
     fs = harmed(harm)
     replicas = salvage(fs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,23 @@ def test_every_part_of_a_catalog_is_made_again(root: Path, at: int) -> None:
     assert not verify_store(str(root), password=PASSWORD).problems
 
 
+@pytest.mark.parametrize("size", [0, 1, 4096, 8191])
+@pytest.mark.parametrize("name", ["ssd/index", "ssd/entries"])
+def test_an_lmdb_file_without_its_first_pages_is_refused_untouched(root: Path, name: str, size: int) -> None:
+    """LMDB takes an empty file for a new one, and would write to it."""
+    os.truncate(root / name / "data.mdb", size)
+    before = tree(root)
+    with pytest.raises(CorruptError, match=rf"{root / name}.*rebuild-index"):
+        open_quick(root)
+    assert tree(root) == before
+    with pytest.raises(CorruptError, match="rebuild-index"):
+        open_quick(root, read_only=True)
+    assert tree(root) == before
+    assert rebuild_index(str(root), accept_loss=True).made
+    with open_quick(root) as manager, manager.open_ledger(0, password=PASSWORD, recover=False) as reader:
+        assert payloads(reader) == numbered(50)
+
+
 @pytest.mark.parametrize("name", ["ssd/index/data.mdb", "watermark", "directories"])
 def test_a_file_that_an_open_does_not_make_again_is_refused_untouched(root: Path, name: str) -> None:
     (root / name).unlink()
@@ -112,6 +130,43 @@ def test_an_empty_tier_without_a_cookie_may_be_a_device_that_is_not_mounted(tmp_
     assert tree(tmp_path / "store") == before
     assert rebuild_index(str(tmp_path / "store")).made
     open_quick(tmp_path / "store").close()
+
+
+def test_the_cookie_of_a_young_store_is_made_again_because_its_log_files_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The index of a store that was never checkpointed names no log file."""
+    root = tmp_path / "store"
+    manager = open_quick(root, background=False)
+    writer = manager.create_ledger(insecure=True)
+    writer.append_many(numbered(50))
+    copies = [tmp_path / "lost", tmp_path / "empty"]
+    for copy in copies:
+        shutil.copytree(root, copy)
+    manager.close()
+    other = tmp_path / "other"
+    open_quick(other, background=False).close()
+    for copy in copies:
+        HARMS[copy.name](copy / "nvme" / "cookie")
+        logs = {path: path.read_bytes() for path in (copy / "nvme").glob("*.log")}
+        for path in logs:
+            path.unlink()
+        for path in (other / "nvme").glob("*.log"):
+            shutil.copy(path, copy / "nvme")
+        (copy / "nvme" / "00000000000000ff.log").write_bytes(bytes(1 << 13))  # made ahead and never begun
+        before = tree(copy)
+        with pytest.raises(CookieError, match="mount the device"):
+            open_quick(copy)
+        assert tree(copy) == before, "log files of another store prove nothing"
+        for path in (copy / "nvme").glob("*.log"):
+            path.unlink()
+        for path, data in logs.items():
+            path.write_bytes(data)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), open_quick(copy, background=False) as manager:
+            assert "made again" in caplog.text
+            with manager.open_ledger(0, recover=False) as reader:
+                assert payloads(reader) == numbered(50)
 
 
 def test_parts_of_two_stores_make_no_cookie(root: Path, tmp_path: Path) -> None:

@@ -68,6 +68,10 @@ class _Write(_Read):
         return True
 
 
+_METAS_BYTES = 8192
+"""The size of the file: LMDB writes two meta pages before anything else."""
+
+
 class SimEnvironment:
     """The Environment interface on a simulated file system.
 
@@ -91,7 +95,9 @@ class SimEnvironment:
             if read_only:
                 raise StorageFailedError(f"{path}: simulated: no such environment")
             fs.make_directory(path)
-            inode = Inode(0)
+            inode = Inode(_METAS_BYTES)
+            inode.durable_size = _METAS_BYTES
+            inode.blocks = set()  # an environment takes no space of the simulated disk
             inode.table = ({}, [])
 
             def create() -> None:

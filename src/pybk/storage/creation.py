@@ -7,12 +7,13 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from pybk import digest
 from pybk.digest import SALT_BYTES_MIN
-from pybk.errors import CookieError, CorruptError, UsageError
+from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.catalog import CatalogWriter, read_header
@@ -31,6 +32,7 @@ from pybk.storage.filesystem import FileSystem, replace_file
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, Mark
 from pybk.storage.lmdb_file import LMDB_FILE
+from pybk.storage.logfile import BLOCK_BYTES, decode_file_header
 from pybk.storage.volumes import (
     COLD,
     ENTRIES,
@@ -210,15 +212,20 @@ def store_directories(
     return directories
 
 
-def check_doubtful(volumes: Volumes, doubtful: Iterable[Directory], files: Mapping[int, FileRow]) -> None:
-    """Check that directories without a sound cookie hold what the index says, so that they are what they are taken for.
+def check_doubtful(
+    volumes: Volumes, doubtful: Iterable[Directory], files: Mapping[int, FileRow], store_id: bytes
+) -> None:
+    """Check that directories without a sound cookie hold files of the store, so that they are what they are taken for.
+
+    A file that the index names proves it, and so does a log file of the store in a directory of the NVMe tier: the
+    index of a store that was never checkpointed names none.
 
     Raises:
-        CookieError: One holds no file that the index names there, so it may be another directory, or not mounted.
+        CookieError: One holds no such file, so it may be another directory, or not mounted.
     """
     for directory in doubtful:
         mine = [row for row in files.values() if (row.tier, row.directory) == (directory.tier.value, directory.number)]
-        if not any(_is_there(volumes, row) for row in mine):
+        if not any(_is_there(volumes, row) for row in mine) and not _has_log_file(volumes, directory, store_id):
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {volumes.root} keeps its {directory.tier} "
                 "tier there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if this "
@@ -229,6 +236,25 @@ def check_doubtful(volumes: Volumes, doubtful: Iterable[Directory], files: Mappi
             "the cookie of %s is lost or damaged; it is made again, because the files that belong there are there",
             directory.path,
         )
+
+
+def _has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> bool:
+    """Return whether a directory of the NVMe tier has a log file whose header names the store."""
+    if directory.tier is not StorageHint.NVME:
+        return False
+    for row in volumes.found(LOG).values():
+        if row.directory != directory.number:
+            continue
+        path = volumes.path_of(row)
+        file = volumes.fs.open(path)
+        try:
+            header = memoryview(file.read(0, min(file.size, BLOCK_BYTES)))
+        finally:
+            file.close()
+        with suppress(CorruptError, UnsupportedFormatError):
+            if decode_file_header(header, store_id=store_id, file_id=row.file_id, where=path) is not None:
+                return True  # else it was made ahead and never begun
+    return False
 
 
 def mend_cookies(fs: FileSystem, root: str, cookie: Cookie, directories: Iterable[Directory]) -> None:
@@ -294,11 +320,18 @@ def check_reachable(volumes: Volumes, files: Mapping[int, FileRow]) -> None:
         volumes.directory_of(row)
 
 
+def environment_is_there(fs: FileSystem, path: str) -> bool:
+    """Return whether an LMDB environment has a file, and not an empty one, which LMDB takes for a new one."""
+    file = os.path.join(path, LMDB_FILE)
+    return fs.exists(file) and fs.file_bytes(file) > 0
+
+
 def check_index_present(fs: FileSystem, path: str, root: str) -> None:
     """Raise CorruptError if there is no index: opening the environment would make an empty one."""
-    if not fs.exists(os.path.join(path, LMDB_FILE)):
+    if not environment_is_there(fs, path):
         raise CorruptError(
-            f"{path} is missing, the index of {root}; run `pybk rebuild-index {root}` to make it again from the files",
+            f"{path} is missing or empty, the index of {root}; run `pybk rebuild-index {root}` to make it again from "
+            "the files",
             path=path,
         )
 
@@ -344,7 +377,7 @@ def _is_there(volumes: Volumes, row: FileRow) -> bool:
     path = volumes.path_of(row)
     if row.kind != ENTRIES:
         return volumes.fs.exists(path)
-    return volumes.fs.exists(os.path.join(path, LMDB_FILE)) and not volumes.fs.exists(path + _LOST)
+    return environment_is_there(volumes.fs, path) and not volumes.fs.exists(path + _LOST)
 
 
 def note_lost_environments(volumes: Volumes) -> None:
@@ -366,7 +399,7 @@ def check_present(volumes: Volumes) -> None:
     """Raise CorruptError if a file that the index names is not there."""
     for row in missing_files(volumes):
         raise CorruptError(
-            f"{volumes.path_of(row)} is missing, and the index says that entries lie in it; restore it from a "
+            f"{volumes.path_of(row)} is missing or empty, and the index says that entries lie in it; restore it from a "
             f"backup, or run `pybk rebuild-index {volumes.root}` to go on without it"
         )
 

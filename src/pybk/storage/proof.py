@@ -8,7 +8,8 @@ come, so the parts are compared first:
   still in its place, because old places are dropped after the index has changed; then the newer checkpoint is removed.
   Otherwise the index is made again from the catalog.
 - A catalog that does not reach that checkpoint is older, damaged or lost. It is made again from the index.
-- A log file, or an environment of the SSD tier, that has not come as far as the index says is older than the index.
+- A log file, or an environment of the SSD tier, that has not come as far as the index says is older than the index. A
+  log file or cold segment that is shorter than the index says was cut.
 
 Nothing here changes a file.
 """
@@ -29,7 +30,7 @@ from pybk.storage.environment import Environment
 from pybk.storage.filesystem import FileSystem
 from pybk.storage.index_rows import FileRow, Mark
 from pybk.storage.logfile import BLOCK_BYTES, COMMIT_HEADER_BYTES, decode_commit_header, padding
-from pybk.storage.volumes import LOG, Volumes
+from pybk.storage.volumes import ENTRIES, LOG, Volumes
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,33 @@ def log_file_end(volumes: Volumes, row: FileRow) -> int:
         file.close()
 
 
+def short_files(volumes: Volumes, rows: Iterable[FileRow]) -> dict[FileRow, int]:
+    """Return the log files and cold segments that are shorter than the index says, each with its size, bytes.
+
+    Files that are missing are not among them. Costs a look at each file's size.
+    """
+    found = {}
+    for row in rows:
+        path = volumes.path_of(row)
+        if row.kind == ENTRIES or not volumes.fs.exists(path):
+            continue
+        size = volumes.fs.file_bytes(path)
+        if size < row.bytes:
+            found[row] = size
+    return found
+
+
+def _is_block_of_zeros(fs: FileSystem, path: str, size: int) -> bool:
+    """Return whether a salvage put a file in the place of one that was missing, and so has recorded the loss."""
+    if size != BLOCK_BYTES:
+        return False
+    file = fs.open(path)
+    try:
+        return not any(file.read(0, size))
+    finally:
+        file.close()
+
+
 def older_environments(
     volumes: Volumes, rows: Iterable[FileRow], entries: Mapping[int, Environment], mark: Mark
 ) -> dict[FileRow, str]:
@@ -175,7 +203,22 @@ def older_environments(
 def refuse_older(
     volumes: Volumes, files: Mapping[int, FileRow], entries: Mapping[int, Environment], mark: Mark
 ) -> None:
-    """Raise CorruptError if a log file or the SSD tier is older than the index, or newer in what was removed."""
+    """Refuse a store of which a part is older than the index.
+
+    Raises:
+        CorruptError: A log file or cold segment is shorter than the index says, a log file or the SSD tier is older
+            than the index, or the SSD tier is newer in what was removed.
+    """
+    for row, size in short_files(volumes, files.values()).items():
+        if _is_block_of_zeros(volumes.fs, volumes.path_of(row), size):
+            continue  # an older pybk left the size of the missing file in the index
+        raise CorruptError(
+            f"{volumes.path_of(row)} has {size} bytes, but the index says that it has {row.bytes}: it was cut, or is "
+            f"an older copy; restore it from a backup, or run `pybk rebuild-index {os.fspath(volumes.root)}`, which "
+            "lists the entries that are missing and continues without them if told so",
+            path=volumes.path_of(row),
+            offset=size,
+        )
     remedy = (
         f"put the newer one back; or run `pybk rebuild-index {os.fspath(volumes.root)}`, which lists the entries that "
         "are missing and goes on without them if told so"

@@ -26,6 +26,7 @@ from pybk.storage.creation import (
     OpenEnvironment,
     catalog_ids,
     catalog_path,
+    environment_is_there,
     find_cookie,
     mend_cookies,
     store_directories,
@@ -36,7 +37,6 @@ from pybk.storage.filesystem import FileSystem, OsFileSystem
 from pybk.storage.index import Index
 from pybk.storage.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.inspection import RecordReader, file_rows, runs_of
-from pybk.storage.lmdb_file import LMDB_FILE
 from pybk.storage.permissions import access_of
 from pybk.storage.proof import log_file_end, older_environments
 from pybk.storage.record import RecordKind, Runs, check_kind
@@ -240,7 +240,7 @@ class _Rebuilder:
     def _state_of_index(self) -> CatalogState | None:
         """Return what the index says instead of the catalog, None if it is missing or not sound."""
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX)
-        if not self._fs.exists(os.path.join(path, LMDB_FILE)):
+        if not environment_is_there(self._fs, path):
             return None
         try:
             environment = self._environment(path)
@@ -309,6 +309,9 @@ class _Rebuilder:
             elif row.file_id not in found:
                 self._problems.append(f"{self._volumes.path_of(row)} is missing")
                 del self._files[row.file_id]
+            elif (size := found[row.file_id].bytes) < row.bytes:
+                self._problems.append(f"{self._volumes.path_of(row)} was cut: it has {size} of {row.bytes} bytes")
+                self._files[row.file_id] = row._replace(bytes=size)
             elif row.kind == LOG and (end := log_file_end(self._volumes, row)) < row.bytes:
                 self._problems.append(
                     f"{self._volumes.path_of(row)} is older: it ends after {end} of {row.bytes} bytes"
@@ -331,8 +334,8 @@ class _Rebuilder:
     def _open_entries(self, row: FileRow) -> None:
         path = self._volumes.path_of(row)
         try:
-            if not self._fs.exists(os.path.join(path, LMDB_FILE)):
-                raise CorruptError(f"{path} is missing", path=path)
+            if not environment_is_there(self._fs, path):
+                raise CorruptError(f"{path} is missing or empty", path=path)
             self._entries[row.file_id] = self._environment(path)
         except CorruptError as error:
             self._problems.append(str(error))

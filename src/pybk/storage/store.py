@@ -54,7 +54,14 @@ from pybk.storage.log import Log
 from pybk.storage.maintenance import Maintenance
 from pybk.storage.named import NamedChange
 from pybk.storage.permissions import PRIVATE, Access, access_of, excess_warning
-from pybk.storage.proof import OlderIndexError, compare_catalogs, older_environments, older_log_files, refuse_older
+from pybk.storage.proof import (
+    OlderIndexError,
+    compare_catalogs,
+    older_environments,
+    older_log_files,
+    refuse_older,
+    short_files,
+)
 from pybk.storage.registry import Registry
 from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
 from pybk.storage.tail import RecoveredLog, keep_log, recover_log
@@ -129,7 +136,7 @@ class _Opening:
         check_reachable(volumes, files)
         for row in files.values():
             volumes.add(row)
-        check_doubtful(volumes, doubtful, files)
+        check_doubtful(volumes, doubtful, files, cookie.store_id)
         volumes.reserve_ids(max([mark.next_file_id, *(file_id + 1 for file_id in catalog_ids(fs, root))]))
         newer, problem = compare_catalogs(volumes, cookie, mark)
         try:
@@ -166,6 +173,10 @@ class _Opening:
         older = older_log_files(volumes, files.values())
         self.lost += [
             f"{volumes.path_of(row)} is older than the index: it ends after {older[row]} bytes" for row in older
+        ]
+        short = short_files(volumes, files.values())
+        self.lost += [
+            f"{volumes.path_of(row)} has {size} bytes, and the index says {row.bytes}" for row, size in short.items()
         ]
         gone = missing_files(volumes)
         there = [row for row in files.values() if row not in gone]
@@ -257,9 +268,9 @@ class Store(ChangingView):
         environment = environment or partial(open_environment, access=fs.access)
         with ExitStack() as undo:
             try:
-                make_directory(fs, root)
                 fs.hold_spares()
                 undo.callback(fs.release_spares)
+                make_directory(fs, root)
                 lock = fs.lock(os.path.join(root, "LOCK"))
                 undo.callback(lock.release)
                 cookie = find_cookie(fs, root, tiers)
@@ -424,13 +435,14 @@ class Store(ChangingView):
                 logger.info("%s: %d readers that were killed hold nothing any more", self.volumes.root, freed)
 
     def _take_older_parts(self) -> None:
-        """Have the index rely on log files and environments as they are, although they are older than it."""
+        """Have the index rely on files and environments as they are, although they are older than it, or were cut."""
         registry, files = self._registry, self.index.files()
-        ends = older_log_files(self.volumes, files.values())
+        ends = older_log_files(self.volumes, files.values()) | short_files(self.volumes, files.values())
         if ends:
-            registry.commit(
-                registry.mark, lambda update: Counter(), added=[row._replace(bytes=ends[row]) for row in ends]
-            )
+            added = [row._replace(bytes=ends[row]) for row in ends]
+            registry.commit(registry.mark, lambda update: Counter(), added=added)
+            for row in added:
+                self.volumes.add(row)
         for row in older_environments(self.volumes, files.values(), self.entries, registry.mark):
             with self.entries[row.file_id].write() as transaction:
                 write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
