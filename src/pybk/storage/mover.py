@@ -346,7 +346,7 @@ def _known_lost(runs: Runs, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.
     A rebuild puts a compressed record without a body in the place of entries that are lost; a salvage has the index say
     how long a cut file is, so that a record beyond that end is lost.
     """
-    lost = (runs["body"] == 0) & ((runs["flags"] & RUN_COMPRESSED) != 0)
+    lost: np.ndarray[tuple[int], np.dtype[np.bool_]] = (runs["body"] == 0) & ((runs["flags"] & RUN_COMPRESSED) != 0)
     if row.kind != ENTRIES:
         lost |= runs["offset"].astype(np.int64) + RECORD_HEADER_BYTES + runs["body"] > row.bytes
     return lost
