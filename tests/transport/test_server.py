@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import resource
 import socket
@@ -34,7 +35,7 @@ from tests.transport.wireworld import (
     flat,
     world,
 )
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 LARGE = 100_000
 NO = Reply(Status.UNAUTHORIZED)
@@ -651,6 +652,77 @@ def test_members_whose_greeting_is_read_before_their_connection_is_known_may_sen
         assert not watched.greeting
         assert here.ask(link, add(7, entries(0, (1 << 20,) * 4)), 2) == OK
         assert watched.ended == 0
+
+
+def test_a_message_read_after_its_connection_ended_exempts_no_later_connection(keys: ClusterKeys | None) -> None:
+    """A descriptor is used again: what is known of a member's connection must not count for a stranger's."""
+    with Server([TCP], INSTANCE, keys) as server, ExitStack() as stack:
+        watched = server._connections
+        assert watched is not None
+        strangers = [stack.enter_context(socket.socket()) for _ in range(64)]
+        with RawClient(server, keys) as member:
+            member.socket.send_multipart(member.request(add()))
+            wait_until(lambda: _has_message(server), "the message has come")
+            watched.look(server.addresses)
+            (descriptor,) = watched._open
+        wait_until(lambda: watched.look(server.addresses) or not watched._open, "the connection has ended")
+        server.receive(0)
+        _connect(server, strangers, descriptor)
+        watched.look(server.addresses)
+        assert descriptor in watched._open
+        assert watched.greeting.keys() == watched._open
+
+
+def test_a_message_exempts_its_connection_before_the_end_of_an_earlier_one_is_known() -> None:
+    """Else a member that connects again, by the same descriptor, would be ended if it sends much at once."""
+    greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    with Server([TCP], INSTANCE, None) as server, ExitStack() as stack:
+        watched = server._connections
+        assert watched is not None
+        members = [stack.enter_context(socket.socket()) for _ in range(64)]
+        with socket.socket() as first:
+            _connect(server, [first])
+            wait_until(lambda: watched.look(server.addresses) or watched._open, "the first is accepted")
+        (descriptor,) = watched._open
+        wait_until(lambda: not _is_open(server, descriptor), "the first is closed")
+        for member in _connect(server, members, descriptor):
+            member.sendall(greeting)
+            assert member.recv(len(greeting))
+            member.sendall(bytes((4, len(ready))) + ready + b"\x00\x05hello")
+            wait_until(lambda: _has_message(server), "its message has come")
+            server._drain()
+        watched.look(server.addresses)
+        assert descriptor in watched._open
+        assert not watched.greeting
+
+
+def _has_message(server: Server) -> bool:
+    """Let strangers and members in, and return whether a message can be received."""
+    if server._door is not None:
+        server._door.serve()
+    return bool(server._socket.get(zmq.EVENTS) & zmq.POLLIN)
+
+
+def _is_open(server: Server, descriptor: int) -> bool:
+    return connections._is_connection(descriptor, server.addresses)
+
+
+def _descriptors() -> set[int]:
+    """Return this process's open files; looking takes no descriptor, which the next connection would have."""
+    return {number for number in range(1024) if os.path.lexists(f"/proc/self/fd/{number}")}
+
+
+def _connect(server: Server, sockets: list[socket.socket], descriptor: int | None = None) -> list[socket.socket]:
+    """Connect sockets until the server has accepted all, or one of them by a descriptor; return those."""
+    host, port = server.addresses[0].removeprefix("tcp://").split(":")
+    for number, each in enumerate(sockets, 1):
+        before = _descriptors()
+        each.connect((host, int(port)))
+        wait_until(lambda: _descriptors() - before, "it is accepted")  # noqa: B023
+        if descriptor is not None and _is_open(server, descriptor):
+            return sockets[:number]
+    return sockets
 
 
 def test_members_may_send_much_at_once_and_be_silent_for_long() -> None:

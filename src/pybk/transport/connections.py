@@ -83,7 +83,6 @@ class Connections:
 
     __slots__ = (
         "_greeting",
-        "_heard",
         "_looked_ns",
         "_max",
         "_open",
@@ -100,7 +99,6 @@ class Connections:
         self._greeting: deque[int] = deque()  # when each was accepted whose handshake has not ended
         self._pruned_ns = self._looked_ns = 0
         self.greeting: dict[int, int] = {}
-        self._heard: set[int] = set()  # before it was known that they were accepted
         self._max = connections_max()
         self.ended = 0
         self.monitor: Any = socket.get_monitor_socket(_EVENTS)
@@ -124,7 +122,6 @@ class Connections:
             elif event == zmq.EVENT_DISCONNECTED:
                 self._open.discard(descriptor)
                 self.greeting.pop(descriptor, None)
-                self._heard.discard(descriptor)
             elif self._greeting:
                 self._greeting.popleft()
 
@@ -144,9 +141,8 @@ class Connections:
                 *(len(self._open), self._max, len(self._greeting), GREETING_MAX),
             )
             _shut(descriptor, addresses)
-        elif descriptor not in self._heard:
+        else:
             self.greeting[descriptor] = now_ns
-        self._heard.discard(descriptor)
         self._open.add(descriptor)
         self._greeting.append(now_ns)
 
@@ -174,17 +170,25 @@ class Connections:
                 )
                 _shut(descriptor, addresses)
 
-    def heard(self, frame: zmq.Frame) -> None:
+    def heard(self, frame: zmq.Frame, addresses: Collection[str]) -> None:
         """Take note that a message of a connection was received, so that its handshake has ended.
 
-        The monitor may not have been read since the connection was accepted.
+        The monitor is read first. ZeroMQ reports a connection before it receives anything from it, so the descriptor
+        then is that of the connection, and not of an earlier one whose end was not read yet. Nothing is kept of a
+        connection that has ended, because a later one may have its descriptor.
+
+        Args:
+            frame: Of the message.
+            addresses: Where the socket listens.
+
+        Cost: Some microseconds, only for a message that belongs to no session.
         """
-        with suppress(zmq.ZMQError):  # a message from within the process came over no connection
+        try:
             descriptor = int(frame.get(zmq.SRCFD))
-            if descriptor in self._open:
-                self.greeting.pop(descriptor, None)
-            else:
-                self._heard.add(descriptor)
+        except zmq.ZMQError:  # a message from within the process came over no connection
+            return
+        self.look(addresses)
+        self.greeting.pop(descriptor, None)
 
     def close(self) -> None:
         """Watch no more."""

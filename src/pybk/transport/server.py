@@ -353,7 +353,7 @@ class Server:
         """Receive the head of a message of no session, which may be the first one of its connection."""
         frame = self._socket.recv(_DONT_WAIT, copy=False)
         if self._connections is not None:
-            self._connections.heard(frame)
+            self._connections.heard(frame, self.addresses)
         return frame.bytes
 
     def _admit(
