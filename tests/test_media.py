@@ -9,6 +9,7 @@ import errno
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from pybk.storage.mapped import populate
 from pybk.storage.reading import spans
 from pybk.storage.record import RUN_DTYPE
 from pybk.storage.store import Store
+from pybk.storage.view import TABLE_OVERHEAD_BYTES
 from tests.embedded import store_of
 
 _CONFIG: Final = StoreConfig(background=False, free_bytes_low=0, free_bytes_ok=0)
@@ -267,7 +269,29 @@ def test_tables_of_long_records_take_a_bounded_part_of_the_index_cache(tmp_path:
                 assert _entry(reader, entry_id).payload == b"%064d" % 5
             tables = store._tables
             assert 0 < len(tables) < 20
-            assert sum(map(len, tables.values())) == store._tables_bytes <= config.index_cache_bytes // 4
+            bytes_of_tables = sum(map(len, tables.values())) + TABLE_OVERHEAD_BYTES * len(tables)
+            assert bytes_of_tables == store._tables_bytes <= config.index_cache_bytes // 4
+
+
+def test_small_tables_of_long_records_are_counted_with_what_python_takes_for_each(tmp_path: Path) -> None:
+    """A table of two entries has 8 bytes, and its objects and its place in a dictionary take much more."""
+    config = StoreConfig(background=False, index_cache_bytes=1 << 20, free_bytes_low=0, free_bytes_ok=0)
+    with LedgerManager.open(str(tmp_path / "s"), config=config) as manager:
+        with manager.create_ledger(password=b"pw") as writer:
+            writer.append_many([bytes(40 << 10)] * 2)
+        store = store_of(manager)
+        descriptor = store.descriptor(writer.ledger_id)
+        first, count_stride, place, body = store.place_of(descriptor, 0)
+        view = store.volumes.view(place >> 32)
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(4000):  # the same record, as if it lay in as many files
+            words = first, count_stride, place + (number << 32), body
+            assert len(store._table(view, words)) == 8
+        grown = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert len(store._tables) == (config.index_cache_bytes // 4) // (8 + TABLE_OVERHEAD_BYTES)
+        assert grown <= 1.25 * (config.index_cache_bytes // 4)
 
 
 def test_the_error_of_a_cut_file_names_the_file_and_both_sizes(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ _TABLE_ENTRIES_MAX: Final = 16_384
 """Entries of a record whose table is remembered."""
 _TABLES_SHARE: Final = 4
 """Which part of the index cache tables of long records may take: a table has 4 bytes per entry."""
+TABLE_OVERHEAD_BYTES: Final = 128
+"""What a table takes besides its entries: the headers of two objects, 65 bytes, and its place in a dictionary, which
+has some 36 to 105 bytes for each, depending on when it last grew. Records of few large entries have small tables."""
 
 _VIEWS: Final[WeakSet[StoreView]] = WeakSet()
 
@@ -356,9 +359,10 @@ class StoreView:
             with self._lock:
                 if words[2] not in self._tables:
                     self._tables[words[2]] = table
-                    self._tables_bytes += len(table)
+                    self._tables_bytes += len(table) + TABLE_OVERHEAD_BYTES
                 while self._tables_bytes > self._tables_bytes_max:
-                    self._tables_bytes -= len(self._tables.pop(next(iter(self._tables))))
+                    oldest = self._tables.pop(next(iter(self._tables)))
+                    self._tables_bytes -= len(oldest) + TABLE_OVERHEAD_BYTES
         return table
 
     def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
