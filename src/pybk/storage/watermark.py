@@ -25,6 +25,10 @@ _TRIES: Final = 100
 _REMEDY: Final = "restore the directory from a copy, or run `pybk rebuild-index` on the store, which makes it again"
 
 
+def _populate_nothing(start: int, size: int) -> None:
+    """Do nothing for a map that was dropped: touching its words raises ValueError."""
+
+
 class Watermark:
     """The LSN of the last commit known to be on disk, as a file that is mapped.
 
@@ -152,5 +156,6 @@ class Watermark:
 
     def close(self) -> None:
         """Drop the mapping; closing again does nothing. Everything else raises ValueError afterwards."""
+        self._populate = _populate_nothing  # the populator holds the map, with its descriptor
         self._words.release()
         self._view.release()
