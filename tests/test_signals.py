@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -234,6 +234,26 @@ def test_the_documented_recipe_loses_no_entry(tmp_path: Path) -> None:
         assert reader.is_closed
         assert f"{reader.last_add_confirmed + 1} entries\n" == output
         assert [entry.payload for entry in reader.read(0, 9)] == [b"an entry"] * 10
+
+
+def test_the_documented_recipe_takes_a_signal_that_comes_while_the_program_starts(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    process = python(_SIGNAL_AT_IMPORT + program, tmp_path)
+    output, _ = process.communicate(timeout=PROCESS_S)
+    assert (process.returncode, output) == (0, "0 entries\n")
+
+
+_SIGNAL_AT_IMPORT: Final = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pybk":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder())
+"""
 
 
 def test_a_handler_may_close_while_the_main_program_does_something_else(tmp_path: Path) -> None:
