@@ -13,7 +13,7 @@ import pytest
 
 from pybk.admin.cli import main
 from pybk.digest import DigestType
-from pybk.flags import StorageHint
+from pybk.flags import StorageHint, WriteFlag
 from tests.sealing import tamper
 from tests.test_rebuild import files_of, fill, index_of, lose_an_ssd_record, open_store
 from tests.test_verify import flip
@@ -65,6 +65,25 @@ def test_ls_shows_which_closed_ledgers_are_sealed(store: Path, capsys: pytest.Ca
     assert [line[6:8] for line in lines[2:4]] == [["HMAC_SHA256", "yes"], ["no", lines[3][7]]]
     rows = json.loads(run(capsys, "ls", "--json", store)[1])
     assert [row["sealed"] for row in rows] == [True, False, None]
+
+
+def test_ls_counts_the_bytes_of_the_entries_that_it_counts(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(store) as manager:
+        for forced in (0, 1, 2):
+            writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
+            if forced:
+                writer.append(b"forced")
+                writer.force()
+            if forced < 2:
+                writer.append(b"not forced")
+    rows = json.loads(run(capsys, "ls", "--json", store)[1])
+    assert [(row["entries"], row["bytes"]) for row in rows] == [(3, 11), (1, 4), (0, 0), (1, None), (1, 6)]
+
+
+def test_verify_counts_one_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(tmp_path) as manager:
+        manager.create_ledger(insecure=True).append(b"entry")
+    assert run(capsys, "verify", tmp_path)[1].startswith("no problems in 1 ledger, 1 entry, ")
 
 
 def test_cat(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +163,7 @@ def test_rebuild_index_tells_what_the_log_holds(tmp_path: Path, capsys: pytest.C
         manager.create_ledger(insecure=True).append_many([b"entry"] * 7)
     status, out, err = run(capsys, "rebuild-index", tmp_path)
     assert (status, err) == (0, "")
-    assert "0 ledgers, 0 entries, and the next open takes 7 entries of 1 ledgers from the log" in out
+    assert "0 ledgers, 0 entries, and the next open takes 7 entries of 1 ledger from the log" in out
     assert "kept" not in out
 
 

@@ -66,6 +66,23 @@ def test_the_command_reseals(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert not (tmp_path / "none").exists()
 
 
+def test_the_command_says_that_no_password_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYBK_PASSWORD", raising=False)
+    with open_sealing(tmp_path) as manager:
+        ledger_id = make(manager)
+    assert main(["reseal", str(tmp_path), str(ledger_id)]) == 2
+    error = capsys.readouterr().err
+    assert f"no password was given for ledger {ledger_id}" in error
+    assert "--password-file FILE" in error
+    assert "PYBK_PASSWORD" in error
+    assert "digest type" not in error
+    monkeypatch.setenv("PYBK_PASSWORD", "another")
+    assert main(["reseal", str(tmp_path), str(ledger_id)]) == 2
+    assert "the password is not that of ledger" in capsys.readouterr().err
+
+
 def test_a_ledger_that_changes_while_it_is_checked_is_not_sealed(tmp_path: Path) -> None:
     with open_at(FeatureLevel.BASE, tmp_path) as manager:
         ledger_id = make(manager)

@@ -21,6 +21,7 @@ from typing import Any, Final
 from tabulate import tabulate
 from tqdm import tqdm
 
+from pybk.admin.counts import counted
 from pybk.admin.credentials import password_of, passwords_of, secret_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.dump import dump_store
 from pybk.admin.permissions import run_permissions
@@ -234,7 +235,7 @@ def _shown(value: Any) -> Any:
 
 
 def _store_rows(path: str) -> list[dict[str, Any]]:
-    """Return what is listed of a store's ledgers; of an open one, what is confirmed and what is durable."""
+    """Return what is listed of a store's ledgers: the entries that are confirmed, and their bytes."""
     store = ReadOnlyStore.open(path, config=StoreConfig())
     try:
         return [_ledger_row(store, metadata) for metadata in store.ledgers()]
@@ -244,7 +245,9 @@ def _store_rows(path: str) -> list[dict[str, Any]]:
 
 def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any]:
     descriptor = store.descriptor(metadata.ledger_id)
-    return _row(metadata, descriptor.last_add_confirmed + 1, descriptor.length_durable)
+    confirmed = descriptor.last_add_confirmed
+    nbytes = descriptor.length_durable if confirmed == descriptor.last_durable else None if confirmed >= 0 else 0
+    return _row(metadata, confirmed + 1, nbytes)  # which of the durable bytes are confirmed, the entries alone say
 
 
 def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
@@ -332,11 +335,25 @@ def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerMan
 
 
 def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace) -> LedgerReader:
-    """Open a ledger, whoever writes it, and say how to give its password if that was not given."""
+    """Open a ledger without recovery, so that its writer is not disturbed."""
+    password = password_of(parsed)
+    with _password_needed(parsed.ledger, password):
+        return manager.open_ledger(parsed.ledger, password=password or b"", recover=False)
+
+
+@contextmanager
+def _password_needed(ledger_id: int, password: bytes | None) -> Iterator[None]:
+    """Add to the error of a missing or wrong password how it is given."""
     try:
-        return manager.open_ledger(parsed.ledger, password=password_of(parsed) or b"", recover=False)
+        yield
     except UnauthorizedError as error:
-        raise UnauthorizedError(f"{error}; give it with --password-file FILE or in {PASSWORD}") from error
+        how = f"give it with --password-file FILE or in {PASSWORD}"
+        if password is None:
+            text = (
+                f"no password was given for ledger {ledger_id}, which was created with one; {how}; nothing was changed"
+            )
+            raise UnauthorizedError(text) from error
+        raise UnauthorizedError(f"{error}; {how}") from error
 
 
 def _dump(parsed: argparse.Namespace) -> int:
@@ -378,29 +395,31 @@ def _problem_row(problem: Problem, root: str) -> tuple[Any, ...]:
 
 def _summary(found: Verified) -> str:
     text = (
-        f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in {found.ledgers} ledgers, "
-        f"{found.entries} entries, {found.files} files; the log was checked up to LSN {found.durable_lsn}, its durable "
-        "watermark"
+        f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in "
+        f"{counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')}, "
+        f"{counted(found.files, 'file')}; the log was checked up to LSN {found.durable_lsn}, its durable watermark"
     )
     if found.unauthenticated:
         text += (
-            f"; the entries of {found.unauthenticated} ledgers were checked by checksum only, their digests need the "
-            f"password: --passwords, --password-file or {PASSWORD}"
+            f"; the entries of {counted(found.unauthenticated, 'ledger')} were checked by checksum only, their digests "
+            f"need the password: --passwords, --password-file or {PASSWORD}"
         )
     if found.seals_unchecked:
-        text += f"; the seals of {found.seals_unchecked} ledgers were not checked, for want of their passwords"
+        text += f"; the seals of {counted(found.seals_unchecked, 'ledger')} were not checked, for want of passwords"
     if found.unsealed:
-        text += f"; {found.unsealed} closed ledgers have no seal, `pybk reseal` makes it"
+        text += f"; {counted(found.unsealed, 'closed ledger')} without a seal, `pybk reseal` makes it"
     return text
 
 
 def _reseal(parsed: argparse.Namespace) -> int:
     if not _is_url(parsed.path):
         LedgerManager.open(parsed.path, read_only=True).close()  # which makes no store where there is none
+    password = password_of(parsed)
     with _manager(parsed, read_only=False) as manager:
         rows = []
         for ledger_id in parsed.ledgers:
-            metadata = manager.reseal(ledger_id, password=password_of(parsed) or b"")
+            with _password_needed(ledger_id, password):
+                metadata = manager.reseal(ledger_id, password=password or b"")
             rows.append({"ledger": ledger_id, "last_entry": metadata.last_entry_id, "seal": metadata.seal.hex()})
             if not parsed.json:
                 print(f"ledger {ledger_id} was checked up to entry {metadata.last_entry_id} and is sealed")
@@ -430,10 +449,11 @@ def _outcome(found: Rebuilt) -> str:
             "nothing was changed: restore the missing files from a backup, or go on with --accept-loss, which keeps "
             "the ledgers and lets reading the missing entries fail"
         )
-    text = f"the index was made again: {found.ledgers} ledgers, {found.entries} entries"
+    text = f"the index was made again: {counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')}"
     if found.log_ledgers:
         text += (
-            f", and the next open takes {found.log_entries} entries of {found.log_ledgers} ledgers from the log, which "
+            f", and the next open takes {counted(found.log_entries, 'entry', 'entries')} of "
+            f"{counted(found.log_ledgers, 'ledger')} from the log, which "
             "no checkpoint has brought into the index yet"
         )
     if found.old_index is not None:

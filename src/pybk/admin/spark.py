@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tabulate import tabulate
 
+from pybk.admin.counts import counted
 from pybk.admin.credentials import (
     password_of,
     passwords_of,
@@ -296,8 +297,9 @@ def _problem_row(replica: Replica) -> tuple[Any, ...]:
 def _summary(found: Verified) -> str:
     problems = len(found.problems) + len(found.ledger_problems)
     text = (
-        f"{problems or 'no'} problem{'' if problems == 1 else 's'} in {found.ledgers} ledgers, "
-        f"{found.replicas} replicas of fragments, {found.entries} entries, {found.bytes} bytes"
+        f"{problems or 'no'} problem{'' if problems == 1 else 's'} in {counted(found.ledgers, 'ledger')}, "
+        f"{counted(found.replicas, 'replica of a fragment', 'replicas of fragments')}, "
+        f"{counted(found.entries, 'entry', 'entries')}, {found.bytes} bytes"
     )
     if found.repaired:
         text += f"; {found.repaired} replicas were repaired"
@@ -309,7 +311,7 @@ def _summary(found: Verified) -> str:
     if found.seals_unchecked:
         text += f"; the seals of {len(found.seals_unchecked)} ledgers were not checked, for want of their passwords"
     if found.unsealed:
-        text += f"; {len(found.unsealed)} closed ledgers have no seal, `pybk reseal` makes it"
+        text += f"; {counted(len(found.unsealed), 'closed ledger')} without a seal, `pybk reseal` makes it"
     if found.unread:
         text += f"; {len(found.unread)} ledgers are not closed, and what was written last to them needs the password"
     if found.late:
