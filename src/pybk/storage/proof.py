@@ -155,10 +155,12 @@ def short_files(volumes: Volumes, rows: Iterable[FileRow]) -> dict[FileRow, int]
     """
     found = {}
     for row in rows:
-        path = volumes.path_of(row)
-        if row.kind == ENTRIES or not volumes.fs.exists(path):
+        if row.kind == ENTRIES:
             continue
-        size = volumes.fs.file_bytes(path)
+        try:
+            size = volumes.fs.file_bytes(volumes.path_of(row))
+        except FileNotFoundError:
+            continue
         if size < row.bytes:
             found[row] = size
     return found
