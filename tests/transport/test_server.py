@@ -687,9 +687,14 @@ def test_a_message_exempts_its_connection_before_the_end_of_an_earlier_one_is_kn
         (descriptor,) = watched._open
         wait_until(lambda: not _is_open(server, descriptor), "the first is closed")
         for member in _connect(server, members, descriptor):
-            member.sendall(greeting)
-            assert member.recv(len(greeting))
-            member.sendall(bytes((4, len(ready))) + ready + b"\x00\x05hello")
+            member.sendall(greeting + bytes((4, len(ready))) + ready)
+            member.settimeout(WAIT_S)
+            received = b""
+            while b"READY" not in received:  # a message before that would end the handshake
+                part = member.recv(1 << 10)
+                assert part, "the server ended the connection"
+                received += part
+            member.sendall(b"\x00\x05hello")
             wait_until(lambda: _has_message(server), "its message has come")
             server._drain()
         watched.look(server.addresses)
