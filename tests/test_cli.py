@@ -14,6 +14,8 @@ import pytest
 from pybk.admin.cli import main
 from pybk.digest import DigestType
 from pybk.flags import StorageHint, WriteFlag
+from pybk.storage.environment import LmdbEnvironment
+from pybk.storage.index_rows import ledger_key
 from tests.sealing import tamper
 from tests.test_rebuild import files_of, fill, index_of, lose_an_ssd_record, open_store
 from tests.test_verify import flip
@@ -194,6 +196,19 @@ def test_rebuild_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     status, out, err = run(capsys, "cat", tmp_path, 4)
     assert (status, out) == (1, "")
     assert "pybk: " in err
+
+
+def test_damage_of_the_index_names_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(tmp_path) as manager:
+        manager.create_ledger(insecure=True).close()
+    environment = LmdbEnvironment(str(index_of(tmp_path)))
+    with environment.write() as transaction:
+        transaction.put(ledger_key(0), b"damaged")
+    environment.close()
+    status, out, err = run(capsys, "ls", tmp_path)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"pybk: {tmp_path}: index key ")
+    assert "PATH" not in err
 
 
 def test_what_reads_works_beside_a_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

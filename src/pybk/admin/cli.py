@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SOUND
     except (CorruptError, DigestMismatchError) as error:
-        print(f"pybk: {_one_line(error)}", file=sys.stderr)
+        text = _one_line(error)
+        where = "" if parsed.path in text else f"{parsed.path}: "  # what is damaged may not know its store
+        print(f"pybk: {where}{text}", file=sys.stderr)
         return DAMAGED
     except (PybkError, OSError) as error:
         print(f"pybk: {_one_line(error)}", file=sys.stderr)
