@@ -89,7 +89,7 @@ def test_verify(cluster: Inside, commands: Commands) -> None:
     status, out, _ = commands.run("verify", cluster.url)
     assert status == 1
     assert bad in out
-    assert "1 problem in 1 ledgers" in out
+    assert "1 problem in 1 ledger, " in out
     status, out, _ = commands.run("verify", cluster.url, "--repair")
     assert status == 0
     assert "1 replicas were repaired" in out
