@@ -83,7 +83,7 @@ def test_entries_are_read_without_copying_in_few_pieces(replicas: Replicas) -> N
     assert run is not None
     assert status is Status.OK
     assert len(run.body) == 2
-    views = [view for view, _ in replicas.store.volumes.views.values()]
+    views = [mapped.view for mapped in replicas.store.volumes.views.values()]
     assert all(any(memoryview(piece).obj is view.obj for view in views) for piece in run.body)
 
 

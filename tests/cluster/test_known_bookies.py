@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from pybk.bookie.service import BookieService
+from pybk.client import directory
 from pybk.client.home import ClusterHome
-from pybk.errors import UsageError
+from pybk.errors import NotEnoughBookiesError, UsageError
 from pybk.metadata.bookies import BookieRegistration
 from tests.cluster.inside import Inside, inside
+from tests.waiting import WAIT_S
 
 
 def service_of(cluster: Inside, place: int) -> BookieService:
@@ -34,9 +36,13 @@ def test_a_bookie_that_is_not_known_cannot_be_replicated(tmp_path: Path) -> None
         assert client.replicate("bookie-1").ledgers >= 0, "a bookie that is away is known by its cookie"
 
 
-def test_no_new_ledger_goes_to_a_bookie_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with inside(tmp_path, count=4) as cluster:
         client = cluster.connect()
+        home = client._home
+        assert isinstance(home, ClusterHome)
         client.create_ledger(insecure=True).close()
         full = service_of(cluster, 2)
         registration = full._registration
@@ -47,7 +53,33 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only(tmp_path: Path, mo
         monkeypatch.setattr(full, "_registration", read_only)
         assert full._registered is not None
         full._registered.update(read_only())  # no watch tells of it
+        home.directory._seen_ns -= directory._FRESH_NS
         for _ in range(5):
             with client.create_ledger(insecure=True) as writer:
                 ensemble = writer.metadata.fragments[0].ensemble
             assert full.bookie not in ensemble
+
+
+def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        home = client._home
+        assert isinstance(home, ClusterHome)
+        monkeypatch.setattr(directory, "_FRESH_NS", int(WAIT_S * 1e9))
+        client.create_ledger(insecure=True).close()
+        reads: list[None] = []
+        refresh = home.directory.refresh
+
+        def read() -> None:
+            reads.append(None)
+            refresh()
+
+        monkeypatch.setattr(home.directory, "refresh", read)
+        for _ in range(3):
+            client.create_ledger(insecure=True).close()
+        assert reads == []
+        with pytest.raises(NotEnoughBookiesError):
+            client.create_ledger(insecure=True, ensemble_size=4, write_quorum=2)
+        assert len(reads) == 1, "who may have come meanwhile is looked for"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import (
@@ -36,6 +37,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FRESH_NS: Final = 1_000_000_000
+"""How old what is known of bookies may be when the ensemble of a new ledger is chosen.
+
+Reading the registrations for each ledger took a third of the time of creating and closing one. Of what a bookie that
+has just become read-only gets by mistake, it refuses the entries, and another bookie takes its place.
+"""
+
 
 class Directory:
     """Who is there, as the metadata store says, and what it says of ledgers.
@@ -63,6 +71,7 @@ class Directory:
         self.bookies: Mapping[str, BookieRegistration] = {}
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
         self.too_old: Mapping[str, BookieRegistration] = {}
+        self._seen_ns = 0
         self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
         self._watch = metadata.watch_bookies(self._changed)
@@ -78,6 +87,7 @@ class Directory:
 
     def refresh(self) -> None:
         """See who is there now."""
+        seen_ns = time.monotonic_ns()
         try:
             there = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
         except MetadataError as error:
@@ -94,6 +104,7 @@ class Directory:
             )
         self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
         self.bookies = there
+        self._seen_ns = seen_ns
         self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
 
     def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
@@ -128,10 +139,13 @@ class Directory:
             NotEnoughBookiesError: There are too few.
         """
         size = metadata.ensemble_size
-        # A bookie that turned read-only stays registered, and of such changes no watch tells: the registrations are
-        # read for each ledger, which is little beside recording it.
-        self.refresh()
+        # A bookie that turned read-only stays registered, and of such changes no watch tells.
+        if time.monotonic_ns() - self._seen_ns > _FRESH_NS:
+            self.refresh()
         found = self._choose(tuple(range(size)), (), frozenset(), metadata)
+        if len(found) < size:
+            self.refresh()
+            found = self._choose(tuple(range(size)), (), frozenset(), metadata)
         if len(found) < size:
             raise NotEnoughBookiesError(
                 f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({self._there()}): start "

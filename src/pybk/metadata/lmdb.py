@@ -53,6 +53,9 @@ _CHECK_S: Final = 1.0
 _LOOK_S: Final = 2.0
 """How often a process looks at what it watches without a sign of a change."""
 
+_PACE_S: Final = 0.01
+"""How long a process looks at what it watches once at most, however often anything changes."""
+
 _MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
 _PAUSE_MAX_S: Final = 0.0005
@@ -471,6 +474,8 @@ class LmdbTree:
             rest = self._sweep_s if failed else self._rest(watching=watching)
             changed = self._wake.wait(rest, changes=watching)
             try:
+                if changed:
+                    time.sleep(max(0.0, self._polled_at + _PACE_S - time.monotonic()))
                 if changed or _is_nearly_due(time.monotonic(), self._polled_at, _LOOK_S):
                     self._polled_at = time.monotonic()
                     self._poll()

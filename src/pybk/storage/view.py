@@ -36,7 +36,7 @@ from pybk.storage.record import (
     check_body,
     decode_header,
 )
-from pybk.storage.volumes import ENTRIES, Volumes
+from pybk.storage.volumes import CHUNK_BYTES, ENTRIES, Volumes
 
 logger = logging.getLogger(__name__)
 
@@ -326,8 +326,9 @@ class StoreView:
                 return None
             if found[1] is not words:
                 return found[0], *entry_span(*found, entry_id)
-            mapped = found[0], self.fs.populator(found[0])
-        view, populate = mapped
+            view, populate = found[0], self.fs.populator(found[0])
+        else:
+            view, populate, _ = mapped
         table = None
         start = words[2] & 0xFFFFFFFF
         stop = start + RECORD_HEADER_BYTES + words[3]
@@ -434,8 +435,7 @@ class StoreView:
             buffer = self.volumes.read_direct(file_id, base, end)
         elif self.fs.populates:
             buffer = self.volumes.view(file_id)
-            for start, stop in spans(runs):
-                self.volumes.populate(buffer, start, stop)
+            self._populate(file_id, buffer, runs)
         else:
             base, end = span(runs)
             buffer = self.volumes.read(file_id, base, end)
@@ -446,6 +446,17 @@ class StoreView:
             for start, run in zip(starts.tolist(), runs, strict=True):
                 self._record(buffer, start, ledger_id, int(run["first"]), file_id)
         return Loaded(buffer, runs, starts + RECORD_HEADER_BYTES)
+
+    def _populate(self, file_id: int, buffer: memoryview, runs: Runs) -> None:
+        """Bring some records of a mapped file into memory, and little besides; raises as ``Volumes.populate``."""
+        start, stop = span(runs)
+        if stop - start <= CHUNK_BYTES:
+            self.volumes.populate(buffer, start, stop)
+        elif stop - start <= CHUNK_BYTES * len(runs):
+            self.volumes.populate_once(file_id, start, stop)
+        else:
+            for low, high in spans(runs):
+                self.volumes.populate_once(file_id, low, high)
 
     def _record(
         self, buffer: memoryview, start: int, ledger_id: int, first: int, file_id: int

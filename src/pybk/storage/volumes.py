@@ -25,6 +25,9 @@ from pybk.storage.mapped import populate, unreadable
 _DIRECTORIES_FORMAT: Final = 1
 _FILE_NAME: Final = re.compile("[0-9a-f]{16}")
 
+CHUNK_BYTES: Final = 64 << 10
+"""What is populated of a map, and remembered to be so, at a time."""
+
 LOG: Final = "log"
 COLD: Final = "cold"
 ENTRIES: Final = "entries"
@@ -119,6 +122,20 @@ def _relative(root: str, path: str) -> str:
     return os.path.relpath(path, root) if path.startswith(root + os.sep) else path
 
 
+class Mapped(NamedTuple):
+    """The map of a whole file.
+
+    Attributes:
+        view: Its bytes.
+        populate: Populates a range of it.
+        populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
+    """
+
+    view: memoryview
+    populate: Populator
+    populated: bytearray
+
+
 class Volumes:
     """Tier directories and the files in them.
 
@@ -131,8 +148,8 @@ class Volumes:
         self.directories = list(directories)
         self.rows: dict[int, FileRow] = {}
         self._paths = {(d.tier.value, d.number): d.path for d in directories}
-        self.views: dict[int, tuple[memoryview, Populator]] = {}
-        """Maps of whole files, and what populates each."""
+        self.views: dict[int, Mapped] = {}
+        """Maps of whole files."""
         self._views_max = fs.maps_max()
         self._lock = threading.Lock()
         self._next_file_id = 1
@@ -211,15 +228,19 @@ class Volumes:
             StorageRefusedError: This process has no descriptor or memory left for it, though other maps were let go of.
             StorageError: The operating system refuses.
         """
+        return self.mapped(file_id).view
+
+    def mapped(self, file_id: int) -> Mapped:
+        """Return the map of a whole file; raises as ``view`` does."""
         mapped = self.views.get(file_id)
         if mapped is None:
             view = self._read(file_id, self.fs.view)
-            mapped = view, self.fs.populator(view)
+            mapped = Mapped(view, self.fs.populator(view), bytearray(-(-len(view) // CHUNK_BYTES)))
             with self._lock:
                 while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
                 mapped = self.views.setdefault(file_id, mapped)
-        return mapped[0]
+        return mapped
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         """Bring a range of a map that ``view`` returned into memory, so that it can be touched.
@@ -229,6 +250,33 @@ class Volumes:
             StorageError: The device cannot read it.
         """
         populate(self.fs, view, start, stop)
+
+    def populate_once(self, file_id: int, start: int, stop: int) -> None:
+        """Bring a range of a file's map into memory, unless that was done before and the file was not cut since.
+
+        For ranges of many pages, where asking the kernel costs more than looking at the file's size. What was populated
+        and dropped from memory is read again when it is touched.
+
+        Raises:
+            KeyError, FileNotFoundError, CorruptError, StorageError: As ``view`` and ``populate``.
+        """
+        mapped = self.mapped(file_id)
+        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
+        if mapped.populated.find(0, low, high) < 0 and self._reaches(file_id, stop):
+            return
+        try:
+            populate(self.fs, mapped.view, low * CHUNK_BYTES, high * CHUNK_BYTES)
+        except StorageError:
+            populate(self.fs, mapped.view, start, stop)  # what was cut or cannot be read may lie beside the range
+        else:
+            mapped.populated[low:high] = b"\1" * len(mapped.populated[low:high])
+
+    def _reaches(self, file_id: int, stop: int) -> bool:
+        """Return whether a file is there and has so many bytes."""
+        try:
+            return self.fs.file_bytes(self.path_of(self.rows[file_id])) >= stop
+        except (KeyError, FileNotFoundError):
+            return False
 
     def unreadable(self, view: memoryview, stop: int, error: OSError) -> StorageError:
         """Return the error to raise for a map of which ``FileSystem.populate`` refused a range."""
