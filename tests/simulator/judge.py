@@ -93,8 +93,9 @@ class Judge:
         return lac
 
     def reader_sees_lac(self, lac: int, promised: int) -> None:
-        """I6, I16: a reader may now read up to there."""
-        self.check(lac >= promised, f"a reader was told {lac}, though enough bookies to cover it know {promised}")
+        """I6, I16: a reader may now read up to there. Of a ledger that was deleted meanwhile nothing is promised."""
+        kept = lac >= promised or self.ledger.metadata.current is None
+        self.check(kept, f"a reader was told {lac}, though enough bookies to cover it know {promised}")
         self.read_lac = max(self.read_lac, lac)
         self.check(lac <= self.firm_end(), f"I6: a reader was told {lac}, confirmed is {self.firm_end()}")
 

@@ -26,6 +26,7 @@ FAILED_ONCE = {
         (1109, 2354, 4266, 4708),
         "a bookie whose sync or stage had failed answered unknown for ever, and no recovery came to an end",
     ),
+    30037453: "the judge held to a promise about a ledger that was deleted while its LAC was read",
     10015898: "the judge counted an answer to a fence that came after its timeout, which the library drops",
 }
 """Seeds that found a defect, of the library or of the judge, with what it was."""
