@@ -128,7 +128,7 @@ def mutated(name: Name, source: bytes) -> ast.Module:
 
 
 def exists(name: Name) -> bool:
-    """Tell whether the library still has the place that a mutant changes."""
+    """Return whether the library still has the place that a mutant changes."""
     wanted = (name.function, name.operator, name.number)
     return any((each.function, each.operator, each.number) == wanted for each in mutations(tree_of(name.module)))
 

@@ -409,7 +409,8 @@ class Log:
     def _awaited(self) -> Commit | None:
         """Return the commit in flight, None if there is none or it may be put back; the caller holds the mutex.
 
-        A kept commit is put back as often as it is refused, so whoever waits for it may wait as long as that lasts.
+        A kept commit is put back as often as it is refused, so a thread that waits for it may wait as
+        long as the refusal lasts.
         """
         return None if self._inflight is self._kept else self._inflight
 

@@ -36,7 +36,7 @@ from pybk.storage.record import (
     check_body,
     decode_header,
 )
-from pybk.storage.volumes import CHUNK_BYTES, ENTRIES, Volumes
+from pybk.storage.volumes import CHUNK_BYTES, ENTRIES, Mapped, Volumes
 
 logger = logging.getLogger(__name__)
 
@@ -434,8 +434,9 @@ class StoreView:
             base, end = span(runs)
             buffer = self.volumes.read_direct(file_id, base, end)
         elif self.fs.populates:
-            buffer = self.volumes.view(file_id)
-            self._populate(file_id, buffer, runs)
+            mapped = self.volumes.mapped(file_id)
+            buffer = mapped.view
+            self._populate(file_id, mapped, runs)
         else:
             base, end = span(runs)
             buffer = self.volumes.read(file_id, base, end)
@@ -447,16 +448,16 @@ class StoreView:
                 self._record(buffer, start, ledger_id, int(run["first"]), file_id)
         return Loaded(buffer, runs, starts + RECORD_HEADER_BYTES)
 
-    def _populate(self, file_id: int, buffer: memoryview, runs: Runs) -> None:
+    def _populate(self, file_id: int, mapped: Mapped, runs: Runs) -> None:
         """Bring some records of a mapped file into memory, and little besides; raises as ``Volumes.populate``."""
         start, stop = span(runs)
         if stop - start <= CHUNK_BYTES:
-            self.volumes.populate(buffer, start, stop)
+            self.volumes.populate(mapped.view, start, stop)
         elif stop - start <= CHUNK_BYTES * len(runs):
-            self.volumes.populate_once(file_id, start, stop)
+            self.volumes.populate_once(file_id, mapped, start, stop)
         else:
             for low, high in spans(runs):
-                self.volumes.populate_once(file_id, low, high)
+                self.volumes.populate_once(file_id, mapped, low, high)
 
     def _record(
         self, buffer: memoryview, start: int, ledger_id: int, first: int, file_id: int

@@ -251,16 +251,15 @@ class Volumes:
         """
         populate(self.fs, view, start, stop)
 
-    def populate_once(self, file_id: int, start: int, stop: int) -> None:
+    def populate_once(self, file_id: int, mapped: Mapped, start: int, stop: int) -> None:
         """Bring a range of a file's map into memory, unless that was done before and the file was not cut since.
 
         For ranges of many pages, where asking the kernel costs more than looking at the file's size. What was populated
         and dropped from memory is read again when it is touched.
 
         Raises:
-            KeyError, FileNotFoundError, CorruptError, StorageError: As ``view`` and ``populate``.
+            CorruptError, StorageError: As ``populate``.
         """
-        mapped = self.mapped(file_id)
         low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
         if mapped.populated.find(0, low, high) < 0 and self._reaches(file_id, stop):
             return
