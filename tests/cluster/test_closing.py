@@ -14,9 +14,15 @@ import pytest
 from pybk.client import engine
 from pybk.client.directory import Directory
 from pybk.client.home import ClusterHome
+from pybk.client.ledger import RemoteLedger
+from pybk.client.reading import LacReading
 from pybk.client.wire import BookieWire
+from pybk.client.writing import Writing
+from pybk.errors import ClosedError
+from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
 from pybk.transport.links import Links
+from pybk.writer import LedgerWriter
 from tests.cluster.child import PATIENCE
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
@@ -154,3 +160,63 @@ def test_watches_end_before_the_links_do(tmp_path: Path, monkeypatch: pytest.Mon
         client.close()
         assert order == ["Directory", "BookieWire"]
         wire.interrupt()  # of a watch that was under way
+
+
+def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_path: Path) -> None:
+    """What threads that saw the client open begin when its links are closed: each is told that it is."""
+    with inside(tmp_path / "cluster") as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE)
+        writer.append(b"entry 0")
+        other = client.create_ledger(password=PASSWORD, ensemble_size=1)
+        home, ledger, digest = home_of(client), other._descriptor, other._digest
+        assert isinstance(ledger, RemoteLedger)
+        client.close()
+        for begin in (
+            lambda: home.engine.run(reading := LacReading(home.engine, ledger, rank={}), reading.machine.start),
+            lambda: LedgerWriter(home, ledger, digest, client).append(b"x"),
+            lambda: home._force(writing_of(writer), 7),
+        ):
+            with pytest.raises(ClosedError):
+                begin()
+
+
+def writing_of(writer: LedgerWriter) -> Writing:
+    assert isinstance(writer._descriptor, RemoteLedger)
+    assert writer._descriptor.writing is not None
+    return writer._descriptor.writing
+
+
+def test_readers_of_a_client_that_is_closed_meanwhile_end(tmp_path: Path) -> None:
+    with inside(tmp_path / "cluster") as cluster:
+        with cluster.connect() as client, client.create_ledger(password=PASSWORD, ensemble_size=1) as writer:
+            writer.append_many([b"entry %d" % number for number in range(ENTRIES)])
+        for _ in range(5):
+            errors = read_while_closing(cluster.connect(), writer.ledger_id)
+            assert [error for error in errors if not isinstance(error, ClosedError)] == []
+
+
+def read_while_closing(client: LedgerManager, ledger_id: int) -> list[BaseException]:
+    """Have threads read again and again, and close the client; return what they ended with."""
+    errors: list[BaseException] = []
+    reading = threading.Barrier(4)
+
+    def read() -> None:
+        with client.open_ledger(ledger_id, password=PASSWORD) as reader:
+            reading.wait(WAIT_S)
+            try:
+                while True:
+                    reader.read(0, ENTRIES - 1)
+            except BaseException as error:  # noqa: BLE001  # whatever it is, the test is told
+                errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    reading.wait(WAIT_S)
+    time.sleep(0.01)
+    client.close()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(errors) == len(threads), "each has ended"
+    return errors

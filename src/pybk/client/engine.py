@@ -195,10 +195,7 @@ class Engine:
 
         def first() -> None:
             self._waited.add(conversation)
-            if self._closed is not None:
-                conversation.end(self._closed)
-            else:
-                self.perform(conversation, begin(time.monotonic_ns()))
+            self.perform(conversation, begin(time.monotonic_ns()))
 
         self._posted.append(first)
 
@@ -224,8 +221,13 @@ class Engine:
         """Send what there is, wait for what comes, and act on it.
 
         An exception in the middle of it, such as KeyboardInterrupt, leaves machines of which nothing is known: they are
-        given up in the next turn, so that nobody waits for them for ever.
+        given up in the next turn, so that nobody waits for them for ever. Once the engine is closed, the wire may be
+        closed, too: a turn then ends what threads began that did not know of it.
         """
+        if self._closed is not None:
+            self._do_posted()
+            self._end_all(self._closed)
+            return
         if self._broken:
             self._give_up()
             return  # it may have been all that somebody waits for
@@ -239,6 +241,8 @@ class Engine:
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()
         self._do_posted()
+        if self._closed is not None:
+            return
         self._submit(now_ns)
         # What was finished may have been all that somebody waits for.
         timeout_ms = 0 if self.baton.finished or self._posted else self._timeout_ms(now_ns)
@@ -249,6 +253,8 @@ class Engine:
 
     def idle(self) -> bool:
         """Take what late bookies say, and do what waits for quiet; tell whether there was or may be more."""
+        if self._closed is not None:
+            return False
         if self._broken:
             self._give_up()
         self._receive(0)
@@ -258,12 +264,7 @@ class Engine:
 
     def _give_up(self) -> None:
         """End all that an interrupt in the middle of a turn may have left half done; may be repeated."""
-        for reference in self._writers.valuerefs():  # a copy: other threads attach writers meanwhile
-            writer = reference()
-            if writer is not None:
-                writer.give_up(LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
-        for conversation in list(self._waited):
-            conversation.end(EntryUnknownError(_INTERRUPTED))
+        self._end_all(EntryUnknownError(_INTERRUPTED), LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
         self._asked.clear()
         self._formed.clear()
         self._active.clear()
@@ -272,6 +273,15 @@ class Engine:
         self._wake_at.clear()
         self._wire.begin_again()
         self._broken = False
+
+    def _end_all(self, error: PybkError, of_writers: PybkError | None = None) -> None:
+        """End all conversations with an error, those of writers perhaps with another; may be repeated."""
+        for reference in self._writers.valuerefs():  # a copy: other threads attach writers meanwhile
+            writer = reference()
+            if writer is not None:
+                writer.give_up(of_writers or error)
+        for conversation in list(self._waited):
+            conversation.end(error)
 
     def _tell_lacs(self) -> None:
         while self._untold:
@@ -317,11 +327,12 @@ class Engine:
 
     def tell(self, conversation: AnyConversation, event: Event) -> None:
         """Tell a machine an event, and perform what it asks for; one that has ended may still learn who missed what."""
-        if self._closed is None:
-            self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
+        self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
 
     def perform(self, conversation: AnyConversation, effects: list[Effect]) -> None:
-        """Do what a machine asked for."""
+        """Do what a machine asked for; nothing once the engine is closed, as the next turn ends all conversations."""
+        if self._closed is not None:
+            return
         for effect in effects:
             if type(effect) is Send:
                 self._send(conversation, effect)
@@ -418,12 +429,12 @@ class Engine:
         """
 
         def end_all() -> None:
-            self._closed = error
-            for conversation in list(self._waited):
-                conversation.end(error)
+            self._closed = error  # first: from now on nobody uses the wire
+            self._end_all(error)
 
         self._end_late_answers()
-        self._have_done(end_all)
+        while self._closed is None:  # an interrupt of whoever drives may have come before it
+            self._have_done(end_all)
         self.baton.stop()
         _, unrecorded = wait_for(tuple(self._reports), _REPORT_SECONDS)
         if unrecorded:

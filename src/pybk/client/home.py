@@ -201,8 +201,6 @@ class ClusterHome:
         error = ClosedError("the manager is closed; open it again")
         self.engine.close(error)
         for ledger in self._ledgers():
-            if ledger.writing is not None:
-                ledger.writing.appender.fail(error)
             ledger.wake_followers()
         self.directory.close()
         self._wire.close()
