@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -300,8 +302,8 @@ def ring(**changes: Any) -> KeyRing:
 
 
 def rfc_5869(root: bytes, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256 of 32 bytes, as the RFC has it."""
-    return hmac.digest(hmac.digest(salt, root, "sha256"), info + b"\x01", "sha256")
+    """HKDF-SHA256 of 32 bytes, as another implementation has it."""
+    return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(root)
 
 
 def test_keys_are_scrypt_and_hkdf() -> None:

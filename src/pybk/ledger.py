@@ -104,6 +104,14 @@ class LedgerState(StrEnum):
     CLOSED = "closed"
 
 
+_MEMBERS: Final = (
+    ("state", LedgerState),
+    ("tier", StorageHint),
+    ("write_flags", WriteFlag),
+    ("digest_type", DigestType),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMetadata:
     """What is known about a ledger as a whole.
@@ -192,19 +200,21 @@ class LedgerMetadata:
                 f"a seal of {len(self.seal)} bytes and a last digest of {len(self.last_digest)}; a seal has "
                 f"{SEAL_BYTES} bytes or none, a digest at most {LAST_DIGEST_BYTES_MAX}"
             )
-        if not isinstance(self.extra, Mapping):
-            raise UsageError(f"extra is a {type(self.extra).__name__}; it takes a mapping")
         put = object.__setattr__
-        put(self, "extra", FrozenDict(self.extra))
+        # Metadata are mostly made of others, whose mappings and members need no second look.
+        if type(self.extra) is not FrozenDict:
+            if not isinstance(self.extra, Mapping):
+                raise UsageError(f"extra is a {type(self.extra).__name__}; it takes a mapping")
+            put(self, "extra", FrozenDict(self.extra))
         put(self, "ledger_type", LedgerType(self.ledger_type))
         put(self, "custom_metadata", _checked_custom(self.custom_metadata))
         put(self, "fragments", _checked_fragments(self.fragments, self.ensemble_size))
         try:
-            put(self, "state", LedgerState(self.state))
-            put(self, "tier", StorageHint(self.tier))
+            for name, kind in _MEMBERS:
+                value = getattr(self, name)
+                if type(value) is not kind:
+                    put(self, name, kind(value))
             put(self, "storage_hints", frozenset(map(StorageHint, self.storage_hints)))
-            put(self, "write_flags", WriteFlag(self.write_flags))
-            put(self, "digest_type", DigestType(self.digest_type))
         except ValueError as error:
             raise UsageError(f"ledger {self.ledger_id}: {error}") from error
 
@@ -216,9 +226,7 @@ class LedgerMetadata:
     @property
     def key_binding(self) -> tuple[bytes, ...]:
         """What its keys depend on besides id, epoch and salt."""
-        if not self.key_format:
-            return ()
-        return self.digest_type.to_bytes(4, "big"), self.write_flags.to_bytes(4, "big")
+        return key_binding(self.key_format, self.digest_type, self.write_flags)
 
     def encode(self) -> bytes:
         """Return the metadata as JSON in UTF-8 with sorted keys, bytes as base64.
@@ -316,6 +324,13 @@ class LedgerMetadata:
         return cls(**values)
 
 
+def key_binding(key_format: int, digest_type: DigestType, write_flags: WriteFlag) -> tuple[bytes, ...]:
+    """Return what a ledger's keys depend on besides id, epoch and salt; see ``LedgerMetadata.key_binding``."""
+    if not key_format:
+        return ()
+    return digest_type.to_bytes(4, "big"), write_flags.to_bytes(4, "big")
+
+
 class LedgerSummary(NamedTuple):
     """What a tier policy has to know of a ledger; see ``LedgerMetadata``."""
 
@@ -376,7 +391,7 @@ def _checked_custom(custom: object) -> Mapping[str, bytes]:
         raise UsageError(
             f"custom metadata has {size} bytes; the limit is {CUSTOM_METADATA_BYTES_MAX}: put the rest into entries"
         )
-    return FrozenDict(custom)
+    return custom if type(custom) is FrozenDict else FrozenDict(custom)
 
 
 def _checked_fragments(fragments: Sequence[Any], ensemble_size: int) -> tuple[Fragment, ...]:

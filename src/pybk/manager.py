@@ -8,7 +8,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Final, Self, Unpack
 
@@ -29,17 +28,17 @@ from pybk.arguments import (
 )
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
-from pybk.digest import DigestType, KeyRing, entry_digest
+from pybk.digest import DigestType, KeyRing, LedgerKeys, entry_digest
 from pybk.embedded import EmbeddedHome
 from pybk.errors import IllegalOperationError, LedgerExistsError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.home import Health, LedgerHome, Replicated
-from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
+from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader, checked_whole
-from pybk.seal import LedgerSeal, keys_of, unlocked
+from pybk.seal import LedgerSeal, unlocked
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
@@ -284,6 +283,15 @@ class LedgerManager:
         flags = member_of(WriteFlag, write_flags, "write_flags")
         password = checked_password(password)
         digest_type = digest_type_of(digest_type, password, insecure=insecure)
+        key_salt = secrets.token_bytes(16)
+        key_format = KEY_FORMAT_MAX if home.feature_level >= FeatureLevel.SEALS else 0
+        derive = partial(
+            self._keys.ledger_keys,
+            password,
+            ledger_salt=key_salt,
+            key_epoch=0,
+            binding=key_binding(key_format, digest_type, flags),
+        )
         describe = partial(
             LedgerMetadata,
             ledger_type=ledger_type,
@@ -295,26 +303,25 @@ class LedgerManager:
             custom_metadata=custom_metadata or {},
             tier=next((tier for tier in StorageHint if tier in hints), home.config.default_tier),
             advanced=ledger_id is not None,
-            key_salt=secrets.token_bytes(16),
-            key_format=KEY_FORMAT_MAX if home.feature_level >= FeatureLevel.SEALS else 0,
+            key_salt=key_salt,
+            key_format=key_format,
             **home.quorums(quorums)._asdict(),
         )
-        return self._create(home, ledger_id, password, describe)
+        return self._create(home, ledger_id, derive, describe)
 
     def _create(
         self,
         home: LedgerHome,
         ledger_id: int | None,
-        password: bytes,
+        derive: Callable[[int], LedgerKeys],
         describe: Callable[..., LedgerMetadata],
     ) -> LedgerWriter:
         """Create a ledger of the id asked for, or of the next one that nobody took."""
         while True:
             new_id = id_for(home, ledger_id)
-            metadata = describe(ledger_id=new_id, verifier=b"")
-            keys = keys_of(self._keys, password, metadata)
+            keys = derive(new_id)
             try:
-                descriptor = home.create(replace(metadata, verifier=home.verifier(keys)))
+                descriptor = home.create(describe(ledger_id=new_id, verifier=home.verifier(keys)))
             except LedgerExistsError:
                 if ledger_id is not None:
                     raise

@@ -205,7 +205,7 @@ class LedgerSeal:
             metadata.length.to_bytes(8, "big"),
             last_digest,
         )
-        content = b"".join((_LABEL, *(len(part).to_bytes(4, "big") + part for part in parts)))
+        content = b"".join([_LABEL, *[len(part).to_bytes(4, "big") + part for part in parts]])
         return hmac.digest(self._key, content, "sha256")
 
 
