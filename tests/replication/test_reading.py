@@ -262,9 +262,18 @@ def test_only_a_denial_by_all_is_a_denial() -> None:
     for replies, status in (((NO, NO, NO), Status.NO_SUCH_ENTRY), ((NO, UNKNOWN, NO), Status.UNKNOWN)):
         reading = Reading(0, 0)
         exhaust(reading, *replies)
-        reading.tell(MetadataUnreachable())
+        reading.tell(MetadataIs(metadata(), 8))
         ended = reading.only(ReadEnded)
         assert (ended.missing, ended.status) == (0, status)
+
+
+def test_what_all_bookies_deny_is_unknown_if_the_metadata_cannot_be_read() -> None:
+    """C17: another bookie may have taken the place of one that denies the entry, and have it."""
+    reading = Reading(0, 0)
+    exhaust(reading, NO, NO, NO)
+    reading.tell(MetadataUnreachable())
+    ended = reading.only(ReadEnded)
+    assert (ended.missing, ended.status) == (0, Status.UNKNOWN)
 
 
 def test_a_deleted_ledger_ends_the_read() -> None:

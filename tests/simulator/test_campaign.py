@@ -27,6 +27,7 @@ FAILED_ONCE = {
         "a bookie whose sync or stage had failed answered unknown for ever, and no recovery came to an end",
     ),
     30037453: "the judge held to a promise about a ledger that was deleted while its LAC was read",
+    40088545: "a reader that could not read the metadata again believed bookies that had been replaced",
     10015898: "the judge counted an answer to a fence that came after its timeout, which the library drops",
 }
 """Seeds that found a defect, of the library or of the judge, with what it was."""

@@ -56,6 +56,7 @@ class _Strand:
     asking: int = 0
     asked_ns: int = 0
     refreshed: bool = False
+    current: bool = False
     ended: bool = False
     missing: Status = Status.OK
 
@@ -148,7 +149,7 @@ class ReadMachine:
         elif isinstance(event, MetadataIs):
             effects = self._refresh(event.metadata, now_ns)
         elif isinstance(event, MetadataUnreachable):
-            effects = self._refresh(self.metadata, now_ns)
+            effects = self._refresh(self.metadata, now_ns, current=False)
         return effects + self._end_if_done()
 
     def _cut(self, low: int, high: int) -> Iterator[tuple[int, int]]:
@@ -249,11 +250,16 @@ class ReadMachine:
             return [ReadMetadata()]
         strand.ended = True
         everyone = sum(1 << place for place in strand.order)
-        strand.missing = Status.NO_SUCH_ENTRY if strand.denied == everyone else Status.UNKNOWN
+        denied = strand.current and strand.denied == everyone
+        strand.missing = Status.NO_SUCH_ENTRY if denied else Status.UNKNOWN
         return []
 
-    def _refresh(self, metadata: LedgerMetadata | None, now_ns: int) -> list[Effect]:
-        """Try again what is exhausted, with the ensembles as they are now."""
+    def _refresh(self, metadata: LedgerMetadata | None, now_ns: int, *, current: bool = True) -> list[Effect]:
+        """Try again what is exhausted, with the ensembles as they are now, or as they were when that is not known.
+
+        Those who had an entry's place before deny what is only at who has it now, so that only a denial by the bookies
+        of current metadata is one.
+        """
         if metadata is None:
             self._ended = True
             return [Failed(Reason.DELETED, f"ledger {self.metadata.ledger_id} was deleted")]
@@ -264,6 +270,7 @@ class ReadMachine:
             if strand.ended or strand.asking:
                 continue
             strand.refreshed = True
+            strand.current = current
             ensemble = fragment_of(metadata.fragments, strand.next).ensemble
             for place in strand.order:
                 if ensemble[place] != strand.ensemble[place]:
