@@ -28,6 +28,9 @@ ANSWER_S = 100.0
 # so would checks of the bytecode of Spark's own classes.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
+# Plans that run over a few rows once take longer to compile than to interpret.
+_INTERPRETED = "spark.sql.codegen.wholeStage false\nspark.sql.codegen.factoryMode NO_CODEGEN\n"
+
 
 def need_spark() -> Path:
     """Return where pyspark is, or skip the test."""
@@ -57,7 +60,8 @@ def make_home(directory: Path, java_options: list[str]) -> Path:
     for path in (spark / "python" / "lib").glob("py4j-*"):
         (home / "python" / "lib" / path.name).symlink_to(path)  # not pyspark.zip: each process would compile it anew
     (home / "conf" / "spark-defaults.conf").write_text(
-        "".join(
+        _INTERPRETED
+        + "".join(
             f"spark.{role}.extraJavaOptions {' '.join([SHORT_LIVED, *java_options])}\n"
             f"spark.{role}.extraClassPath {archive.class_path(spark / 'jars')}\n"
             for role in ("driver", "executor")

@@ -78,15 +78,39 @@ def _active_jobs(group: str) -> list[Any]:
 
 def pages() -> dict[str, str]:
     """Return what Spark's web interface tells of the session."""
-    context = session().sparkContext
-    root = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
-    urls = {name: f"{root}/{name}" for name in ("environment", "allexecutors", "jobs", "stages")}
-    urls["page"] = f"{context.uiWebUrl}/environment/"
-    found = {}
-    for name, url in urls.items():
-        with urllib.request.urlopen(url, timeout=PROCESS_S) as answer:
-            found[name] = answer.read().decode()
-    return found
+    root = f"api/v1/applications/{session().sparkContext.applicationId}"
+    found = {name: _page(f"{root}/{name}") for name in ("environment", "allexecutors", "jobs", "stages")}
+    return {**found, "page": _page("environment/")}
+
+
+def _page(path: str) -> str:
+    """Return a page of Spark's web interface."""
+    with urllib.request.urlopen(f"{session().sparkContext.uiWebUrl}/{path}", timeout=PROCESS_S) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def tell(options: dict[str, str]) -> str:
+    """Read ledgers at once and as a stream; return what Spark tells of it in plans, progress, pages and an error."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        frame = session().read.format("pybk").options(**options).load()
+        frame.explain(mode="extended")
+        frame.explain(mode="formatted")
+        told.write(f"{frame.where('entry_id >= 0').count()}\n")
+        stream = session().readStream.format("pybk").options(**options).load().writeStream.format("noop")
+        query = stream.trigger(availableNow=True).start()
+        query.awaitTermination()
+        told.write(f"{query.lastProgress}\n")
+        query.explain(True)
+        try:
+            session().read.format("pybk").options(**options, passwort="again").load()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told
+            told.write(f"{error}\n")
+    for page in ("api/v1/applications", "SQL/", "jobs/", "environment/", "StreamingQuery/"):
+        told.write(_page(page))
+    told.write(_page(f"api/v1/applications/{session().sparkContext.applicationId}/sql?details=true"))
+    return told.getvalue()
 
 
 def read(options: dict[str, str]) -> list[Any]:

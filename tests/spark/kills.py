@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,9 +107,9 @@ def make_input(directory: Path) -> list[bytes]:
     return sorted(b"%d" % each for each in range(FILES * ROWS))
 
 
-def begin_driver(master: str, url: str, directory: Path, ledger_type: str, kill: str) -> subprocess.Popen[bytes]:
-    """Start a driver in a process of its own that copies."""
-    order = json.dumps([master, url, str(directory), ledger_type, kill])
+def begin_driver(master: str, url: str, directory: Path, *copies: tuple[Path, str, str]) -> subprocess.Popen[bytes]:
+    """Start a driver in a process of its own that makes copies one after the other: from where, of which type, kill."""
+    order = json.dumps([master, url, str(directory), [(str(each), name, kill) for each, name, kill in copies]])
     with open(directory / "driver.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.spark.kills", "--driver", order],
@@ -129,13 +130,23 @@ def end_of(driver: subprocess.Popen[bytes]) -> int:
 
 
 def drive(order: str) -> None:
-    """Be such a driver."""
-    master, url, directory, ledger_type, kill = json.loads(order)
+    """Be such a driver; it fails if a copy does, after the others."""
+    from pyspark.errors import StreamingQueryException
+
+    master, url, directory, copies = json.loads(order)
+    failed = 0
     spark = new_session(master, Path(directory))
-    options = options_of(url, ledgerType=f"{ledger_type}-batch", password=PASSWORD)
+    options = options_of(url, ledgerType=f"{copies[0][1]}-batch", password=PASSWORD)
     numbers(spark, 10).write.format("pybk").mode("append").options(**options).save()
-    copy(spark, url, Path(directory), ledger_type, kill)
+    for source, ledger_type, kill in copies:
+        try:
+            copy(spark, url, Path(source), ledger_type, kill)
+        except StreamingQueryException:
+            traceback.print_exc()
+            failed += 1
     spark.stop()
+    if failed:
+        raise SystemExit(f"{failed} of {len(copies)} copies failed")
 
 
 # ---- what was written ------------------------------------------------------------------------------------------------
@@ -193,9 +204,8 @@ def play_round(rng: random.Random, url: str, directory: Path, ledger_type: str) 
         step = rng.randrange(4 if part == "write" else 7)
         master, who = rng.choice([(LOCAL, 0), (LOCAL, -1), (CLUSTER, 0), (CLUSTER, -1)])
         mark = directory / f"mark-{attempt}"
-        driver = begin_driver(
-            master, url, directory, ledger_type, str(Kill(part, step, signal.SIGKILL, who, str(mark)))
-        )
+        kill = Kill(part, step, signal.SIGKILL, who, str(mark))
+        driver = begin_driver(master, url, directory, (directory, ledger_type, str(kill)))
         end_of(driver)
         if mark.exists():
             victim = "worker" if who == 0 else "driver" if part == "commit" or master == LOCAL else "executor"
@@ -203,7 +213,7 @@ def play_round(rng: random.Random, url: str, directory: Path, ledger_type: str) 
         else:
             told["no kill: the step was not reached"] += 1
         check_order(place_of(url), ledger_type, expected, complete=False)
-    driver = begin_driver(LOCAL, url, directory, ledger_type, "")
+    driver = begin_driver(LOCAL, url, directory, (directory, ledger_type, ""))
     if end_of(driver):
         raise AssertionError(f"the last start failed: {(directory / 'driver.log').read_text()[-3000:]}")
     told["orphans collected"] += collect(place_of(url), ledger_type)

@@ -102,68 +102,59 @@ def test_of_a_write_of_which_a_task_fails_nothing_counts(
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("part", "step", "name"),
-    [
-        ("write", 3, "end"),
-        ("commit", 5, "after"),
-    ],
-)
 def test_a_stream_whose_worker_is_killed_goes_on_where_it_was(
-    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path, part: str, step: int, name: str
+    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
 ) -> None:
-    ledger_type, mark = f"worker-{part}-{step}", tmp_path / "mark"
-    payloads = make_input(tmp_path)
+    mark, payloads = tmp_path / "mark", make_input(tmp_path)
     with pytest.raises(Exception, match="terminated with exception"):
-        copy(spark, cluster.url, tmp_path, ledger_type, str(Kill(part, step, signal.SIGKILL, 0, str(mark))))
-    assert mark.read_text().split(" ")[0] == name
-    assert len(rows(place, ledger_type)) == (kills.ROWS if name == "after" else 0)
-    copy(spark, cluster.url, tmp_path, ledger_type)
-    assert rows(place, ledger_type) == payloads
-    [sink] = sinks(place, ledger_type).values()
-    assert (sink.record().epoch, sink.record().last) == (2 if name == "after" else 1, kills.FILES - 1)
-    collect(place, ledger_type)
-    assert rows(place, ledger_type) == payloads
+        copy(spark, cluster.url, tmp_path, "worker", str(Kill("write", 3, signal.SIGKILL, 0, str(mark))))
+    assert mark.read_text().startswith("end ")
+    assert rows(place, "worker") == []
+    copy(spark, cluster.url, tmp_path, "worker")
+    assert rows(place, "worker") == payloads
+    [sink] = sinks(place, "worker").values()
+    assert (sink.record().epoch, sink.record().last) == (1, kills.FILES - 1)
+    collect(place, "worker")
+    assert rows(place, "worker") == payloads
 
 
-def test_a_stream_whose_driver_is_killed_goes_on_in_another(
+def test_a_driver_that_was_succeeded_is_refused_and_one_that_is_killed_is_succeeded(
     spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
 ) -> None:
-    mark, payloads = tmp_path / "mark", make_input(tmp_path)
-    kill = Kill("commit", 5, signal.SIGKILL, -1, str(mark))
-    driver = begin_driver(LOCAL, cluster.url, tmp_path, "driver", str(kill))
-    assert driver.wait(kills.START_S) != 0
-    assert mark.read_text().startswith("after ")
-    assert len(rows(place, "driver")) == kills.ROWS
-    events = [each for each in (tmp_path / "events").rglob("*") if each.is_file()]
-    told = "".join(each.read_text(errors="replace") for each in [tmp_path / "driver.log", *events])
-    assert "AppendData" in told
-    assert "WriteToDataSourceV2" in told
-    assert [secret for secret in (SECRET.decode(), kills.PASSWORD) if secret in told] == []
-    copy(spark, cluster.url, tmp_path, "driver")
-    assert rows(place, "driver") == payloads
-    assert collect(place, "driver") == 0  # the repeated batch was found and deleted at once
-
-
-def test_of_two_drivers_on_one_checkpoint_the_older_is_refused(
-    spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
-) -> None:
-    mark, payloads = tmp_path / "mark", make_input(tmp_path)
-    kill = Kill("commit1", 4, signal.SIGSTOP, 0, str(mark))
-    older = begin_driver(LOCAL, cluster.url, tmp_path, "zombie", str(kill))
+    """One driver that is stopped in one copy, while another driver makes it, and then killed in the next copy."""
+    stopped, killed = tmp_path / "stopped", tmp_path / "killed"
+    payloads = make_input(stopped)
+    assert make_input(killed) == payloads
+    (tmp_path / "events").mkdir()
+    stop = Kill("commit1", 4, signal.SIGSTOP, 0, str(stopped / "mark"))
+    kill = Kill("commit", 5, signal.SIGKILL, -1, str(killed / "mark"))
+    copies = (stopped, "stopped", str(stop)), (killed, "killed", str(kill))
+    older = begin_driver(LOCAL, cluster.url, tmp_path, *copies)
     try:
+        mark = stopped / "mark"
         wait_until(lambda: mark.exists() and len(mark.read_text().split()) == 2, seconds=kills.START_S)
-        copy(spark, cluster.url, tmp_path, "zombie")
-        assert rows(place, "zombie") == payloads
+        copy(spark, cluster.url, stopped, "stopped")
+        assert rows(place, "stopped") == payloads
         os.kill(int(mark.read_text().split()[-1]), signal.SIGCONT)
         assert older.wait(kills.START_S) != 0
     finally:
         older.kill()
         older.wait()
     assert "was succeeded by run" in (tmp_path / "driver.log").read_text()
-    assert rows(place, "zombie") == payloads
-    collect(place, "zombie")
-    assert rows(place, "zombie") == payloads
+    assert rows(place, "stopped") == payloads
+    collect(place, "stopped")
+    assert rows(place, "stopped") == payloads
+
+    assert (killed / "mark").read_text().startswith("after ")
+    assert len(rows(place, "killed")) == kills.ROWS
+    copy(spark, cluster.url, killed, "killed")
+    assert rows(place, "killed") == payloads
+    assert collect(place, "killed") == 0  # the repeated batch was found and deleted at once
+    events = [each for each in (tmp_path / "events").rglob("*") if each.is_file()]
+    told = "".join(each.read_text(errors="replace") for each in [tmp_path / "driver.log", *events])
+    assert "AppendData" in told
+    assert "WriteToDataSourceV2" in told
+    assert [secret for secret in (SECRET.decode(), kills.PASSWORD) if secret in told] == []
 
 
 def test_a_batch_write_in_a_stream_happens_once_by_its_batch_id(

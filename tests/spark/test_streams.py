@@ -1,10 +1,7 @@
-"""``spark.readStream.format("pybk")`` in a real Spark: every entry once over restarts, and nobody learns a secret."""
+"""``spark.readStream.format("pybk")`` in a real Spark: every entry once over restarts."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,6 @@ from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import open_quick
-from tests.spark.clusters import environment, need_spark
-from tests.waiting import PROCESS_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,65 +154,3 @@ def test_a_cluster_through_and_through(spark: SparkSession, cluster: Inside, tmp
     assert copier.start().awaitTermination(WAIT_S)
     pipe.run()
     assert len(pipe.rows()) == len(set(pipe.rows())) == 14
-
-
-DRIVER = """
-import json, sys, time, urllib.request
-from pyspark.sql import SparkSession
-options, directory = json.loads(sys.argv[1]), sys.argv[2]
-spark = (
-    SparkSession.builder.master("local[1]")
-    .config("spark.eventLog.enabled", "true").config("spark.eventLog.dir", "file://" + directory)
-    .config("spark.eventLog.compress", "false").config("spark.ui.port", "0").config("spark.ui.enabled", "true")
-    .config("spark.driver.host", "127.0.0.1").config("spark.log.level", "INFO").getOrCreate()
-)
-frame = spark.read.format("pybk").options(**options).load()
-frame.explain(True)
-frame.explain("formatted")
-print(frame.where("entry_id >= 0").count())
-stream = spark.readStream.format("pybk").options(**options).load().writeStream.format("noop")
-query = stream.trigger(availableNow=True).start()
-query.awaitTermination()
-print(query.lastProgress, query.explain(True))
-for page in ("api/v1/applications", "SQL/", "jobs/", "environment/", "StreamingQuery/"):
-    print(urllib.request.urlopen(spark.sparkContext.uiWebUrl + "/" + page).read().decode())
-app = spark.sparkContext.applicationId
-print(urllib.request.urlopen(f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{app}/sql?details=true").read().decode())
-try:
-    spark.read.format("pybk").options(**options, passwort="again").load()
-except Exception as error:
-    print(error)
-spark.stop()
-"""
-
-
-def test_secrets_are_in_no_plan_log_page_or_event(cluster: Inside, tmp_path: Path) -> None:
-    need_spark()
-    with create(cluster.connect()) as writer:
-        writer.append_many([b"x"] * 50)
-    options = {
-        "metadataUri": cluster.url,
-        "clusterSecret": SECRET.decode(),
-        "password": PASSWORD.decode(),
-        "ledgerType": "t",
-    }
-    events = tmp_path / "events"
-    events.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(options), str(events)],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    logged = "".join(path.read_text(errors="replace") for path in events.rglob("*") if path.is_file())
-    assert "BatchScan pybk" in done.stdout
-    assert "BatchScan pybk" in logged
-    assert "did you mean password" in done.stdout
-    assert "INFO" in done.stderr
-    for secret in (SECRET, PASSWORD):
-        for where in (done.stdout, done.stderr, logged):
-            assert secret.decode() not in where
