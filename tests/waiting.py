@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -38,3 +42,15 @@ def source_of(condition: Callable[[], object]) -> str:
         return inspect.getsource(condition).strip()
     except (OSError, TypeError):
         return repr(condition)
+
+
+def stop(pid: int) -> None:
+    """Stop a process with SIGSTOP, and return when none of its threads runs: each goes on until it takes notice."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: not any(_runs(thread) for thread in Path(f"/proc/{pid}/task").iterdir()))
+
+
+def _runs(thread: Path) -> bool:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "RSD"
+    return False

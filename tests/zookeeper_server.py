@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark import archive
+from tests.waiting import stop
 
 TICK_MS = 250
 START_S = 120.0
@@ -100,7 +101,7 @@ class ZooKeeperServer:
     def pause(self) -> None:
         """Stop the server's process, which keeps its connections."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        stop(self._process.pid)
 
     def resume(self) -> None:
         """Let a stopped server go on."""

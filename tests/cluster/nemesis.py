@@ -230,7 +230,7 @@ class Nemesis:
         if not ready:
             return
         writer = self._source.choice(ready)
-        writer.signal(signal.SIGSTOP)
+        writer.stop()
         self._stopped.add(writer)
         self.counts["writers stopped"] += 1
         if self._source.random() < 0.7:

@@ -20,7 +20,7 @@ from tests.cluster.child import Orders, route
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.proxy import Proxy
 from tests.realstore import ROOT, python_path
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S, stop, wait_until
 
 
 class Child:
@@ -94,6 +94,11 @@ class Child:
         """Send a signal."""
         self._process.send_signal(number)
 
+    def stop(self) -> None:
+        """Stop it with SIGSTOP, unless it has ended."""
+        if self.alive:
+            stop(self._process.pid)
+
     def kill(self) -> None:
         """Kill it; what it said up to then is known afterwards."""
         self._process.kill()
@@ -161,7 +166,7 @@ class BookieProcess:
 
     def stop(self) -> None:
         """Stop it with SIGSTOP."""
-        self.child.signal(signal.SIGSTOP)
+        self.child.stop()
 
     def go_on(self) -> None:
         """Let it go on with SIGCONT."""

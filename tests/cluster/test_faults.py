@@ -237,7 +237,7 @@ def test_a_killed_writers_ledger_is_recovered_with_all_that_was_acknowledged(clu
 def test_a_writer_that_was_stopped_while_another_recovered_is_refused_when_it_goes_on(cluster: Cluster) -> None:
     writer = cluster.writer(pause_s=0.0005)
     _more(writer)
-    writer.signal(signal.SIGSTOP)
+    writer.stop()
     ledger_id = int(writer.said("ledger")[0])
     reader = cluster.connect().open_ledger(ledger_id, password=PASSWORD)
     closed = reader.metadata

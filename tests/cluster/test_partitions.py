@@ -162,7 +162,7 @@ def test_what_a_recovery_could_not_write_back_to_a_bookie_is_recorded(cluster: C
     ledger_id = int(writer.said("ledger")[0])
     first, second, third = map(cluster.bookie, cluster.connect().ledger_metadata(ledger_id).fragments[0].ensemble)
     writer.wait_for(lambda: last_acked(writer) > 5)
-    writer.signal(signal.SIGSTOP)
+    writer.stop()
     time.sleep(0.1)  # everything that was sent has arrived
     for bookie in (second, third):
         bookie.proxy.hold()

@@ -32,7 +32,7 @@ from pybk.storage import environment
 from pybk.storage.environment import LmdbEnvironment, ReadTransaction
 from tests.metadata.worlds import wait_for
 from tests.realstore import python_path
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, stop
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,7 +98,7 @@ def test_a_stopped_process_loses_its_leases_and_notices_when_it_goes_on(tree: Lm
         tree.session()
         time.sleep(1.5 * SHORT_SESSION_S)
         assert tree.get("lease") is not None, "it gives signs of life"
-        process.send_signal(signal.SIGSTOP)
+        stop(process.pid)
         stopped = time.monotonic()
         assert wait_for(lambda: tree.get("lease") is None)
         assert time.monotonic() - stopped > 0.5 * SHORT_SESSION_S
@@ -138,7 +138,7 @@ def test_processes_stopped_while_writing_block_nobody(tree: LmdbTree, tmp_path: 
         number = 0
         while number < 40 or (not resumed and number < 1000):
             time.sleep(chance.uniform(0.001, 0.01))
-            process.send_signal(signal.SIGSTOP)
+            stop(process.pid)
             assert wait_for(lambda: is_stopped(process.pid))
             resumed += tree._file.turn_holder() == process.pid
             tree.create(f"keys/{number}", b"v")

@@ -369,17 +369,6 @@ CLIENT_MUTANTS = (
         (Piece(RECOVERY + "_begin_reading", "self._length_known = self._lac < 0", "self._length_known = True"),),
     ),
     Mutant(
-        "R6",
-        "what all bookies of metadata deny that cannot be read again is unknown (C17)",
-        (
-            Piece(
-                "reading:ReadMachine._exhausted",
-                "strand.current and strand.denied == everyone",
-                "strand.denied == everyone",
-            ),
-        ),
-    ),
-    Mutant(
         "R5",
         "all bookies of the last fragment are asked, and all windows are covered before anything is read",
         (

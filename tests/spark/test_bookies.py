@@ -26,7 +26,7 @@ from pybk.spark.bookies import BookieSettings, ensure_bookie
 from pybk.spark.executor import Executor, ExecutorBookie, Process, bookie_beside, is_locked
 from tests.cluster.inside import SECRET, make_cluster
 from tests.realstore import contents, numbered
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S, stop, wait_until
 
 Begin = Callable[[], "Sleeper"]
 
@@ -163,7 +163,7 @@ def test_a_later_executor_takes_over_what_a_killed_one_had(
 def test_a_bookie_that_takes_long_to_end_is_waited_for(begin: Begin, settings: BookieSettings) -> None:
     sleeper = begin()
     first = ensure_bookie(settings, sleeper.executor)
-    os.kill(first.pid, signal.SIGSTOP)
+    stop(first.pid)
     sleeper.kill()
     timer = threading.Timer(1.0, os.kill, (first.pid, signal.SIGCONT))
     timer.start()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from pybk.transport.link import Link
 from pybk.transport.links import Links
 from pybk.transport.server import Server
 from tests.transport.wireworld import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
-from tests.waiting import WAIT_S, wait_until
+from tests.waiting import WAIT_S, stop, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
@@ -89,7 +88,7 @@ def test_a_killed_bookie_is_noticed_at_once(keys: ClusterKeys | None, monkeypatc
     with child(keys) as (process, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
-        os.kill(process.pid, signal.SIGSTOP)  # so that the requests are outstanding for certain
+        stop(process.pid)  # so that the requests are outstanding for certain
         for number in (2, 3):
             assert link.send(number, add(), 3600 * 10**9)
         assert links.poll(20) == []
@@ -126,7 +125,7 @@ def test_a_stopped_bookie_is_noticed_by_its_silence(keys: ClusterKeys | None, mo
     with child(keys) as (process, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         assert link.send(2, add(), 3600 * 10**9)
         assert outcomes(links) == [(link, 2, None)]
 
