@@ -474,7 +474,7 @@ class LmdbTree:
             rest = self._sweep_s if failed else self._rest(watching=watching)
             changed = self._wake.wait(rest, changes=watching)
             try:
-                if changed:
+                if changed and not _is_nearly_due(time.monotonic(), self._polled_at, _PACE_S):
                     time.sleep(max(0.0, self._polled_at + _PACE_S - time.monotonic()))
                 if changed or _is_nearly_due(time.monotonic(), self._polled_at, _LOOK_S):
                     self._polled_at = time.monotonic()

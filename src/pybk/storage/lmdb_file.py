@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 LMDB_FILE: Final = "data.mdb"
 LMDB_LOCK: Final = "lock.mdb"
@@ -47,25 +47,33 @@ def missing_pages(path: str) -> str | None:
 
     Cost: Two reads; all pages but those of large values are read if the file is shorter than it might be.
     """
-    name = os.path.join(path, LMDB_FILE)
-    if not os.path.exists(name):
+    try:
+        fd = os.open(os.path.join(path, LMDB_FILE), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
         return None
-    with open(name, "rb") as file:
-        found = None
-        for _ in range(_TRIES):
-            meta = _newest_meta(file)
-            if meta is None:
-                return None
-            size = os.fstat(file.fileno()).st_size
-            if size >= (meta.last_page + 1) * meta.page_bytes:
-                return None
-            end = next((end for end in _ends(file, meta) if end > size), None)
-            if end is None:
-                return None
-            found = f"{path}: the LMDB file ends after {size} bytes, but refers to pages up to byte {end}"
-            if _newest_meta(file) == meta:
-                return found
-        return found
+    try:
+        return _missing(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _missing(fd: int, path: str) -> str | None:
+    """Do what ``missing_pages`` does, with the file open."""
+    found = None
+    for _ in range(_TRIES):
+        meta = _newest_meta(fd)
+        if meta is None:
+            return None
+        size = os.fstat(fd).st_size
+        if size >= (meta.last_page + 1) * meta.page_bytes:
+            return None
+        end = next((end for end in _ends(fd, meta) if end > size), None)
+        if end is None:
+            return None
+        found = f"{path}: the LMDB file ends after {size} bytes, but refers to pages up to byte {end}"
+        if _newest_meta(fd) == meta:
+            return found
+    return found
 
 
 class SizeGuard:
@@ -91,13 +99,13 @@ class SizeGuard:
         self._sound_bytes = os.fstat(self._fd).st_size
 
     def problem(self) -> str | None:
-        """Return how the file ends too early; None if it does not. Costs 0.4 µs while the size stays the same."""
+        """Return how the file ends too early; None if it does not. Costs 0.4 µs, or 10 after the file grew."""
         size = os.lseek(self._fd, 0, os.SEEK_END)
         if size == self._sound_bytes:
             return None
         if size < self._sound_bytes and size < _METAS_BYTES:
             return f"{self._path}: the LMDB file was cut from {self._sound_bytes} to {size} bytes"
-        found = missing_pages(self._path)
+        found = _missing(self._fd, self._path)
         if found is None:
             self._sound_bytes = size
         return found
@@ -109,13 +117,12 @@ class SizeGuard:
             os.close(fd)
 
 
-def _newest_meta(file: BinaryIO) -> _Meta | None:
+def _newest_meta(fd: int) -> _Meta | None:
     """Return the newer of the two meta pages; None if LMDB will find the file to be none of its own."""
     metas = []
     page_bytes = 4096
     for number in range(2):
-        file.seek(number * page_bytes + _PAGE.size)
-        data = file.read(_META.size)
+        data = os.pread(fd, _META.size, number * page_bytes + _PAGE.size)
         if len(data) < _META.size:
             return None
         magic, version, _, _, page_bytes, _, _, _, _, _, _, free, _, _, _, _, _, _, _, root, last, transaction = (
@@ -127,7 +134,7 @@ def _newest_meta(file: BinaryIO) -> _Meta | None:
     return max(metas, key=lambda meta: meta.transaction)
 
 
-def _ends(file: BinaryIO, meta: _Meta) -> Iterator[int]:
+def _ends(fd: int, meta: _Meta) -> Iterator[int]:
     """Yield where each page in use ends, bytes; a page beyond the end of the file is not followed."""
     waiting = [page for page in meta.roots if page != _NO_PAGE]
     seen: set[int] = set()
@@ -137,8 +144,7 @@ def _ends(file: BinaryIO, meta: _Meta) -> Iterator[int]:
             continue  # LMDB finds that out by itself
         seen.add(number)
         yield (number + 1) * meta.page_bytes
-        file.seek(number * meta.page_bytes)
-        page = file.read(meta.page_bytes)
+        page = os.pread(fd, meta.page_bytes, number * meta.page_bytes)
         if len(page) < meta.page_bytes:
             continue
         _, _, flags, lower, _ = _PAGE.unpack_from(page)

@@ -328,7 +328,7 @@ class StoreView:
                 return found[0], *entry_span(*found, entry_id)
             view, populate = found[0], self.fs.populator(found[0])
         else:
-            view, populate, _ = mapped
+            view, populate, _, _ = mapped
         table = None
         start = words[2] & 0xFFFFFFFF
         stop = start + RECORD_HEADER_BYTES + words[3]
@@ -436,7 +436,7 @@ class StoreView:
         elif self.fs.populates:
             mapped = self.volumes.mapped(file_id)
             buffer = mapped.view
-            self._populate(file_id, mapped, runs)
+            self._populate(mapped, runs)
         else:
             base, end = span(runs)
             buffer = self.volumes.read(file_id, base, end)
@@ -448,16 +448,16 @@ class StoreView:
                 self._record(buffer, start, ledger_id, int(run["first"]), file_id)
         return Loaded(buffer, runs, starts + RECORD_HEADER_BYTES)
 
-    def _populate(self, file_id: int, mapped: Mapped, runs: Runs) -> None:
+    def _populate(self, mapped: Mapped, runs: Runs) -> None:
         """Bring some records of a mapped file into memory, and little besides; raises as ``Volumes.populate``."""
         start, stop = span(runs)
         if stop - start <= CHUNK_BYTES:
             self.volumes.populate(mapped.view, start, stop)
         elif stop - start <= CHUNK_BYTES * len(runs):
-            self.volumes.populate_once(file_id, mapped, start, stop)
+            self.volumes.populate_once(mapped, start, stop)
         else:
             for low, high in spans(runs):
-                self.volumes.populate_once(file_id, mapped, low, high)
+                self.volumes.populate_once(mapped, low, high)
 
     def _record(
         self, buffer: memoryview, start: int, ledger_id: int, first: int, file_id: int

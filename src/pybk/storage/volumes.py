@@ -129,11 +129,13 @@ class Mapped(NamedTuple):
         view: Its bytes.
         populate: Populates a range of it.
         populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
+        path: The file's.
     """
 
     view: memoryview
     populate: Populator
     populated: bytearray
+    path: str
 
 
 class Volumes:
@@ -235,7 +237,8 @@ class Volumes:
         mapped = self.views.get(file_id)
         if mapped is None:
             view = self._read(file_id, self.fs.view)
-            mapped = Mapped(view, self.fs.populator(view), bytearray(-(-len(view) // CHUNK_BYTES)))
+            populated = bytearray(-(-len(view) // CHUNK_BYTES))
+            mapped = Mapped(view, self.fs.populator(view), populated, self.path_of(self.rows[file_id]))
             with self._lock:
                 while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
@@ -251,7 +254,7 @@ class Volumes:
         """
         populate(self.fs, view, start, stop)
 
-    def populate_once(self, file_id: int, mapped: Mapped, start: int, stop: int) -> None:
+    def populate_once(self, mapped: Mapped, start: int, stop: int) -> None:
         """Bring a range of a file's map into memory, unless that was done before and the file was not cut since.
 
         For ranges of many pages, where asking the kernel costs more than looking at the file's size. What was populated
@@ -261,7 +264,7 @@ class Volumes:
             CorruptError, StorageError: As ``populate``.
         """
         low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
-        if mapped.populated.find(0, low, high) < 0 and self._reaches(file_id, stop):
+        if mapped.populated.find(0, low, high) < 0 and self._reaches(mapped.path, stop):
             return
         try:
             populate(self.fs, mapped.view, low * CHUNK_BYTES, high * CHUNK_BYTES)
@@ -270,11 +273,11 @@ class Volumes:
         else:
             mapped.populated[low:high] = b"\1" * len(mapped.populated[low:high])
 
-    def _reaches(self, file_id: int, stop: int) -> bool:
+    def _reaches(self, path: str, stop: int) -> bool:
         """Return whether a file is there and has so many bytes."""
         try:
-            return self.fs.file_bytes(self.path_of(self.rows[file_id])) >= stop
-        except (KeyError, FileNotFoundError):
+            return self.fs.file_bytes(path) >= stop
+        except FileNotFoundError:
             return False
 
     def unreadable(self, view: memoryview, stop: int, error: OSError) -> StorageError:
