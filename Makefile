@@ -22,7 +22,7 @@ PROJECT := setup.cfg pyproject.toml
 help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
-	@echo "make test [ARGS=...]     run the tests, in two processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
+	@echo "make test [ARGS=...]     run the tests, in three processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
 	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
 	@echo "make check               ruff, mypy, import contracts, spelling"
@@ -40,9 +40,10 @@ demo-spark: $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
+# Three processes, as tests wait for others for a fifth of their time.
 test: $(VENV)/.test
 	tools/java run $(BIN)/python -m tests.spark.archiving
-	tools/java run $(BIN)/python -m pytest -n 2 $(ARGS)
+	tools/java run $(BIN)/python -m pytest -n 3 $(ARGS)
 
 test-floors: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/floors

@@ -18,7 +18,7 @@ def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "bench.spark", "start", "local"),
+            *(sys.executable, "-m", "bench.spark", "local"),
             *("--quick", "--gib", "0.002", "--json", "--directory", str(tmp_path / "bench")),
         ],
         capture_output=True,
@@ -35,7 +35,6 @@ def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
     ((text, ratio),) = local["targets"]
     assert text == ">= 1.3 x remote"
     assert ratio == pytest.approx(local["median"] / (1.3 * remote["median"]))
-    assert 0 < figures["start", "one bookie"]["median"] < 60
 
 
 def test_every_figure_of_ours_has_a_target() -> None:
