@@ -118,6 +118,11 @@ def test_a_policy_reports_damaged_records_until_they_move(tmp_path: Path, monkey
         assert tried == [], "damaged records are not read again at each look"
         assert manager.health().state == "degraded"
 
+        for _ in range(5):
+            maintenance.apply_policy()
+        assert tried == [1] * 5, "who asks for it has them read again"
+        tried.clear()
+
         file.write_bytes(before)
         now = time.time_ns()
         monkeypatch.setattr(time, "time_ns", lambda: now + 3600 * 10**9)

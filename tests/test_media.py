@@ -124,6 +124,21 @@ def _cold_by_batch(path: str) -> None:
     _fails(lambda: reader.read_batch(200))
 
 
+def _restored_by_name(path: str) -> None:
+    """Cut, and then given back by a rename: what is mapped is the short file that has no name any more."""
+    manager, ledger_id = _filled(path)
+    reader = manager.open_ledger(ledger_id, password=b"pw")
+    assert len(reader.read_batch(0)) == _COUNT
+    whole = {file: file.read_bytes() for file in Path(path).rglob("*.log")}
+    _cut(path, "*.log", 8192)
+    for file, content in whole.items():
+        file.with_suffix(".copy").write_bytes(content)
+        file.with_suffix(".copy").rename(file)
+    _fails(lambda: reader.read_batch(0))
+    assert len(reader.read_batch(0)) == _COUNT  # the file is mapped anew
+    assert _entry(reader, 300).payload == _PAYLOAD
+
+
 def _entries(path: str) -> None:
     manager, ledger_id = _filled(path, StorageHint.SSD)
     reader = manager.open_ledger(ledger_id, password=b"pw")
@@ -195,6 +210,7 @@ _CASES: Final = {
     case.__name__[1:]: case
     for case in (
         *(_log_by_entry, _long_record_by_entry, _log_by_batch, _cold_by_entry, _cold_by_batch, _entries),
+        _restored_by_name,
         *(_index, _index_gone, _watermark, _watermark_beside, _log_beside, _metadata),
     )
 }

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,16 @@ from pybk.client.ledger import RemoteLedger
 from pybk.client.reading import LacReading
 from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
-from pybk.errors import ClosedError
+from pybk.errors import ClosedError, PybkError
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
+from pybk.storage.commit import Commit
 from pybk.transport.links import Links
 from pybk.writer import LedgerWriter
 from tests.cluster.child import PATIENCE
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"correct horse"
 ENTRIES = 200
@@ -172,13 +176,115 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
         home, ledger, digest = home_of(client), other._descriptor, other._digest
         assert isinstance(ledger, RemoteLedger)
         client.close()
+
+        def late() -> LedgerWriter:
+            return LedgerWriter(home, ledger, digest, client)
+
         for begin in (
             lambda: home.engine.run(reading := LacReading(home.engine, ledger, rank={}), reading.machine.start),
-            lambda: LedgerWriter(home, ledger, digest, client).append(b"x"),
+            lambda: late().append(b"x"),
+            lambda: late().append_async(b"x").result(WAIT_S),
+            lambda: late().append_many([b"x"]),
             lambda: home._force(writing_of(writer), 7),
         ):
             with pytest.raises(ClosedError):
                 begin()
+
+
+def test_callbacks_of_what_the_close_ended_are_called(tmp_path: Path) -> None:
+    with inside(tmp_path / "cluster") as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
+        home, called = home_of(client), threading.Event()
+        staged = writer.append_async(b"x")
+        staged.add_done_callback(lambda _: called.set())
+        home.engine.baton.stop()  # the background has ended, and nobody waits
+        home.engine.close(ClosedError("closed"), ClosedError("cut off", outcome_unknown=True))
+        assert called.wait(WAIT_S)
+
+
+class Losing(deque[Callable[[], None]]):
+    """Calls of which one is lost to an interrupt when it is taken: that before which so many others are taken."""
+
+    left = 0
+
+    def popleft(self) -> Callable[[], None]:
+        """Take a call; raise instead of returning the one that is lost."""
+        call = super().popleft()
+        self.left -= 1
+        if self.left == -1:
+            raise KeyboardInterrupt
+        return call
+
+
+@pytest.mark.parametrize(("what", "before"), [("read", 0), ("force", 0), *(("close", number) for number in range(4))])
+def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(what: str, before: int, tmp_path: Path) -> None:
+    """The main thread drives and is interrupted as it takes the call that another thread waits for."""
+    with inside(tmp_path / "cluster") as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE)
+        writer.append_many([b"x"] * 10)
+        writer.force()
+        reader = client.open_ledger(writer.ledger_id, password=PASSWORD, recover=False)
+        home, ended = home_of(client), threading.Event()
+        calls: dict[str, Callable[[], object]] = {
+            "close": client.close,
+            "read": lambda: reader.read_batch(0),
+            "force": lambda: home._force(writing_of(writer), 99),
+        }
+
+        def other() -> None:
+            wait_until(lambda: home.engine.baton._holder is not None)
+            with suppress(PybkError):
+                calls[what]()
+            ended.set()
+
+        waiting = threading.Thread(target=other)
+        home.engine._posted = losing = Losing(home.engine._posted)
+        losing.left = before
+        waiting.start()
+        with pytest.raises(KeyboardInterrupt):
+            home.engine.baton.wait(Commit())
+        assert ended.wait(WAIT_S), "whoever waited for the lost call waits on"
+        waiting.join()
+
+
+def test_what_is_not_said_to_be_unknown_was_not_appended(tmp_path: Path) -> None:
+    """Appends that the close cut off: those that may be there say so."""
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        for _ in range(3):
+            client = cluster.connect()
+            writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
+            failed = append_while_closing(client, writer)
+            with cluster.connect() as other, other.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+                last = reader.last_add_confirmed
+                there = {entry.payload for entry in reader.read(0, last)} if last >= 0 else set()
+            wrong = {payload for payload, error in failed.items() if not error.outcome_unknown and payload in there}
+            assert wrong == set()
+
+
+def append_while_closing(client: LedgerManager, writer: LedgerWriter) -> dict[bytes, PybkError]:
+    """Have threads append until the client is closed; return the error of each that failed, by payload."""
+    failed: dict[bytes, PybkError] = {}
+
+    def append(thread: int) -> None:
+        for number in count():
+            payload = b"%d of %d" % (number, thread)
+            try:
+                writer.append(payload)
+            except PybkError as error:
+                failed[payload] = error
+                return
+
+    threads = [threading.Thread(target=append, args=(thread,)) for thread in range(6)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    client.close()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(failed) == len(threads), "each has ended"
+    return failed
 
 
 def writing_of(writer: LedgerWriter) -> Writing:

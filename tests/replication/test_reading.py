@@ -276,6 +276,25 @@ def test_what_all_bookies_deny_is_unknown_if_the_metadata_cannot_be_read() -> No
     assert (ended.missing, ended.status) == (0, Status.UNKNOWN)
 
 
+def test_what_new_metadata_put_into_a_later_fragment_is_asked_of_its_bookies() -> None:
+    """C17: bookies of the fragment before it deny what they never had."""
+    reading = Reading(0, 9)
+    exhaust(reading, UNKNOWN, UNKNOWN, UNKNOWN)
+    reading.tell(MetadataIs(metadata((3, 3, 2), (0, (0, 1, 6)), (5, (3, 4, 7)), (8, (0, 1, 2))), 8))
+    assert reading.asked() == [(6, 0, 4), (7, 5, 7), (2, 8, 9)]
+    for number, first, last in reading.asked():
+        reading.answer(number, ReadReply(Status.OK, run(first, last)))
+    assert reading.only(ReadEnded).missing is None
+
+
+def test_residues_of_striped_entries_are_cut_at_fragments() -> None:
+    reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
+    for number in (1, 2):
+        reading.answer(number, UNKNOWN)
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3))), 8))
+    assert reading.asked() == [(6, 1, 5), (7, 9, 9)]
+
+
 def test_a_deleted_ledger_ends_the_read() -> None:
     reading = Reading(0, 0)
     exhaust(reading, NO, NO, NO)

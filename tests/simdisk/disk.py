@@ -223,6 +223,9 @@ class SimFileSystem:
     def populator(self, view: memoryview) -> Populator:
         return lambda start, size: self.populate(view, start, start + size)
 
+    def sizer(self, view: memoryview) -> Callable[[], int]:
+        return lambda: len(view)
+
     def read_direct(self, path: str, offset: int, size: int) -> memoryview:
         return self.operate(
             "read_direct", path, lambda: memoryview(bytes(self.inode(path).live[offset : offset + size]))

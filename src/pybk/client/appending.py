@@ -207,18 +207,22 @@ class LedgerAppender:
             self._sent.popleft()
         commit.runs[0].parts = []
 
-    def fail(self, error: PybkError) -> None:
+    def fail(self, error: PybkError, under_way: PybkError | None = None) -> None:
         """Take nothing more, and fail what is under way and what is staged; by the driver, or when closing.
 
         May be repeated, as each batch stays until who waits for it has been told.
+
+        Args:
+            error: Why.
+            under_way: The error of what was sent, if it is another.
         """
         with self._mutex:
             self.ledger.error = error
             self.error = error
-        for batches in (self._sent, self._formed):
+        for batches, why in ((self._sent, under_way or error), (self._formed, error)):
             while batches:
                 if not batches[0].done:
-                    batches[0].error = error
+                    batches[0].error = why
                 self._baton.finish(batches[0])
                 batches.popleft()
         self._outstanding = 0

@@ -161,6 +161,8 @@ class Baton:
                 if waiter.locked():
                     waiter.release()
                     self.woke = True
+        if self._stopping:  # there is no background any more
+            self._run_callbacks()
 
     def kick(self) -> None:
         """See to it that somebody drives soon, although nobody waits."""

@@ -32,6 +32,7 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
+from pybk.replication.reading import LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writing import WriterMachine
 from pybk.storage.commit import Commit
@@ -113,8 +114,8 @@ class Writer(Protocol):
     def tell_lac(self) -> None:
         """Tell bookies the LAC if no add will."""
 
-    def give_up(self, error: PybkError) -> None:
-        """Fail for good, unless it has ended."""
+    def give_up(self, error: PybkError, under_way: PybkError) -> None:
+        """Fail for good, unless it has ended; what was sent with the second error."""
 
 
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
@@ -169,6 +170,9 @@ class Engine:
         self._wakes: list[tuple[int, int, AnyConversation]] = []
         self._wake_at: dict[AnyConversation, int] = {}
         self._waited: set[AnyConversation] = set()
+        self._fresh: dict[AnyConversation, Callable[[], None]] = {}
+        """What begins conversations that have not begun; an interrupt may lose it after it was posted."""
+        self._unmet: set[Commit] = set()
         self._broken = False
         self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()
         self._formed: dict[Writer, None] = {}
@@ -177,6 +181,7 @@ class Engine:
         self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
         self._reports: set[Future[None]] = set()
         self._closed: PybkError | None = None
+        self._cut_off: PybkError | None = None
         try:
             self.baton = Baton(self, "pybk-client")
         except BaseException:
@@ -195,8 +200,10 @@ class Engine:
 
         def first() -> None:
             self._waited.add(conversation)
+            self._fresh.pop(conversation, None)
             self.perform(conversation, begin(time.monotonic_ns()))
 
+        self._fresh[conversation] = first
         self._posted.append(first)
 
     def run(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
@@ -206,6 +213,18 @@ class Engine:
         error = conversation.commit.error
         if error is not None:
             raise error.with_traceback(None)
+
+    def do(self, call: Callable[[], None], commit: Commit) -> None:
+        """Have ``call`` made by the driver, and return when ``commit`` is done, which it sees to.
+
+        If the call is lost to an interrupt, or the engine is closed before it ends, ``commit`` gets an error.
+        """
+        self._unmet.add(commit)
+        self._posted.append(call)
+        try:
+            self.baton.wait(commit)
+        finally:
+            self._unmet.discard(commit)
 
     def interrupt(self) -> None:
         """See ``Work.interrupt``."""
@@ -226,7 +245,7 @@ class Engine:
         """
         if self._closed is not None:
             self._do_posted()
-            self._end_all(self._closed)
+            self._end_all(self._closed, self._cut_off or self._closed)
             return
         if self._broken:
             self._give_up()
@@ -265,23 +284,30 @@ class Engine:
     def _give_up(self) -> None:
         """End all that an interrupt in the middle of a turn may have left half done; may be repeated."""
         self._end_all(EntryUnknownError(_INTERRUPTED), LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
+        self._wire.begin_again()
+        self._broken = False
+
+    def _end_all(self, error: PybkError, of_changes: PybkError) -> None:
+        """End all that is under way, reads with one error and changes with another; may be repeated."""
+        for reference in self._writers.valuerefs():  # a copy: other threads attach writers meanwhile
+            writer = reference()
+            if writer is not None:
+                writer.give_up(error if self._closed else of_changes, of_changes)
+        lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self._posted]
+        for conversation in (*self._waited, *lost):
+            reads = isinstance(conversation.machine, ReadMachine | LacMachine)
+            conversation.end(error if reads else of_changes)
+            self._fresh.pop(conversation, None)
+        for commit in list(self._unmet):
+            if not commit.done:
+                commit.error = of_changes
+            self.baton.finish(commit)
         self._asked.clear()
         self._formed.clear()
         self._active.clear()
         self._untold.clear()
         self._wakes.clear()
         self._wake_at.clear()
-        self._wire.begin_again()
-        self._broken = False
-
-    def _end_all(self, error: PybkError, of_writers: PybkError | None = None) -> None:
-        """End all conversations with an error, those of writers perhaps with another; may be repeated."""
-        for reference in self._writers.valuerefs():  # a copy: other threads attach writers meanwhile
-            writer = reference()
-            if writer is not None:
-                writer.give_up(of_writers or error)
-        for conversation in list(self._waited):
-            conversation.end(error)
 
     def _tell_lacs(self) -> None:
         while self._untold:
@@ -393,6 +419,8 @@ class Engine:
     def attach(self, writer: Writer) -> None:
         """Take note of a writer, for as long as it is there; any thread."""
         self._writers[id(writer)] = writer
+        if self._closed is not None:  # too late to be seen by who closed the engine
+            writer.give_up(self._closed, self._closed)
 
     def formed(self, writer: Writer) -> None:
         """Have a writer asked for its batches in the next turn; any thread."""
@@ -422,15 +450,20 @@ class Engine:
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
-    def close(self, error: PybkError) -> None:
+    def close(self, error: PybkError, of_changes: PybkError) -> None:
         """End all conversations with an error, and stop, once it is recorded which bookies miss what.
+
+        Args:
+            error: For reads, and for all that begins from now on.
+            of_changes: For changes and appends that are under way, of which nobody knows whether they were made.
 
         That takes some tenths of a second if a bookie owes answers, and some seconds if the metadata store does.
         """
 
         def end_all() -> None:
-            self._closed = error  # first: from now on nobody uses the wire
-            self._end_all(error)
+            self._cut_off = of_changes
+            self._closed = error  # from now on nobody uses the wire
+            self._end_all(error, of_changes)
 
         self._end_late_answers()
         while self._closed is None:  # an interrupt of whoever drives may have come before it
@@ -445,8 +478,7 @@ class Engine:
         """Have ``call`` made by the driver, and return when it was; any thread."""
         done = Commit()
         self._posted.append(call)
-        self._posted.append(lambda: self.baton.finish(done))
-        self.baton.wait(done)
+        self.do(lambda: self.baton.finish(done), done)
 
     def _end_late_answers(self) -> None:
         """Give bookies a moment to answer the adds and fences of closed ledgers, then record what they miss (C13).

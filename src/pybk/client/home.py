@@ -58,6 +58,7 @@ STRAGGLER_BYTES: Final = 16 << 20
 _PAGE: Final = 500
 _DEFAULTS: Final = Quorums(3, 3, 2)
 _ENTRIES_GUESSED: Final = 64
+_CUT_OFF: Final = "the manager was closed while this was under way; open it again, and see whether it was done"
 
 
 logger = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ class ClusterHome:
             self._mender.stop()
         self._following.end()
         error = ClosedError("the manager is closed; open it again")
-        self.engine.close(error)
+        self.engine.close(error, ClosedError(_CUT_OFF, outcome_unknown=True))
         for ledger in self._ledgers():
             ledger.wake_followers()
         self.directory.close()
@@ -368,8 +369,7 @@ class ClusterHome:
     def _force(self, writing: Writing, last: int) -> None:
         if last > writing.ledger.last_add_confirmed:
             commit = Commit()
-            self.engine.post(lambda: writing.force(last, commit))
-            self.engine.baton.wait(commit)
+            self.engine.do(lambda: writing.force(last, commit), commit)
             if commit.error is not None:
                 raise commit.error.with_traceback(None)
 

@@ -76,9 +76,9 @@ class Writing(Conversation[WriterMachine]):
         super().__init__(engine, ledger, machine)
         self.appender = LedgerAppender(ledger, engine.baton, lambda: engine.formed(self), outstanding_bytes_max)
         self._meter = meter
-        engine.attach(self)
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._forcing: list[tuple[int, Commit]] = []
+        engine.attach(self)
 
     # ---- what the engine asks ------------------------------------------------------------------------------------
 
@@ -148,16 +148,16 @@ class Writing(Conversation[WriterMachine]):
         if not self.commit.done:
             self.engine.perform(self, self.machine.bookies_changed(now_ns))
 
-    def give_up(self, error: PybkError) -> None:
-        """Fail for good, because the machine's state is not known any more."""
-        self.appender.fail(self.appender.error or error)
-        self._forced(error)
-        self.end(error)
+    def give_up(self, error: PybkError, under_way: PybkError) -> None:
+        """Fail for good, what was sent with the second error, as the machine is not asked any more."""
+        self.appender.fail(self.appender.error or error, under_way)
+        self._forced(under_way)
+        self.end(under_way)
 
     def force(self, last: int, commit: Commit) -> None:
         """Have everything up to an entry made durable, and ``commit`` done then."""
         if self.commit.done:
-            commit.error = self.appender.error
+            commit.error = self.commit.error or self.appender.error
             self.engine.baton.finish(commit)
             return
         self.submit(time.monotonic_ns())

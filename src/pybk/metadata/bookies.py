@@ -367,7 +367,7 @@ class Bookies(Records):
                 found.append(self._registration(key, node)[0])
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 logger.warning("a bookie is taken for absent: %s", error)
-        for key in self._registrations.keys() - set(keys):
+        for key in set(self._registrations) - set(keys):
             self._registrations.pop(key, None)
         return found
 

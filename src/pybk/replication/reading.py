@@ -277,8 +277,24 @@ class ReadMachine:
                     strand.denied &= ~(1 << place)
                     strand.failed &= ~(1 << place)
             strand.ensemble = ensemble
-            effects += self._ask(strand, now_ns) or self._exhausted(strand)
+            self._cut_at_fragments(strand)
+        for strand in self._strands:
+            if not strand.ended and not strand.asking:
+                effects += self._ask(strand, now_ns) or self._exhausted(strand)
         return effects
+
+    def _cut_at_fragments(self, strand: _Strand) -> None:
+        """Make strands of their own of what is in later fragments: their entries are at other bookies."""
+        step = self._stride
+        for fragment in self.metadata.fragments:
+            if strand.next < fragment.first_entry_id <= strand.last:
+                first = fragment.first_entry_id + (strand.next - fragment.first_entry_id) % step
+                last, strand.last = strand.last, fragment.first_entry_id - 1
+                if first > last:
+                    return
+                order = self._order(fragment.ensemble, first, 0)
+                strand = _Strand(fragment.ensemble, order, first, last, first, refreshed=True, current=strand.current)
+                self._strands.append(strand)
 
     def _speculate(self, now_ns: int) -> list[Effect]:
         """Ask another replica where one is slow, without giving up the slow one."""

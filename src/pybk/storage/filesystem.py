@@ -182,6 +182,10 @@ class FileSystem(Protocol):
         """
         ...
 
+    def sizer(self, view: memoryview) -> Callable[[], int]:
+        """Return what tells how many bytes the file of one map has now, whatever has its name."""
+        ...
+
     def read_direct(self, path: str, offset: int, size: int) -> memoryview:
         """Return a range of a file, fewer bytes where it ends, in private memory and with no trace in the page cache.
 
@@ -574,6 +578,15 @@ class OsFileSystem:
         if isinstance(mapped, mmap.mmap) and self.populates:
             return partial(mapped.madvise, _POPULATE_WRITE)
         return lambda start, size: self.populate(view, start, start + size)
+
+    def sizer(self, view: memoryview) -> Callable[[], int]:
+        """See :meth:`FileSystem.sizer`."""
+        mapped: Any = view.obj
+        if isinstance(mapped, _ReadMap):
+            return lambda: os.fstat(mapped.file.fileno()).st_size
+        if isinstance(mapped, np.memmap):
+            return cast("Callable[[], int]", cast("Any", mapped.base).size)
+        return lambda: len(view)
 
     def _populate_shared(self, mapped: mmap.mmap, start: int, stop: int) -> None:
         if self.populates:

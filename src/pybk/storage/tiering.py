@@ -60,6 +60,7 @@ class TierQueue:
         self._looked_at = -1
         self.looking = True
         self.damaged: dict[int, str] = {}
+        self._again: dict[int, int] = {}  # when damaged ledgers are tried again that are not in the queue
         for descriptor in store.take_dirty().values():
             self._take_recovered(descriptor)
 
@@ -77,8 +78,9 @@ class TierQueue:
         for ledger_id in list(self.damaged):
             if not self._is_there(ledger_id):
                 del self.damaged[ledger_id]
-            elif at_all:
-                heapq.heappush(self._due, (0, ledger_id))
+                self._again.pop(ledger_id, None)
+            elif at_all and ledger_id in self._again:
+                self._again[ledger_id] = 0
         while self._changed:
             self._take(self._changed.popleft())
         while self.looking:
@@ -155,14 +157,15 @@ class TierQueue:
         self.damaged.update(unmoved)
         self._unfinished.update(unmoved)
         due = time.time_ns() + _DAMAGED_NS
-        for ledger_id in unmoved:
-            heapq.heappush(self._due, (due, ledger_id))
+        self._again.update(dict.fromkeys(unmoved, due))
 
     def _take_due(self) -> list[tuple[int, LedgerDescriptor]]:
         """Return the ledgers that are moved together next, with their times, no longer in the queue."""
         taken: dict[int, tuple[int, LedgerDescriptor]] = {}
         nbytes = 0
         now_ns = time.time_ns()
+        for ledger_id in [ledger_id for ledger_id, due in self._again.items() if due <= now_ns]:
+            heapq.heappush(self._due, (self._again.pop(ledger_id), ledger_id))
         while self._due and self._due[0][0] <= now_ns:
             if len(taken) >= MOVED_LEDGERS_MAX or nbytes >= MOVED_BYTES_MAX:
                 break

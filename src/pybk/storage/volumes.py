@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_hexdigest
@@ -129,13 +130,13 @@ class Mapped(NamedTuple):
         view: Its bytes.
         populate: Populates a range of it.
         populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
-        path: The file's.
+        file_bytes: Tells how many bytes its file has now.
     """
 
     view: memoryview
     populate: Populator
     populated: bytearray
-    path: str
+    file_bytes: Callable[[], int]
 
 
 class Volumes:
@@ -238,7 +239,7 @@ class Volumes:
         if mapped is None:
             view = self._read(file_id, self.fs.view)
             populated = bytearray(-(-len(view) // CHUNK_BYTES))
-            mapped = Mapped(view, self.fs.populator(view), populated, self.path_of(self.rows[file_id]))
+            mapped = Mapped(view, self.fs.populator(view), populated, self.fs.sizer(view))
             with self._lock:
                 while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
@@ -248,11 +249,25 @@ class Volumes:
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         """Bring a range of a map that ``view`` returned into memory, so that it can be touched.
 
+        If that fails, and another file has the name by now, such as one that was restored, the next read maps that one.
+
         Raises:
             CorruptError: The file was cut.
             StorageError: The device cannot read it.
         """
-        populate(self.fs, view, start, stop)
+        try:
+            populate(self.fs, view, start, stop)
+        except StorageError:
+            self._let_go_of_replaced(view)
+            raise
+
+    def _let_go_of_replaced(self, view: memoryview) -> None:
+        """Let go of a map of a file if the one that has its name now is of another size."""
+        with self._lock:
+            for file_id in [file_id for file_id, mapped in self.views.items() if mapped.view is view]:
+                with suppress(KeyError, OSError):
+                    if self.fs.file_bytes(self.path_of(self.rows[file_id])) != self.views[file_id].file_bytes():
+                        del self.views[file_id]
 
     def populate_once(self, mapped: Mapped, start: int, stop: int) -> None:
         """Bring a range of a file's map into memory, unless that was done before and the file was not cut since.
@@ -264,21 +279,14 @@ class Volumes:
             CorruptError, StorageError: As ``populate``.
         """
         low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
-        if mapped.populated.find(0, low, high) < 0 and self._reaches(mapped.path, stop):
+        if mapped.populated.find(0, low, high) < 0 and mapped.file_bytes() >= stop:
             return
         try:
             populate(self.fs, mapped.view, low * CHUNK_BYTES, high * CHUNK_BYTES)
         except StorageError:
-            populate(self.fs, mapped.view, start, stop)  # what was cut or cannot be read may lie beside the range
+            self.populate(mapped.view, start, stop)  # what was cut or cannot be read may lie beside the range
         else:
             mapped.populated[low:high] = b"\1" * len(mapped.populated[low:high])
-
-    def _reaches(self, path: str, stop: int) -> bool:
-        """Return whether a file is there and has so many bytes."""
-        try:
-            return self.fs.file_bytes(path) >= stop
-        except FileNotFoundError:
-            return False
 
     def unreadable(self, view: memoryview, stop: int, error: OSError) -> StorageError:
         """Return the error to raise for a map of which ``FileSystem.populate`` refused a range."""
