@@ -326,3 +326,13 @@ def read_while_closing(client: LedgerManager, ledger_id: int) -> list[BaseExcept
         thread.join(WAIT_S)
     assert len(errors) == len(threads), "each has ended"
     return errors
+
+
+def test_a_closed_client_has_closed_its_metadata_store(tmp_path: Path) -> None:
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        client = cluster.connect()
+        metadata = home_of(client).directory.metadata
+        assert len(metadata.list_bookies()) == 1
+        client.close()
+        with pytest.raises(ClosedError):
+            metadata.list_bookies()

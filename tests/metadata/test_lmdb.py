@@ -504,3 +504,22 @@ def test_signs_of_life_are_given_and_looked_for_several_times_before_a_session_c
     tree = LmdbTree(str(tmp_path / "metadata"), session_timeout_s=timeout_s)
     assert [tree._beat_s, tree._sweep_s] == pytest.approx([beat_s, sweep_s])
     tree.close()
+
+
+def test_a_look_at_what_is_watched_that_is_due_is_not_put_off(tree: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if "keeper" in threading.current_thread().name:
+            slept.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(lmdb, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    seen = threading.Event()
+    tree.watch("key", seen.set)
+    for number in range(10):
+        time.sleep(0.05)
+        tree.create(f"key/{number}", b"v")
+        assert seen.wait(WAIT_S)
+        seen.clear()
+    assert [seconds for seconds in slept if seconds < 0.003] == []

@@ -56,6 +56,9 @@ _LOOK_S: Final = 2.0
 _PACE_S: Final = 0.01
 """How long a process looks at what it watches once at most, however often anything changes."""
 
+_PACE_LEAST_S: Final = 0.004
+"""What is left of that which is not waited for."""
+
 _MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
 _PAUSE_MAX_S: Final = 0.0005
@@ -474,8 +477,9 @@ class LmdbTree:
             rest = self._sweep_s if failed else self._rest(watching=watching)
             changed = self._wake.wait(rest, changes=watching)
             try:
-                if changed and not _is_nearly_due(time.monotonic(), self._polled_at, _PACE_S):
-                    time.sleep(max(0.0, self._polled_at + _PACE_S - time.monotonic()))
+                pause = self._polled_at + _PACE_S - time.monotonic()
+                if changed and pause > _PACE_LEAST_S:
+                    time.sleep(pause)
                 if changed or _is_nearly_due(time.monotonic(), self._polled_at, _LOOK_S):
                     self._polled_at = time.monotonic()
                     self._poll()
