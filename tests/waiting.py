@@ -45,7 +45,7 @@ def source_of(condition: Callable[[], object]) -> str:
 
 
 def stop(pid: int) -> None:
-    """Stop a process with SIGSTOP, and return when none of its threads runs: each goes on until it takes notice."""
+    """Stop a process with SIGSTOP; return when all its threads are stopped, because the kernel stops each one later."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: not any(_runs(thread) for thread in Path(f"/proc/{pid}/task").iterdir()))
 

@@ -224,3 +224,13 @@ def test_no_exception_of_a_callback_ends_the_background_thread(caplog: pytest.Lo
         assert called.wait(WAIT_S)
     assert "goes on after an exception" in caplog.text
     baton.stop()
+
+
+def test_callbacks_of_what_is_finished_after_the_end_are_called() -> None:
+    baton = Baton(Quiet(), "pybk-test")
+    baton.stop()
+    commit, called = Commit(), threading.Event()
+    baton.when_done(commit, called.set)
+    assert not called.is_set()
+    baton.finish(commit)
+    assert called.is_set()

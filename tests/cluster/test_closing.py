@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -191,18 +191,6 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
                 begin()
 
 
-def test_callbacks_of_what_the_close_ended_are_called(tmp_path: Path) -> None:
-    with inside(tmp_path / "cluster") as cluster:
-        client = cluster.connect()
-        writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
-        home, called = home_of(client), threading.Event()
-        staged = writer.append_async(b"x")
-        staged.add_done_callback(lambda _: called.set())
-        home.engine.baton.stop()  # the background has ended, and nobody waits
-        home.engine.close(ClosedError("closed"), ClosedError("cut off", outcome_unknown=True))
-        assert called.wait(WAIT_S)
-
-
 class Losing(deque[Callable[[], None]]):
     """Calls of which one is lost to an interrupt when it is taken: that before which so many others are taken."""
 
@@ -245,7 +233,7 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(what: str, b
         waiting.start()
         with pytest.raises(KeyboardInterrupt):
             home.engine.baton.wait(Commit())
-        assert ended.wait(WAIT_S), "whoever waited for the lost call waits on"
+        assert ended.wait(WAIT_S), "the thread that waits for the lost call is stranded"
         waiting.join()
 
 
@@ -277,14 +265,19 @@ def append_while_closing(client: LedgerManager, writer: LedgerWriter) -> dict[by
                 return
 
     threads = [threading.Thread(target=append, args=(thread,)) for thread in range(6)]
+    close_under(client, threads, lambda: writer.last_add_confirmed > 20)
+    assert len(failed) == len(threads), "each has ended"
+    return failed
+
+
+def close_under(client: LedgerManager, threads: list[threading.Thread], busy: Callable[[], object]) -> None:
+    """Start threads, close the client once they are busy, and wait for their end."""
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
+    wait_until(busy)
     client.close()
     for thread in threads:
         thread.join(WAIT_S)
-    assert len(failed) == len(threads), "each has ended"
-    return failed
 
 
 def writing_of(writer: LedgerWriter) -> Writing:
@@ -305,25 +298,18 @@ def test_readers_of_a_client_that_is_closed_meanwhile_end(tmp_path: Path) -> Non
 def read_while_closing(client: LedgerManager, ledger_id: int) -> list[BaseException]:
     """Have threads read again and again, and close the client; return what they ended with."""
     errors: list[BaseException] = []
-    reading = threading.Barrier(4)
+    reads = Counter[int]()
 
-    def read() -> None:
+    def read(thread: int) -> None:
         with client.open_ledger(ledger_id, password=PASSWORD) as reader:
-            reading.wait(WAIT_S)
             try:
                 while True:
-                    reader.read(0, ENTRIES - 1)
+                    reads[thread] += len(reader.read_batch(0))
             except BaseException as error:  # noqa: BLE001  # whatever it is, the test is told
                 errors.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    reading.wait(WAIT_S)
-    time.sleep(0.01)
-    client.close()
-    for thread in threads:
-        thread.join(WAIT_S)
+    threads = [threading.Thread(target=read, args=(thread,)) for thread in range(3)]
+    close_under(client, threads, lambda: len(reads) == len(threads))
     assert len(errors) == len(threads), "each has ended"
     return errors
 

@@ -518,7 +518,7 @@ def test_a_look_at_what_is_watched_that_is_due_is_not_put_off(tree: LmdbTree, mo
     seen = threading.Event()
     tree.watch("key", seen.set)
     for number in range(10):
-        time.sleep(0.05)
+        assert wait_for(lambda: time.monotonic() > tree._polled_at + lmdb._PACE_S)
         tree.create(f"key/{number}", b"v")
         assert seen.wait(WAIT_S)
         seen.clear()

@@ -466,7 +466,7 @@ class Engine:
             self._end_all(error, of_changes)
 
         self._end_late_answers()
-        while self._closed is None:  # an interrupt of whoever drives may have come before it
+        while self._closed is None:  # an interrupt of the driver may have lost the call
             self._have_done(end_all)
         self.baton.stop()
         _, unrecorded = wait_for(tuple(self._reports), _REPORT_SECONDS)
