@@ -206,7 +206,9 @@ class Losing(deque[Callable[[], None]]):
 
 
 @pytest.mark.parametrize(("what", "before"), [("read", 0), ("force", 0), *(("close", number) for number in range(4))])
-def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(what: str, before: int, tmp_path: Path) -> None:
+def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
+    what: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The main thread drives and is interrupted as it takes the call that another thread waits for."""
     with inside(tmp_path / "cluster") as cluster:
         client = cluster.connect()
@@ -214,7 +216,15 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(what: str, b
         writer.append_many([b"x"] * 10)
         writer.force()
         reader = client.open_ledger(writer.ledger_id, password=PASSWORD, recover=False)
-        home, ended = home_of(client), threading.Event()
+        home, drives, ended = home_of(client), threading.Event(), threading.Event()
+        driver, turn = threading.current_thread(), home.engine.turn
+
+        def seen_turn() -> None:
+            if threading.current_thread() is driver:  # the background may drive before
+                drives.set()
+            turn()
+
+        monkeypatch.setattr(home.engine, "turn", seen_turn)
         calls: dict[str, Callable[[], object]] = {
             "close": client.close,
             "read": lambda: reader.read_batch(0),
@@ -222,7 +232,7 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(what: str, b
         }
 
         def other() -> None:
-            wait_until(lambda: home.engine.baton._holder is not None)
+            drives.wait()
             with suppress(PybkError):
                 calls[what]()
             ended.set()
