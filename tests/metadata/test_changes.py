@@ -87,7 +87,7 @@ class Minute:
     def run(self) -> None:
         self._tree._keep()
 
-    def _wait(self, timeout_s: float | None, *, changes: bool) -> bool:
+    def _wait(self, timeout_s: float | None, *, changes: bool, rest_s: float) -> bool:
         assert timeout_s is not None
         self.waits += 1
         self.now += timeout_s
@@ -151,6 +151,43 @@ def test_a_process_without_a_session_wakes_every_two_seconds(
     monkeypatch.undo()
     watching._closed = False
     watching.close()
+
+
+def test_who_watches_looks_less_often_while_only_what_others_watch_changes(
+    resting: LmdbTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    watched = {4, 5}
+
+    def wait(timeout_s: float | None, *, changes: bool, rest_s: float) -> bool:
+        rests.append(rest_s)
+        if len(rests) in watched:
+            node = resting.get("key")
+            assert node is not None
+            resting.put("key", b"w", node.version)
+        else:
+            resting.create(f"other{len(rests)}", b"v")
+        resting._closed = len(rests) == 8
+        return len(rests) != 7
+
+    monkeypatch.setattr(resting._wake, "wait", wait)
+    resting._keep()
+    assert rests == [0.01, 0.02, 0.04, 0.04, 0.01, 0.01, 0.02, 0.02]
+
+
+def test_a_call_ends_the_rest_between_two_changes(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"1")
+    signal = ChangeSignal(str(path))
+    signal.wait(None, changes=True)  # begins to watch
+    path.write_bytes(b"2")
+    signal.wait(None, changes=True)
+    path.write_bytes(b"3")
+    signal.set()
+    before = time.monotonic()
+    signal.wait(None, changes=True, rest_s=3600.0)
+    assert time.monotonic() - before < 1800
+    signal.close()
 
 
 def test_what_fails_at_rest_is_tried_again_without_haste(resting: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,10 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 REST_S: Final = 0.01
-"""Least time from one change that is reported to the next; how often the caller looks where files cannot be watched."""
+"""Least time from one change that is reported to the next, unless the caller names another.
+
+So often does the caller look where files cannot be watched.
+"""
 
 _MODIFIED: Final = 0x2
 _EVENTS_BYTES: Final = 4096
@@ -38,6 +41,8 @@ class ChangeSignal:
         self._inotify: int | None = None
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
+        self._calls = select.poll()
+        self._calls.register(self._wake, select.POLLIN)
         self._reported = 0.0
 
     def set(self) -> None:
@@ -46,12 +51,13 @@ class ChangeSignal:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout_s: float | None, *, changes: bool) -> bool:
+    def wait(self, timeout_s: float | None, *, changes: bool, rest_s: float = REST_S) -> bool:
         """Wait.
 
         Args:
             timeout_s: Seconds at most; None for ever.
             changes: Return for changes of the file, too.
+            rest_s: Seconds from the change that was reported last until another one is; a call ends them.
 
         Returns:
             False if the time is up and nothing happened; True if something may have.
@@ -65,16 +71,17 @@ class ChangeSignal:
             timeout_s = REST_S if timeout_s is None else min(timeout_s, REST_S)
         while True:
             ready = [descriptor for descriptor, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000)]
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
+            called = self._wake in ready
             if self._inotify in ready:
                 # One commit writes several times, and many commits may follow one another: wait for the rest of them.
-                rest_s = self._reported + REST_S - time.monotonic()
-                time.sleep(max(0.001, min(rest_s, REST_S)))
+                left_s = self._reported + rest_s - time.monotonic()
+                called = bool(self._calls.poll(1000 * max(0.001, min(left_s, rest_s))))
                 os.read(self._inotify, _EVENTS_BYTES)
                 self._reported = time.monotonic()
-                if not changes and self._wake not in ready:
-                    continue
+            if called:
+                os.eventfd_read(self._wake)
+            if ready and not changes and not called:
+                continue
             return bool(ready) or self._inotify == -1
 
     def close(self) -> None:
