@@ -12,6 +12,9 @@ import pytest
 
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
+from pybk.storage.filesystem import OsFileSystem
+from pybk.storage.volumes import COLD
+from tests.embedded import store_of
 from tests.realstore import numbered, open_quick, payloads
 
 
@@ -62,3 +65,23 @@ def test_a_batch_outlives_its_manager(tmp_path: Path) -> None:
     assert open_files(tmp_path / "store") != []
     del batch
     assert open_files(tmp_path / "store") == []
+
+
+def test_a_file_that_is_removed_as_it_is_mapped_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_quick(tmp_path / "store") as manager:
+        manager.create_ledger(digest_type=DigestType.CRC32C).append_many(numbered(300))
+        volumes = store_of(manager).volumes
+        row = volumes.new_file(COLD, StorageHint.HDD)
+        Path(volumes.path_of(row)).write_bytes(b"x" * 8192)
+        volumes.add(row)
+        view = OsFileSystem.view
+
+        def view_and_drop(self: OsFileSystem, path: str) -> memoryview:
+            found = view(self, path)
+            volumes.drop(row.file_id)
+            return found
+
+        monkeypatch.setattr(OsFileSystem, "view", view_and_drop)
+        with suppress(KeyError):  # either is right
+            assert bytes(volumes.view(row.file_id)[:1]) == b"x"
+        assert row.file_id not in volumes.views

@@ -243,7 +243,8 @@ class Volumes:
             with self._lock:
                 while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
-                mapped = self.views.setdefault(file_id, mapped)
+                if file_id in self.rows:  # else it was removed meanwhile, and nobody would let go of the map
+                    mapped = self.views.setdefault(file_id, mapped)
         return mapped
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
