@@ -295,6 +295,15 @@ def test_residues_of_striped_entries_are_cut_at_fragments() -> None:
     assert reading.asked() == [(6, 1, 5), (7, 9, 9)]
 
 
+def test_a_residue_of_which_a_fragment_has_no_entry_is_asked_of_the_next_one() -> None:
+    """C17: the fragment from 6 on has entry 6 alone, so entry 9 is at the bookies of the fragment from 7 on."""
+    reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
+    for number in (1, 2):
+        reading.answer(number, UNKNOWN)
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3)), (7, (0, 8, 2, 3))), 8))
+    assert reading.asked() == [(6, 1, 5), (8, 9, 9)]
+
+
 def test_a_deleted_ledger_ends_the_read() -> None:
     reading = Reading(0, 0)
     exhaust(reading, NO, NO, NO)
