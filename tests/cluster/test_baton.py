@@ -179,7 +179,7 @@ def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
         engine = client._home.engine  # type: ignore[attr-defined]  # a cluster's home
         begin = time.perf_counter()
         for _ in range(5):
-            engine._have_done(lambda: None)
+            engine.have_done(lambda: None)
         assert time.perf_counter() - begin < WAIT_S
 
 

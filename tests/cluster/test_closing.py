@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 
 from pybk.client import engine
+from pybk.client.appending import LedgerAppender
 from pybk.client.directory import Directory
 from pybk.client.home import ClusterHome
 from pybk.client.ledger import RemoteLedger
 from pybk.client.reading import LacReading
 from pybk.client.wire import BookieWire
 from pybk.client.writing import Writing
-from pybk.errors import ClosedError, PybkError
+from pybk.errors import ClosedError, LedgerRecoveryError, NoSuchLedgerError, PybkError
 from pybk.flags import WriteFlag
+from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager
 from pybk.storage.commit import Commit
 from pybk.transport.links import Links
@@ -192,15 +194,16 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
 
 
 class Losing(deque[Callable[[], None]]):
-    """Calls of which one is lost to an interrupt when it is taken: that before which so many others are taken."""
+    """Calls of which one is lost to an interrupt of the main thread: that before which it takes so many others."""
 
     left = 0
 
     def popleft(self) -> Callable[[], None]:
         """Take a call; raise instead of returning the one that is lost."""
         call = super().popleft()
-        self.left -= 1
+        self.left -= threading.current_thread() is threading.main_thread()
         if self.left == -1:
+            self.left -= 1
             raise KeyboardInterrupt
         return call
 
@@ -245,6 +248,60 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
             home.engine.baton.wait(Commit())
         assert ended.wait(WAIT_S), "the thread that waits for the lost call is stranded"
         waiting.join()
+
+
+def test_a_ledger_begun_while_an_interrupt_is_settled_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread creates it and appends when the writers that there were are given up."""
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        client = cluster.connect()
+        writers = [client.create_ledger(password=PASSWORD, ensemble_size=1)]
+        give_up, begun = Writing.give_up, list[AppendFuture[int]]()
+
+        def begin() -> None:
+            writers.append(client.create_ledger(password=PASSWORD, ensemble_size=1))
+            begun.append(writers[-1].append_async(b"x"))
+
+        def give_up_beside(self: Writing, error: PybkError, under_way: PybkError) -> None:
+            give_up(self, error, under_way)
+            if not begun:
+                other = threading.Thread(target=begin)
+                other.start()
+                other.join()
+
+        monkeypatch.setattr(Writing, "give_up", give_up_beside)
+        home_of(client).engine._broken = True  # as an interrupt in the middle of a turn leaves it
+        with pytest.raises(LedgerRecoveryError):
+            writers[0].append(b"x")
+        assert begun[0].result(WAIT_S) == 0
+
+
+def test_only_the_driver_fails_the_appends_of_a_ledger_that_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be finishing them just then."""
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
+        driven, drivers = home_of(client).engine, list[threading.Thread]()
+        turn, fail, failed_by_driver = driven.turn, LedgerAppender.fail, list[bool]()
+
+        def seen_turn() -> None:
+            drivers.append(threading.current_thread())
+            turn()
+            drivers.pop()
+
+        def seen_fail(self: LedgerAppender, *errors: PybkError) -> None:
+            failed_by_driver.append(drivers == [threading.current_thread()])
+            fail(self, *errors)
+
+        monkeypatch.setattr(driven, "turn", seen_turn)
+        monkeypatch.setattr(LedgerAppender, "fail", seen_fail)
+        client.delete_ledger(writer.ledger_id, password=PASSWORD)
+        assert failed_by_driver == [True]
+        with pytest.raises(NoSuchLedgerError):
+            writer.append(b"x")
 
 
 def test_what_is_not_said_to_be_unknown_was_not_appended(tmp_path: Path) -> None:

@@ -226,6 +226,12 @@ class Engine:
         finally:
             self._unmet.discard(commit)
 
+    def have_done(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made by the driver, and return when it was; an interrupt of the driver may lose the call."""
+        done = Commit()
+        self._posted.append(call)
+        self.do(lambda: self.baton.finish(done), done)
+
     def interrupt(self) -> None:
         """See ``Work.interrupt``."""
         self._wire.interrupt()
@@ -293,6 +299,7 @@ class Engine:
             writer = reference()
             if writer is not None:
                 writer.give_up(error if self._closed else of_changes, of_changes)
+                self._formed.pop(writer, None)  # but not that of a writer that another thread attaches meanwhile
         lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self._posted]
         for conversation in (*self._waited, *lost):
             reads = isinstance(conversation.machine, ReadMachine | LacMachine)
@@ -303,7 +310,6 @@ class Engine:
                 commit.error = of_changes
             self.baton.finish(commit)
         self._asked.clear()
-        self._formed.clear()
         self._active.clear()
         self._untold.clear()
         self._wakes.clear()
@@ -467,18 +473,12 @@ class Engine:
 
         self._end_late_answers()
         while self._closed is None:  # an interrupt of the driver may have lost the call
-            self._have_done(end_all)
+            self.have_done(end_all)
         self.baton.stop()
         _, unrecorded = wait_for(tuple(self._reports), _REPORT_SECONDS)
         if unrecorded:
             logger.warning("%d times it may not be recorded that a bookie misses entries", len(unrecorded))
         self._workers.close()
-
-    def _have_done(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made by the driver, and return when it was; any thread."""
-        done = Commit()
-        self._posted.append(call)
-        self.do(lambda: self.baton.finish(done), done)
 
     def _end_late_answers(self) -> None:
         """Give bookies a moment to answer the adds and fences of closed ledgers, then record what they miss (C13).
@@ -500,13 +500,13 @@ class Engine:
                 asked = self._asked.pop(request_id)
                 self.tell(asked.conversation, Unanswered(asked.token))
 
-        self._have_done(look)
+        self.have_done(look)
         end_at = time.monotonic() + _LATE_SECONDS
         while late and time.monotonic() < end_at:
             time.sleep(_LATE_SECONDS / _LATE_LOOKS)
-            self._have_done(look)
+            self.have_done(look)
         if late:
-            self._have_done(end)
+            self.have_done(end)
 
     def after_fork(self) -> None:
         """Be of no use in a forked child."""

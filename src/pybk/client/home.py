@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
@@ -387,7 +388,7 @@ class ClusterHome:
         for ledger in [held for held in self._ledgers() if held.ledger_id == ledger_id]:
             ledger.deleted = True
             if ledger.writing is not None:
-                ledger.writing.appender.fail(gone)
+                self.engine.have_done(partial(ledger.writing.appender.fail, gone))  # by who finishes its appends, too
             ledger.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
