@@ -314,15 +314,23 @@ class LedgerWriter:
         self._descriptor.account_staged()
         first = self._descriptor.last_pushed + 1
         commit: Commit | None = ACKNOWLEDGED
-        for low, high in _pieces(lengths + self._overhead):
-            commit = self._stage_piece(batch[low:high], lengths[low:high])
-            if commit is None and low == 0:
-                return None
-            if commit is None:
-                nbytes = int(lengths[low:high].sum()) + self._overhead * (high - low)
-                commit = self._turns.keeping_lock(
-                    partial(self._stage_piece, batch[low:high], lengths[low:high]), nbytes
-                )
+        try:
+            for low, high in _pieces(lengths + self._overhead):
+                commit = self._stage_piece(batch[low:high], lengths[low:high])
+                if commit is None and low == 0:
+                    return None
+                if commit is None:
+                    nbytes = int(lengths[low:high].sum()) + self._overhead * (high - low)
+                    commit = self._turns.keeping_lock(
+                        partial(self._stage_piece, batch[low:high], lengths[low:high]), nbytes
+                    )
+        except PybkError as error:
+            last = self._descriptor.last_pushed
+            if last < first or error.outcome_unknown:
+                raise
+            raise type(error)(
+                f"{error}; entries {first} to {last} of the batch may be there", outcome_unknown=True
+            ) from error
         return range(first, first + len(batch)), cast(Commit, commit)
 
     def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Commit | None:

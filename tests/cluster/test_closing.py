@@ -318,6 +318,36 @@ def test_what_is_not_said_to_be_unknown_was_not_appended(tmp_path: Path) -> None
             assert wrong == set()
 
 
+def test_a_batch_of_which_a_part_was_appended_is_said_to_be_unknown(tmp_path: Path) -> None:
+    """The close comes while later pieces of it wait for room."""
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        client = cluster.connect(max_outstanding_bytes=16 << 20)
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
+        errors = list[PybkError]()
+
+        def append() -> None:
+            try:
+                writer.append_many([bytes(1 << 20)] * 60)
+            except PybkError as error:
+                errors.append(error)
+
+        close_under(client, [threading.Thread(target=append)], lambda: writer.last_add_confirmed >= 0)
+        assert [error for error in errors if not error.outcome_unknown] == []
+
+
+def test_what_was_staged_behind_a_part_of_its_batch_is_said_to_be_unknown(tmp_path: Path) -> None:
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        writer = cluster.connect().create_ledger(password=PASSWORD, ensemble_size=1)
+        appender = writing_of(writer).appender
+        commit = appender.stage_entry(writer._descriptor, 0, b"prefix", b"x", 0, 6, wanted=True)
+        assert commit is not None
+        appender.fail(ClosedError("closed"), ClosedError("cut off", outcome_unknown=True))
+        assert commit.error is not None
+        assert commit.error.outcome_unknown
+        assert appender.error is not None
+        assert not appender.error.outcome_unknown
+
+
 def append_while_closing(client: LedgerManager, writer: LedgerWriter) -> dict[bytes, PybkError]:
     """Have threads append until the client is closed; return the error of each that failed, by payload."""
     failed: dict[bytes, PybkError] = {}

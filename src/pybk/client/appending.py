@@ -214,15 +214,16 @@ class LedgerAppender:
 
         Args:
             error: Why.
-            under_way: The error of what was sent, if it is another.
+            under_way: The error of what was sent or staged, if it is another: what was not sent may be the end of a
+                batch whose beginning was.
         """
         with self._mutex:
             self.ledger.error = error
             self.error = error
-        for batches, why in ((self._sent, under_way or error), (self._formed, error)):
+        for batches in (self._sent, self._formed):
             while batches:
                 if not batches[0].done:
-                    batches[0].error = why
+                    batches[0].error = under_way or error
                 self._baton.finish(batches[0])
                 batches.popleft()
         self._outstanding = 0

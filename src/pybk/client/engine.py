@@ -115,7 +115,7 @@ class Writer(Protocol):
         """Tell bookies the LAC if no add will."""
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
-        """Fail for good, unless it has ended; what was sent with the second error."""
+        """Fail for good, unless it has ended; what was sent or staged with the second error."""
 
 
 M_co = TypeVar("M_co", bound=Machine, covariant=True)

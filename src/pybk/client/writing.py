@@ -149,7 +149,7 @@ class Writing(Conversation[WriterMachine]):
             self.engine.perform(self, self.machine.bookies_changed(now_ns))
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
-        """Fail for good, what was sent with the second error, as the machine is not asked any more."""
+        """Fail for good, what was sent or staged with the second error, as the machine is not asked any more."""
         self.appender.fail(self.appender.error or error, under_way)
         self._forced(under_way)
         self.end(under_way)
