@@ -322,3 +322,14 @@ def test_fragments_are_metadata_of_the_next_format() -> None:
 def test_fragments_that_cannot_be_are_refused(fragments: list[Fragment]) -> None:
     with pytest.raises(UsageError):
         replicated(*fragments)
+
+
+def test_another_seal_changes_nothing_else() -> None:
+    sealed = metadata(**SEALED)
+    bare = sealed.with_seal(b"", b"")
+    assert bare == replace(sealed, seal=b"", last_digest=b"")
+    assert bare.with_seal(sealed.seal, sealed.last_digest) == sealed
+    assert hash(bare.with_seal(sealed.seal, sealed.last_digest)) == hash(sealed)
+    for seal, last_digest in [(b"short", b""), (bytearray(32), b""), (bytes(32), "text"), (bytes(32), bytes(100))]:
+        with pytest.raises(UsageError, match="seal"):
+            sealed.with_seal(seal, last_digest)  # type: ignore[arg-type]

@@ -88,3 +88,33 @@ def test_a_call_that_raises_ends_no_thread() -> None:
     assert isinstance(failed.exception(WAIT_S), ValueError)
     assert after.result(WAIT_S) is None
     workers.close(wait=True)
+
+
+def test_calls_one_after_another_take_one_thread() -> None:
+    workers = Workers(4, "pybk-test")
+    for _ in range(100):
+        future = workers.submit(lambda: None)
+        assert future is not None
+        future.result(WAIT_S)
+    assert len(workers._threads) == 1
+    workers.close(wait=True)
+
+
+def test_a_call_whose_future_was_cancelled_is_not_made() -> None:
+    workers = Workers(1, "pybk-test")
+    begun, end, calls = threading.Event(), threading.Event(), []
+
+    def call() -> None:
+        begun.set()
+        end.wait(WAIT_S)
+
+    workers.submit(call)
+    assert begun.wait(WAIT_S)
+    cancelled, after = workers.submit(lambda: calls.append(1)), workers.submit(lambda: calls.append(2))
+    assert cancelled is not None
+    assert after is not None
+    assert cancelled.cancel()
+    end.set()
+    after.result(WAIT_S)
+    assert calls == [2]
+    workers.close(wait=True)

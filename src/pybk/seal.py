@@ -14,7 +14,6 @@ import logging
 from binascii import b2a_base64
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from struct import Struct
 from typing import Final
 
@@ -99,10 +98,6 @@ class LedgerSeal:
         self._keys = keys
         self.digest: Final = digest
 
-    @cached_property
-    def _key(self) -> bytes:
-        return self._keys.seal_key()
-
     def sealed(self, closed: LedgerMetadata, last_entry: bytes | memoryview) -> LedgerMetadata:
         """Return the metadata of a closed ledger with its seal.
 
@@ -114,7 +109,7 @@ class LedgerSeal:
         Returns:
             The metadata; without a seal, and a warning in the log, if ``last_entry`` is another entry than the last.
 
-        Cost: One HMAC, and one HKDF the first time.
+        Cost: Two HMACs.
         """
         if not names(last_entry, closed):
             logger.warning(
@@ -124,11 +119,11 @@ class LedgerSeal:
                 closed.last_entry_id,
                 closed.length,
             )
-            return replace(closed, seal=b"", last_digest=b"")
+            return closed.with_seal(b"", b"")
         last_digest = b""
         if closed.last_entry_id >= 0:
             last_digest = bytes(last_entry[ENTRY_HEADER_BYTES : ENTRY_HEADER_BYTES + self.digest.size])
-        return replace(closed, seal=self._seal_of(closed, last_digest), last_digest=last_digest)
+        return closed.with_seal(self._seal_of(closed, last_digest), last_digest)
 
     def check(self, metadata: LedgerMetadata) -> None:
         """Check the seal of a sealed ledger.
@@ -206,7 +201,7 @@ class LedgerSeal:
             last_digest,
         )
         content = b"".join([_LABEL, *[len(part).to_bytes(4, "big") + part for part in parts]])
-        return hmac.digest(self._key, content, "sha256")
+        return hmac.digest(self._keys.seal_key(), content, "sha256")
 
 
 def end_is_sealed(metadata: LedgerMetadata) -> bool | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from pybk.errors import StorageRefusedError
@@ -37,10 +38,10 @@ class Workers:
     def __init__(self, most: int, name: str) -> None:
         self._most: Final = most
         self._name: Final = name
-        self._changed = threading.Condition()
-        self._calls: deque[_Call] = deque()
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._idle = 0
+        self._unfinished = 0
         self._closed = False
         self._short = False
         self._start()
@@ -52,12 +53,12 @@ class Workers:
             A future that is done when the call was made; None if the workers are closed, and the call is not made.
         """
         future: Future[None] = Future()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return None
-            self._calls.append((future, call))
-            self._changed.notify()
-            if self._idle < len(self._calls) and len(self._threads) < self._most:
+            self._unfinished += 1
+            self._calls.put((future, call))
+            if self._unfinished > len(self._threads) < self._most:
                 self._start_another()
         return future
 
@@ -78,30 +79,27 @@ class Workers:
 
     def _run(self) -> None:
         """Body of a thread."""
-        while (found := self._next()) is not None:
-            future, call = found
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001  # it belongs to the future
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-            del found, future, call  # what the call holds is not kept while the thread waits for another
+        while (found := self._calls.get()) is not None:
+            self._make(*found)
+            del found  # what the call holds is not kept while the thread waits for another
 
-    def _next(self) -> _Call | None:
-        """Wait for a call; None once the workers are closed."""
-        with self._changed:
-            while not self._calls:
-                if self._closed:
-                    return None
-                self._idle += 1
-                try:
-                    self._changed.wait()
-                finally:
-                    self._idle -= 1
-            return self._calls.popleft()
+    def _make(self, future: Future[None], call: Callable[[], None]) -> None:
+        if not future.set_running_or_notify_cancel():
+            self._finish()
+            return
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  # it belongs to the future
+            self._finish()
+            future.set_exception(error)
+        else:
+            self._finish()
+            future.set_result(None)
+
+    def _finish(self) -> None:
+        """Count a call before its future is done, as the thread that waits for it may submit the next."""
+        with self._lock:
+            self._unfinished -= 1
 
     def close(self, *, wait: bool = False) -> None:
         """Take no more calls, and drop those that no thread has begun.
@@ -109,11 +107,15 @@ class Workers:
         Args:
             wait: Return when those that have begun have ended, too.
         """
-        with self._changed:
-            self._closed = True
-            dropped = list(self._calls)
-            self._calls.clear()
-            self._changed.notify_all()
+        dropped: list[_Call] = []
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                with suppress(Empty):
+                    while (found := self._calls.get_nowait()) is not None:
+                        dropped.append(found)
+                for _ in self._threads:
+                    self._calls.put(None)
         for future, _ in dropped:
             future.cancel()
         if wait:

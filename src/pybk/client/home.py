@@ -341,7 +341,7 @@ class ClusterHome:
         ledger = _remote(descriptor)
         while True:
             found = self._metadata.read_ledger(ledger.ledger_id)
-            wanted = replace(found.metadata, seal=sealed.seal, last_digest=sealed.last_digest)
+            wanted = found.metadata.with_seal(sealed.seal, sealed.last_digest)
             same = replace(wanted, tier=sealed.tier, version=sealed.version, fragments=sealed.fragments)
             if same != sealed:
                 raise IllegalOperationError(f"ledger {ledger.ledger_id} was changed while it was checked; try again")

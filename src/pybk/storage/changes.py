@@ -288,7 +288,7 @@ class ChangingView(StoreView):
             if descriptor.deleted:
                 raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
             metadata = descriptor.metadata_pushed
-            wanted = replace(metadata, seal=sealed.seal, last_digest=sealed.last_digest)
+            wanted = metadata.with_seal(sealed.seal, sealed.last_digest)
             if replace(wanted, tier=sealed.tier, version=sealed.version) != sealed:
                 raise IllegalOperationError(
                     f"ledger {descriptor.ledger_id} was changed while it was checked; try again"
