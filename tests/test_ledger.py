@@ -333,3 +333,21 @@ def test_another_seal_changes_nothing_else() -> None:
     for seal, last_digest in [(b"short", b""), (bytearray(32), b""), (bytes(32), "text"), (bytes(32), bytes(100))]:
         with pytest.raises(UsageError, match="seal"):
             sealed.with_seal(seal, last_digest)  # type: ignore[arg-type]
+
+
+def test_the_end_changes_nothing_else() -> None:
+    opened = metadata(state=LedgerState.OPEN, last_entry_id=-1, length=0)
+    closed = opened.closed_at(41, 1000)
+    changed: dict[str, Any] = {
+        "state": LedgerState.CLOSED,
+        "last_entry_id": 41,
+        "length": 1000,
+        "version": opened.version + 1,
+    }
+    assert closed == replace(opened, **changed)
+    assert opened.closed_at(-1, 0).last_entry_id == -1
+    for last_entry_id, length in [(-2, 0), (2**63, 0), (True, 0), ("1", 0), (0, -1), (0, 1.0)]:
+        with pytest.raises(UsageError, match="whole number"):
+            opened.closed_at(last_entry_id, length)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="version"):
+        replace(opened, version=2**63 - 1).closed_at(0, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
 from pybk.digest import DigestType
@@ -53,6 +54,7 @@ _INTS: Final = (
     ("key_format", 0),
 )
 _SEAL_KEYS: Final = frozenset({"key_format", "seal", "last_digest", "extra"})
+_END_INTS: Final = (("last_entry_id", -1), ("length", 0), ("version", 0))
 _OLD_INTS: Final = tuple(name for name, _ in _INTS if name not in _SEAL_KEYS)
 _KEYS: Final = frozenset(
     {
@@ -177,10 +179,7 @@ class LedgerMetadata:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for name, minimum in _INTS:
-            value = getattr(self, name)
-            if type(value) is not int or not minimum <= value <= _INT_MAX:
-                raise UsageError(f"{name} is {value!r}; it takes a whole number from {minimum} to {_INT_MAX}")
+        _check_ints(self, _INTS)
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
             raise UsageError(
                 f"ensemble {self.ensemble_size}, write quorum {self.write_quorum}, ack quorum {self.ack_quorum}: none "
@@ -219,21 +218,42 @@ class LedgerMetadata:
         """Whether its kind and end are sealed; opening it with the password checks the seal."""
         return bool(self.seal)
 
+    def closed_at(self, last_entry_id: int, length: int) -> Self:
+        """Return the ledger's next metadata, which close it.
+
+        Args:
+            last_entry_id: Its last entry, -1 for none.
+            length: Its payload bytes.
+
+        Raises:
+            UsageError: A value is of another type or out of its range.
+
+        Cost: 5 microseconds, a third of ``dataclasses.replace``, which checks the other values again.
+        """
+        state, version = LedgerState.CLOSED, self.version + 1
+        made = self._copy(state=state, last_entry_id=last_entry_id, length=length, version=version)
+        _check_ints(made, _END_INTS)
+        return made
+
     def with_seal(self, seal: bytes, last_digest: bytes) -> Self:
         """Return the same metadata with another seal, or without one if both values are empty.
 
         Raises:
             UsageError: A value is of another type or length.
 
-        Cost: 5 microseconds, a fifth of ``dataclasses.replace``, which checks the other values again.
+        Cost: As ``closed_at``.
         """
         _check_seal(seal, last_digest)
+        return self._copy(seal=seal, last_digest=last_digest)
+
+    def _copy(self, **values: object) -> Self:
+        """Return the same metadata with other values, which the caller checks."""
         made = object.__new__(type(self))
         put = object.__setattr__
-        for name in _COPIED:
-            put(made, name, getattr(self, name))
-        put(made, "seal", seal)
-        put(made, "last_digest", last_digest)
+        for name, value in zip(_NAMES, _values(self), strict=True):
+            put(made, name, value)
+        for name, value in values.items():
+            put(made, name, value)
         return made
 
     @property
@@ -377,8 +397,16 @@ class LedgerSummary(NamedTuple):
             raise CorruptError(f"{where}: {len(data)} bytes are no ledger metadata: {error}") from error
 
 
-_COPIED: Final = tuple(name for name in LedgerMetadata.__slots__ if name not in ("seal", "last_digest"))
+_NAMES: Final = LedgerMetadata.__slots__
+_values = attrgetter(*_NAMES)
 _encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+
+def _check_ints(metadata: LedgerMetadata, minima: Iterable[tuple[str, int]]) -> None:
+    for name, minimum in minima:
+        value = getattr(metadata, name)
+        if type(value) is not int or not minimum <= value <= _INT_MAX:
+            raise UsageError(f"{name} is {value!r}; it takes a whole number from {minimum} to {_INT_MAX}")
 
 
 def _check_seal(seal: bytes, last_digest: bytes) -> None:

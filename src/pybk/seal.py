@@ -12,7 +12,7 @@ import hmac
 import json
 import logging
 from binascii import b2a_base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from struct import Struct
 from typing import Final
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 _LABEL: Final = b"pybk ledger seal 1\0"
 _unpack_header = Struct(">qqqq").unpack_from
+_pack_id = Struct(">IQI").pack
+_pack_kind = Struct(">II II I? IQ IQ I32s I").pack
+_pack_end = Struct(">IQ II Iq IQ I").pack
+_NO_CUSTOM_HASH: Final = hashlib.sha256(b"{}").digest()
 _encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 Verifier = Callable[[LedgerKeys], bytes]
@@ -183,25 +187,33 @@ class LedgerSeal:
             )
 
     def _seal_of(self, metadata: LedgerMetadata, last_digest: bytes) -> bytes:
-        custom = {key: b2a_base64(value, newline=False).decode() for key, value in metadata.custom_metadata.items()}
-        parts = (
-            metadata.ledger_id.to_bytes(8, "big"),
-            str(metadata.ledger_type).encode(),
-            metadata.write_flags.to_bytes(4, "big"),
-            metadata.digest_type.to_bytes(4, "big"),
-            bytes((metadata.advanced,)),
-            metadata.creation_time_ns.to_bytes(8, "big"),
-            metadata.creation_sequence.to_bytes(8, "big"),
-            hashlib.sha256(_encode_json(custom).encode()).digest(),
-            metadata.key_salt,
-            metadata.key_epoch.to_bytes(8, "big"),
-            metadata.key_format.to_bytes(4, "big"),
-            metadata.last_entry_id.to_bytes(8, "big", signed=True),
-            metadata.length.to_bytes(8, "big"),
-            last_digest,
+        # Each part behind its length; the parts of fixed length are packed together with the length that comes next.
+        ledger_type, salt = str(metadata.ledger_type).encode(), metadata.key_salt
+        content = b"".join(
+            (
+                _LABEL,
+                _pack_id(8, metadata.ledger_id, len(ledger_type)),
+                ledger_type,
+                _pack_kind(
+                    *(4, metadata.write_flags, 4, metadata.digest_type, 1, metadata.advanced),
+                    *(8, metadata.creation_time_ns, 8, metadata.creation_sequence),
+                    *(32, _custom_hash(metadata.custom_metadata), len(salt)),
+                ),
+                salt,
+                _pack_end(
+                    *(8, metadata.key_epoch, 4, metadata.key_format),
+                    *(8, metadata.last_entry_id, 8, metadata.length, len(last_digest)),
+                ),
+            )
         )
-        content = b"".join([_LABEL, *[len(part).to_bytes(4, "big") + part for part in parts]])
-        return hmac.digest(self._keys.seal_key(), content, "sha256")
+        return hmac.digest(self._keys.seal_key(), content + last_digest, "sha256")
+
+
+def _custom_hash(custom_metadata: Mapping[str, bytes]) -> bytes:
+    if not custom_metadata:
+        return _NO_CUSTOM_HASH
+    custom = {key: b2a_base64(value, newline=False).decode() for key, value in custom_metadata.items()}
+    return hashlib.sha256(_encode_json(custom).encode()).digest()
 
 
 def end_is_sealed(metadata: LedgerMetadata) -> bool | None:

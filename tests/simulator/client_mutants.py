@@ -348,8 +348,8 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 WRITER + "_changed",
-                "last_entry_id=self._adds.lac",
-                "last_entry_id=self.last_submitted",
+                "metadata.closed_at(self._adds.lac, _1)",
+                "metadata.closed_at(self.last_submitted, _1)",
             ),
         ),
     ),

@@ -14,9 +14,9 @@ BLIND = Piece(
 """Nothing looks whether the entry that is sealed over is the last one."""
 
 
-def _unbound(name: str, what: str, part: str) -> Mutant:
-    """Return a mutant whose seal leaves out a part."""
-    return Mutant(name, f"the seal binds {what}", (Piece(SEAL + "_seal_of", part, "b''"),))
+def _unbound(name: str, what: str, part: str, constant: str = "0") -> Mutant:
+    """Return a mutant whose seal has a constant in the place of a part."""
+    return Mutant(name, f"the seal binds {what}", (Piece(SEAL + "_seal_of", part, constant),))
 
 
 SEAL_MUTANTS = (
@@ -61,7 +61,7 @@ SEAL_MUTANTS = (
     Mutant(
         "Z7",
         "two clients that find the same end make the same seal",
-        (Piece(SEAL + "_seal_of", "last_digest", "last_digest + metadata.version.to_bytes(8, 'big')"),),
+        (Piece(SEAL + "_seal_of", "content + last_digest", "content + last_digest + bytes(metadata.version)"),),
     ),
     Mutant(
         "Z8",
@@ -74,15 +74,15 @@ SEAL_MUTANTS = (
             ),
         ),
     ),
-    _unbound("Z9", "the last entry's digest", "last_digest"),
-    _unbound("Z10", "the last entry id", "metadata.last_entry_id.to_bytes(8, 'big', signed=True)"),
-    _unbound("Z11", "the length", "metadata.length.to_bytes(8, 'big')"),
-    _unbound("Z12", "the ledger id", "metadata.ledger_id.to_bytes(8, 'big')"),
-    _unbound("Z13", "the ledger type", "str(metadata.ledger_type).encode()"),
-    _unbound("Z14", "the digest type", "metadata.digest_type.to_bytes(4, 'big')"),
-    _unbound("Z15", "the write flags", "metadata.write_flags.to_bytes(4, 'big')"),
-    _unbound("Z16", "the custom metadata", "hashlib.sha256(_encode_json(custom).encode()).digest()"),
-    _unbound("Z17", "the key salt", "metadata.key_salt"),
+    _unbound("Z9", "the last entry's digest", "content + last_digest", "content"),
+    _unbound("Z10", "the last entry id", "metadata.last_entry_id"),
+    _unbound("Z11", "the length", "metadata.length"),
+    _unbound("Z12", "the ledger id", "metadata.ledger_id"),
+    _unbound("Z13", "the ledger type", "str(metadata.ledger_type).encode()", "b''"),
+    _unbound("Z14", "the digest type", "metadata.digest_type"),
+    _unbound("Z15", "the write flags", "metadata.write_flags"),
+    _unbound("Z16", "the custom metadata", "_custom_hash(metadata.custom_metadata)", "_NO_CUSTOM_HASH"),
+    _unbound("Z17", "the key salt", "metadata.key_salt", "b''"),
     Mutant(
         "Z18",
         "a reader compares the seal",

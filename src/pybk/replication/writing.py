@@ -292,13 +292,7 @@ class WriterMachine:
     def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """Return metadata with the new ensemble from the first entry that is not confirmed, or with the end."""
         if self._phase is _Phase.CLOSING:
-            closed = replace(
-                metadata,
-                state=LedgerState.CLOSED,
-                last_entry_id=self._adds.lac,
-                length=self._adds.length,
-                version=metadata.version + 1,
-            )
+            closed = metadata.closed_at(self._adds.lac, self._adds.length)
             return closed if self._seal is None else self._seal(closed)
         ensemble = list(self._adds.ensemble)
         for place, bookie in self._replacements.items():

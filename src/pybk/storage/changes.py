@@ -248,10 +248,7 @@ class ChangingView(StoreView):
             self.log.flush(kept=descriptor.deferred)
             last, length = descriptor.last_durable, descriptor.length_durable
         metadata = descriptor.metadata_pushed
-        closed = replace(
-            metadata, state=LedgerState.CLOSED, last_entry_id=last, length=length, version=metadata.version + 1
-        )
-        closed = self._sealed(descriptor, closed)
+        closed = self._sealed(descriptor, metadata.closed_at(last, length))
         return self._stage_change(descriptor, closed, unless_changed=(descriptor, failed))
 
     def _sealed(self, descriptor: LedgerDescriptor, closed: LedgerMetadata) -> LedgerMetadata:
