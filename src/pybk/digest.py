@@ -37,6 +37,8 @@ SCRYPT_COST_MAX: Final = 1 << 20
 
 _CACHED_ROOTS_MAX: Final = 64
 _HASH_BLOCK_BYTES: Final = 64
+_INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 _VECTOR_MIN: Final = 32
 """From this many entries on, numpy makes or checks the headers of a batch quicker than they are one by one."""
 
@@ -335,8 +337,8 @@ class _HmacDigest(EntryDigest):
     def __init__(self, ledger_id: int, key: bytes) -> None:
         super().__init__(ledger_id)
         block = key.ljust(_HASH_BLOCK_BYTES, b"\0")
-        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
-        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+        self._inner = hashlib.sha256(block.translate(_INNER_PAD))
+        self._outer = hashlib.sha256(block.translate(_OUTER_PAD))
 
     def seal(self, entry_id: int, lac: int, length: int, payload: bytes) -> bytes:
         """See ``EntryDigest.seal``; written out, because every append waits for it."""

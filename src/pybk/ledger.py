@@ -283,13 +283,13 @@ class LedgerMetadata:
                 [fragment.first_entry_id, [[name, _to_base64(instance)] for name, instance in fragment.ensemble]]
                 for fragment in self.fragments
             ]
-        values["state"] = self.state.value
+        values["state"] = self.state
         values["ledger_type"] = str(self.ledger_type)
-        values["storage_hints"] = sorted(hint.value for hint in self.storage_hints)
-        values["write_flags"] = self.write_flags.value
-        values["digest_type"] = self.digest_type.value
+        values["storage_hints"] = sorted(self.storage_hints)
+        values["write_flags"] = self.write_flags
+        values["digest_type"] = self.digest_type
         values["custom_metadata"] = {key: _to_base64(value) for key, value in self.custom_metadata.items()}
-        values["tier"] = self.tier.value
+        values["tier"] = self.tier
         values["advanced"] = self.advanced
         values["key_salt"] = _to_base64(self.key_salt)
         values["verifier"] = _to_base64(self.verifier)

@@ -137,11 +137,14 @@ class MetadataTree(Protocol):
         ...
 
 
+_NO_NAMES: Final = frozenset({"", ".", ".."})
+
+
 def checked_key(key: str) -> str:
     """Return a key, or raise UsageError saying why it is none."""
     if type(key) is not str or len(key.encode()) > KEY_BYTES_MAX or "\0" in key:
         raise UsageError(f"metadata key {key!r:.100}: a string of at most {KEY_BYTES_MAX} bytes without NUL is needed")
-    if any(name in ("", ".", "..") for name in key.split("/")):
+    if not _NO_NAMES.isdisjoint(key.split("/")):
         raise UsageError(f"metadata key {key!r}: no name may be empty, '.' or '..'")
     return key
 

@@ -75,8 +75,9 @@ def choose(
     for place in places:
         fit = [each for each in free if homes.get(each.bookie.bookie_id, place) == place]
         if fit:
-            best = min(_key(each, hints, used) for each in fit)
-            taken = _draw([each for each in fit if _key(each, hints, used) == best], hints, source)
+            keys = [_key(each, hints, used) for each in fit]
+            best = min(keys)
+            taken = _draw([each for each, key in zip(fit, keys, strict=True) if key == best], hints, source)
             free.remove(taken)
             result[place] = taken.bookie
             used.append(taken.rack)
