@@ -1,24 +1,25 @@
 """A client in a process of its own: ``python -m bench.cluster.child write|follow URL [LEDGER]``.
 
-``write`` keeps appends outstanding until it is killed, and prints its ledger's id once they are. ``follow`` reads a
-ledger as it grows, and prints how long each entry took to be seen, which carries the time of its append.
+``write`` appends a batch, prints its ledger's id, and kills itself: what a recovery then finds is always the same.
+``follow`` reads a ledger as it grows, and prints how long each entry took to be seen, which carries the time of its
+append.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import sys
 import time
-from collections import deque
 from typing import Final
 
 from bench.cluster.bookies import SECRET_VARIABLE
 from bench.payloads import ENTRY_BYTES, PASSWORD, PAYLOAD
 from pybk import LedgerManager
 
-OUTSTANDING: Final = 1000
+UNCONFIRMED: Final = 1000
 _SENT: Final = struct.Struct(f"<d{ENTRY_BYTES - 8}x")
 
 
@@ -28,14 +29,11 @@ def stamped() -> bytes:
 
 
 def write(manager: LedgerManager) -> None:
-    """Append for ever."""
+    """Append one batch, and be gone before any bookie hears that it is confirmed."""
     writer = manager.create_ledger(password=PASSWORD)
-    outstanding = deque(writer.append_async(PAYLOAD) for _ in range(OUTSTANDING))
-    outstanding.popleft().result()
+    writer.append_many([PAYLOAD] * UNCONFIRMED)
     print(writer.ledger_id, flush=True)
-    while True:
-        outstanding.append(writer.append_async(PAYLOAD))
-        outstanding.popleft().result()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def follow(manager: LedgerManager, ledger_id: int) -> None:
