@@ -82,7 +82,7 @@ def locate_entries(
     """
     counts = runs["count"].astype(np.int64)
     bodies = runs["body"].astype(np.int64)
-    if not len(runs) or not int(counts.min()) or not int(runs["stride"].min()):
+    if not len(runs) or min(np.count_nonzero(counts), np.count_nonzero(runs["stride"])) < len(runs):
         raise CorruptError(f"{where}: a run without entries, or of stride 0")
     if int((body_starts + bodies).max()) > len(buffer):
         raise CorruptError(f"{where}: a record ends beyond the {len(buffer)} bytes that are there")

@@ -270,6 +270,12 @@ class Volumes:
                     if self.fs.file_bytes(self.path_of(self.rows[file_id])) != self.views[file_id].file_bytes():
                         del self.views[file_id]
 
+    @staticmethod
+    def is_populated(mapped: Mapped, start: int, stop: int) -> bool:
+        """Tell whether ``populate_once`` has nothing to do for a range."""
+        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
+        return mapped.populated.find(0, low, high) < 0 and mapped.file_bytes() >= stop
+
     def populate_once(self, mapped: Mapped, start: int, stop: int) -> None:
         """Bring a range of a file's map into memory, unless that was done before and the file was not cut since.
 
@@ -279,9 +285,9 @@ class Volumes:
         Raises:
             CorruptError, StorageError: As ``populate``.
         """
-        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
-        if mapped.populated.find(0, low, high) < 0 and mapped.file_bytes() >= stop:
+        if self.is_populated(mapped, start, stop):
             return
+        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
         try:
             populate(self.fs, mapped.view, low * CHUNK_BYTES, high * CHUNK_BYTES)
         except StorageError:
