@@ -139,10 +139,11 @@ def test_how_far_ledgers_can_be_read(cluster: Inside) -> None:
 
 def test_ledgers_that_are_missing(cluster: Inside) -> None:
     there = fill(cluster.connect(), "there")
-    catalog = Catalog(options(cluster, ledgers=f"{there},7777,8000-9000"))
+    missing = there + 10_000  # ids are given in blocks, and other tests take some
+    catalog = Catalog(options(cluster, ledgers=f"{there},{missing},{missing + 1000}-{missing + 2000}"))
     assert [*catalog.look()] == [there]
-    assert catalog.missing == [7777]
-    asked = Catalog(options(cluster, ledgers=f"{there},7777"), ids=((0, 7000),))
+    assert catalog.missing == [missing]
+    asked = Catalog(options(cluster, ledgers=f"{there},{missing}"), ids=((0, there),))
     assert [*asked.look()] == [there]
     assert asked.missing == []
 
@@ -150,9 +151,10 @@ def test_ledgers_that_are_missing(cluster: Inside) -> None:
 def test_positions_name_ledgers_that_are_read(cluster: Inside) -> None:
     manager = cluster.connect()
     ours, other, hidden = fill(manager, "ours"), fill(manager, "other"), fill(manager, "ours", "uncommitted")
+    missing = ours + 10_000
     catalog = Catalog(options(cluster, ledgerType="ours"))
     catalog.look()
-    assert catalog.absent(Positions(entries={ours: 1, hidden: 2}), Positions(entries={7777: 1})) == [7777]
+    assert catalog.absent(Positions(entries={ours: 1, hidden: 2}), Positions(entries={missing: 1})) == [missing]
     with pytest.raises(UsageError, match=f"endingOffsets names ledger {other} of type 'other', which is not among"):
         catalog.absent(Positions(), Positions(entries={other: 1}))
     pushed = Catalog(options(cluster, ledgerType="ours"), ids=((0, ours),))
