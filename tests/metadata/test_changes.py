@@ -15,14 +15,29 @@ from pybk.metadata import changes, lmdb
 from pybk.metadata.changes import REST_S, ChangeSignal
 from pybk.metadata.lmdb import LmdbTree
 from tests.metadata.worlds import wait_for
+from tests.waiting import WAIT_S
 
 
-def test_a_write_and_a_call_end_the_wait(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
     path = tmp_path / "data"
     path.write_bytes(b"1")
+    return path
+
+
+@pytest.fixture
+def signal(path: Path) -> Iterator[ChangeSignal]:
+    """A signal that has reported the first change of its file."""
     signal = ChangeSignal(str(path))
     signal.wait(None, changes=True)  # begins to watch
     path.write_bytes(b"2")
+    signal.wait(None, changes=True)
+    yield signal
+    signal.close()
+
+
+def test_a_write_and_a_call_end_the_wait(path: Path, signal: ChangeSignal) -> None:
+    path.write_bytes(b"3")
     signal.wait(None, changes=True)
     signal.set()
     signal.wait(None, changes=True)
@@ -33,6 +48,33 @@ def test_a_write_and_a_call_end_the_wait(tmp_path: Path) -> None:
     assert time.monotonic() - before >= 0.04
     signal.close()
     signal.set()
+
+
+def test_a_call_ends_the_rest_between_two_changes(path: Path, signal: ChangeSignal) -> None:
+    path.write_bytes(b"3")
+    signal.set()
+    before = time.monotonic()
+    signal.wait(None, changes=True, rest_s=WAIT_S)
+    assert time.monotonic() - before < WAIT_S
+
+
+def test_changes_do_not_prolong_a_wait_for_calls_alone(path: Path, signal: ChangeSignal) -> None:
+    """Else a process that watches nothing would give no sign of life while others write."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        assert not signal.wait(0.05, changes=False)
+        ended.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    end_at = time.monotonic() + WAIT_S
+    while not ended.wait(0.001) and time.monotonic() < end_at:
+        path.write_bytes(b"3")
+    came_to_its_end = ended.is_set()
+    signal.set()
+    waiting.join()
+    assert came_to_its_end
 
 
 def test_where_files_cannot_be_watched_they_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +195,7 @@ def test_a_process_without_a_session_wakes_every_two_seconds(
     watching.close()
 
 
-def test_who_watches_looks_less_often_while_only_what_others_watch_changes(
+def test_looks_become_less_frequent_while_only_keys_change_that_are_not_watched(
     resting: LmdbTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
@@ -173,21 +215,6 @@ def test_who_watches_looks_less_often_while_only_what_others_watch_changes(
     monkeypatch.setattr(resting._wake, "wait", wait)
     resting._keep()
     assert rests == [0.01, 0.02, 0.04, 0.04, 0.01, 0.01, 0.02, 0.02]
-
-
-def test_a_call_ends_the_rest_between_two_changes(tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(b"1")
-    signal = ChangeSignal(str(path))
-    signal.wait(None, changes=True)  # begins to watch
-    path.write_bytes(b"2")
-    signal.wait(None, changes=True)
-    path.write_bytes(b"3")
-    signal.set()
-    before = time.monotonic()
-    signal.wait(None, changes=True, rest_s=3600.0)
-    assert time.monotonic() - before < 1800
-    signal.close()
 
 
 def test_what_fails_at_rest_is_tried_again_without_haste(resting: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 REST_S: Final = 0.01
-"""Least time from one change that is reported to the next, unless the caller names another.
+"""Least time from one reported change to the next, unless the caller gives another.
 
-So often does the caller look where files cannot be watched.
+Where files cannot be watched, ``wait`` returns after this time.
 """
 
 _MODIFIED: Final = 0x2
@@ -57,7 +57,7 @@ class ChangeSignal:
         Args:
             timeout_s: Seconds at most; None for ever.
             changes: Return for changes of the file, too.
-            rest_s: Seconds from the change that was reported last until another one is; a call ends them.
+            rest_s: Least seconds from the last reported change to the next; a call of ``set`` cuts them short.
 
         Returns:
             False if the time is up and nothing happened; True if something may have.
@@ -69,20 +69,18 @@ class ChangeSignal:
                 return True  # what changed before this was not watched
         if changes and self._inotify == -1:
             timeout_s = REST_S if timeout_s is None else min(timeout_s, REST_S)
-        while True:
-            ready = [descriptor for descriptor, _ in self._poll.poll(None if timeout_s is None else timeout_s * 1000)]
-            called = self._wake in ready
-            if self._inotify in ready:
-                # One commit writes several times, and many commits may follow one another: wait for the rest of them.
-                left_s = self._reported + rest_s - time.monotonic()
-                called = bool(self._calls.poll(1000 * max(0.001, min(left_s, rest_s))))
-                os.read(self._inotify, _EVENTS_BYTES)
-                self._reported = time.monotonic()
-            if called:
-                os.eventfd_read(self._wake)
-            if ready and not changes and not called:
-                continue
-            return bool(ready) or self._inotify == -1
+        poll = self._poll if changes else self._calls
+        ready = [descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
+        called = self._wake in ready
+        if self._inotify in ready:
+            # One commit writes several times, and many commits may follow one another: wait for the rest of them.
+            left_s = self._reported + rest_s - time.monotonic()
+            called = bool(self._calls.poll(1000 * max(0.001, min(left_s, rest_s))))
+            os.read(self._inotify, _EVENTS_BYTES)
+            self._reported = time.monotonic()
+        if called:
+            os.eventfd_read(self._wake)
+        return bool(ready) or self._inotify == -1
 
     def close(self) -> None:
         """Close the descriptors; nobody waits any more."""

@@ -54,10 +54,10 @@ _LOOK_S: Final = 2.0
 """How often a process looks at what it watches without a sign of a change."""
 
 _PACE_S: Final = 0.01
-"""How long a process looks at what it watches once at most, however often anything changes."""
+"""Least time between two looks at the watched keys, however often the environment changes."""
 
 _PACE_MAX_S: Final = 0.04
-"""The same, after looks at changes of others that found nothing changed of what it watches."""
+"""The longest that this time grows to, doubling with each look that finds no watched key changed."""
 
 _PACE_LEAST_S: Final = 0.004
 """What is left of that which is not waited for."""
@@ -91,7 +91,7 @@ class LmdbTree:
     naming the process. A process that is killed loses its turn at once. Readers and heartbeats never wait.
 
     **Watches** wait until the system reports that the environment's file was written to, and look every 2 s even if
-    it does not. While others keep changing what is not watched here, they look every 40 ms.
+    it does not. While only keys change that this process does not watch, it looks every 40 ms.
 
     Args:
         path: A directory on a local disk; made if it is missing. Its parent must be there.
@@ -527,7 +527,7 @@ class LmdbTree:
         self._beat_at = time.monotonic()
 
     def _poll(self) -> bool:
-        """See what has changed of what is watched; return whether anything has."""
+        """Look at the watched keys and call the callbacks of those that changed; return whether any did."""
         with self._lock:
             watched = set(self._callbacks.watched())
             self._seen = {watch: seen for watch, seen in self._seen.items() if watch in watched}
