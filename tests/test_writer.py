@@ -15,6 +15,7 @@ import pytest
 from pybk.digest import DigestType
 from pybk.errors import (
     AppendTimeoutError,
+    CorruptError,
     LedgerClosedError,
     LedgerFencedError,
     NoSuchLedgerError,
@@ -233,6 +234,31 @@ def test_an_entry_and_a_batch_longer_than_the_bound_pass(tmp_path: Path) -> None
         assert writer.append(bytes(200_000)) == 0
         assert writer.append_many([bytes(3000)] * 3000) == range(1, 3001)
         assert len(contents(manager, writer.ledger_id)) == 3001
+
+
+def test_a_batch_of_which_a_later_part_is_refused_is_said_to_be_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path) as manager:
+        writer = manager.create_ledger(insecure=True)
+        log = store_of(manager).log
+        stage, refusal = log.stage, CorruptError("bad map", path="/tier")
+
+        def stage_one(*args: Any, **settings: Any) -> Any:
+            if writer.last_add_pushed >= 0:
+                raise refusal
+            return stage(*args, **settings)
+
+        monkeypatch.setattr(log, "stage", stage_one)
+        with pytest.raises(CorruptError, match="bad map; entries 0 to 2 of the batch may be there") as raised:
+            writer.append_many([bytes(1 << 20)] * 10)
+        assert (raised.value.outcome_unknown, raised.value.path, refusal.outcome_unknown) == (True, "/tier", False)
+        with pytest.raises(CorruptError, match=r"^bad map$") as raised:
+            writer.append_many([bytes(1 << 20)] * 10)
+        assert not raised.value.outcome_unknown  # nothing of this one is there
+        monkeypatch.undo()
+        writer.append(b"after")
+        assert len(contents(manager, writer.ledger_id, recover=True)) == 4
 
 
 # ---- deferred force --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Iterable, Iterator
+from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, cast
@@ -216,8 +217,8 @@ class LedgerWriter:
             The entries' ids, consecutive.
 
         Raises:
-            PybkError: As ``append``. The batch is acknowledged as a whole; after a crash a prefix of an unacknowledged
-                batch may be there.
+            PybkError: As ``append``. The batch is acknowledged as a whole; after a crash, and after an error whose
+                ``outcome_unknown`` is True, a prefix of an unacknowledged batch may be there.
         """
         ids, commit = self._stage_many(payloads)
         if self._wanted:
@@ -328,9 +329,10 @@ class LedgerWriter:
             last = self._descriptor.last_pushed
             if last < first or error.outcome_unknown:
                 raise
-            raise type(error)(
-                f"{error}; entries {first} to {last} of the batch may be there", outcome_unknown=True
-            ) from error
+            unknown = copy(error)
+            unknown.args = (f"{error}; entries {first} to {last} of the batch may be there",)
+            unknown.outcome_unknown = True
+            raise unknown from error
         return range(first, first + len(batch)), cast(Commit, commit)
 
     def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Commit | None:
