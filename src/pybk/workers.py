@@ -38,7 +38,7 @@ class Workers:
     def __init__(self, most: int, name: str) -> None:
         self._most: Final = most
         self._name: Final = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may submit a call where it interrupts this thread
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._unfinished = 0
@@ -97,7 +97,7 @@ class Workers:
             future.set_result(None)
 
     def _finish(self) -> None:
-        """Count a call before its future is done, as the thread that waits for it may submit the next."""
+        """Count a call as finished; before its future is done, because the thread that waits may submit the next."""
         with self._lock:
             self._unfinished -= 1
 
