@@ -1,6 +1,6 @@
 """A client in a process of its own: ``python -m bench.cluster.child write|follow URL [LEDGER]``.
 
-``write`` appends a batch, prints its ledger's id, and kills itself: what a recovery then finds is always the same.
+``write`` appends a batch, prints its ledger's id, and kills itself, so that each recovery has the same work.
 ``follow`` reads a ledger as it grows, and prints how long each entry took to be seen, which carries the time of its
 append.
 """
@@ -29,7 +29,7 @@ def stamped() -> bytes:
 
 
 def write(manager: LedgerManager) -> None:
-    """Append one batch, and be gone before any bookie hears that it is confirmed."""
+    """Append one batch, and kill this process before it sends the bookies a LAC that covers the batch."""
     writer = manager.create_ledger(password=PASSWORD)
     writer.append_many([PAYLOAD] * UNCONFIRMED)
     print(writer.ledger_id, flush=True)

@@ -54,7 +54,7 @@ _INTS: Final = (
     ("key_format", 0),
 )
 _SEAL_KEYS: Final = frozenset({"key_format", "seal", "last_digest", "extra"})
-_END_INTS: Final = (("last_entry_id", -1), ("length", 0), ("version", 0))
+_END_INTS: Final = tuple(each for each in _INTS if each[0] in ("last_entry_id", "length", "version"))
 _OLD_INTS: Final = tuple(name for name, _ in _INTS if name not in _SEAL_KEYS)
 _KEYS: Final = frozenset(
     {

@@ -214,8 +214,8 @@ class LedgerAppender:
 
         Args:
             error: Why.
-            under_way: The error of what was sent or staged, if it is another: what was not sent may be the end of a
-                batch whose beginning was.
+            under_way: The error of entries that were sent or staged, if it is another. It covers staged entries
+                because they may end a batch whose first entries were sent.
         """
         with self._mutex:
             self.ledger.error = error

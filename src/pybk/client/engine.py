@@ -227,7 +227,7 @@ class Engine:
             self._unmet.discard(commit)
 
     def have_done(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made by the driver, and return when it was; an interrupt of the driver may lose the call."""
+        """Have the driver make ``call``, and return afterwards; an interrupt of the driver may lose the call."""
         done = Commit()
         self._posted.append(call)
         self.do(lambda: self.baton.finish(done), done)
@@ -299,7 +299,7 @@ class Engine:
             writer = reference()
             if writer is not None:
                 writer.give_up(error if self._closed else of_changes, of_changes)
-                self._formed.pop(writer, None)  # but not that of a writer that another thread attaches meanwhile
+                self._formed.pop(writer, None)  # a writer that another thread attached meanwhile stays
         lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self._posted]
         for conversation in (*self._waited, *lost):
             reads = isinstance(conversation.machine, ReadMachine | LacMachine)

@@ -388,7 +388,8 @@ class ClusterHome:
         for ledger in [held for held in self._ledgers() if held.ledger_id == ledger_id]:
             ledger.deleted = True
             if ledger.writing is not None:
-                self.engine.have_done(partial(ledger.writing.appender.fail, gone))  # by who finishes its appends, too
+                # The driver may be finishing the ledger's appends, so the driver alone fails them.
+                self.engine.have_done(partial(ledger.writing.appender.fail, gone))
             ledger.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:

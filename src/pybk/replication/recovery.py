@@ -196,14 +196,8 @@ class RecoveryMachine:
         self._phase = _Phase.CLOSING
         self._version = version
         own = self._fragments[len(self._metadata.fragments) - 1 :]
-        self._wanted = replace(
-            found,
-            state=LedgerState.CLOSED,
-            last_entry_id=self._adds.lac,
-            length=self._adds.length,
-            fragments=found.fragments[:-1] + own,
-            version=found.version + 1,
-        )
+        closed = found.closed_at(self._adds.lac, self._adds.length)
+        self._wanted = replace(closed, fragments=found.fragments[:-1] + own)
         if self._seal is not None:
             self._wanted = self._seal(self._wanted, self._last_entry)
         return [WriteMetadata(self._wanted, version)]

@@ -455,7 +455,7 @@ class StoreView:
             self.volumes.populate(mapped.view, start, stop)
         elif stop - start <= CHUNK_BYTES * len(runs):
             self.volumes.populate_once(mapped, start, stop)
-        elif not self.volumes.is_populated(mapped, start, stop):
+        elif not mapped.is_populated(start, stop):
             for low, high in spans(runs):
                 self.volumes.populate_once(mapped, low, high)
 

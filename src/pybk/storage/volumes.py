@@ -130,13 +130,18 @@ class Mapped(NamedTuple):
         view: Its bytes.
         populate: Populates a range of it.
         populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
-        file_bytes: Tells how many bytes its file has now.
+        file_bytes: Returns how many bytes its file has now.
     """
 
     view: memoryview
     populate: Populator
     populated: bytearray
     file_bytes: Callable[[], int]
+
+    def is_populated(self, start: int, stop: int) -> bool:
+        """Return whether all chunks of a range were brought into memory once, and the file was not cut since."""
+        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
+        return self.populated.find(0, low, high) < 0 and self.file_bytes() >= stop
 
 
 class Volumes:
@@ -243,7 +248,7 @@ class Volumes:
             with self._lock:
                 while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
-                if file_id in self.rows:  # else it was removed meanwhile, and nobody would let go of the map
+                if file_id in self.rows:  # a file that was removed meanwhile must not stay mapped
                     mapped = self.views.setdefault(file_id, mapped)
         return mapped
 
@@ -270,12 +275,6 @@ class Volumes:
                     if self.fs.file_bytes(self.path_of(self.rows[file_id])) != self.views[file_id].file_bytes():
                         del self.views[file_id]
 
-    @staticmethod
-    def is_populated(mapped: Mapped, start: int, stop: int) -> bool:
-        """Tell whether ``populate_once`` has nothing to do for a range."""
-        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
-        return mapped.populated.find(0, low, high) < 0 and mapped.file_bytes() >= stop
-
     def populate_once(self, mapped: Mapped, start: int, stop: int) -> None:
         """Bring a range of a file's map into memory, unless that was done before and the file was not cut since.
 
@@ -285,7 +284,7 @@ class Volumes:
         Raises:
             CorruptError, StorageError: As ``populate``.
         """
-        if self.is_populated(mapped, start, stop):
+        if mapped.is_populated(start, stop):
             return
         low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
         try:
