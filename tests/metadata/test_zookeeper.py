@@ -205,7 +205,8 @@ def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
 
 
 def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_server: ZooKeeperServer) -> None:
-    tree = open_metadata(zookeeper_server.url(), session_timeout_s=5, timeout_s=1.5)
+    # The session is long: after a third of it without an answer the connection would be ended, and the put be lost.
+    tree = open_metadata(zookeeper_server.url(), session_timeout_s=40, timeout_s=1.5)
     version = tree.create("key", b"v")
     zookeeper_server.pause()
     try:
