@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
+from pybk import workers as module
 from pybk.errors import StorageRefusedError
 from pybk.workers import Workers
 from tests.waiting import WAIT_S
@@ -117,4 +119,60 @@ def test_a_call_whose_future_was_cancelled_is_not_made() -> None:
     end.set()
     after.result(WAIT_S)
     assert calls == [2]
+    workers.close(wait=True)
+
+
+@pytest.mark.parametrize("interrupted", ["new thread", "close"])
+def test_an_interrupt_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch, interrupted: str) -> None:
+    workers, others = Workers(3, "pybk-test"), set(threading.enumerate())
+    begun, end = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        end.wait(WAIT_S)
+
+    workers.submit(call)
+    assert begun.wait(WAIT_S)
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        thread.start()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if interrupted == "close":
+            patch.setattr(workers, "_calls", Interrupting())
+        patch.setattr(module, "start_thread", start_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            workers.close() if interrupted == "close" else workers.submit(lambda: None)
+    threads = {*workers._threads, *set(threading.enumerate()) - others}
+    workers.close()
+    end.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+class Interrupting:
+    """A queue that an interrupt comes in the middle of."""
+
+    def get_nowait(self) -> None:
+        """Raise as the main thread does at Ctrl-C."""
+        raise KeyboardInterrupt
+
+
+def test_a_finaliser_may_submit_a_call_where_its_thread_submits_one() -> None:
+    """The collector may run it while the thread holds the lock."""
+    workers = Workers(1, "pybk-test")
+    submitted: list[Future[None] | None] = []
+
+    def submit() -> None:
+        with workers._lock:
+            submitted.append(workers.submit(lambda: None))
+
+    thread = threading.Thread(target=submit, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert submitted[0] is not None
+    assert submitted[0].result(WAIT_S) is None
     workers.close(wait=True)

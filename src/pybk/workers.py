@@ -82,6 +82,7 @@ class Workers:
         while (found := self._calls.get()) is not None:
             self._make(*found)
             del found  # what the call holds is not kept while the thread waits for another
+        self._calls.put(None)  # for the next thread, which ``_threads`` may lack if an interrupt came as it started
 
     def _make(self, future: Future[None], call: Callable[[], None]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -102,20 +103,18 @@ class Workers:
             self._unfinished -= 1
 
     def close(self, *, wait: bool = False) -> None:
-        """Take no more calls, and drop those that no thread has begun.
+        """Take no more calls, and drop those that no thread has begun; may be repeated.
 
         Args:
             wait: Return when those that have begun have ended, too.
         """
         dropped: list[_Call] = []
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                with suppress(Empty):
-                    while (found := self._calls.get_nowait()) is not None:
-                        dropped.append(found)
-                for _ in self._threads:
-                    self._calls.put(None)
+            self._closed = True
+            with suppress(Empty):
+                while (found := self._calls.get_nowait()) is not None:
+                    dropped.append(found)
+            self._calls.put(None)
         for future, _ in dropped:
             future.cancel()
         if wait:
