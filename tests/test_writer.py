@@ -21,12 +21,16 @@ from pybk.errors import (
     NoSuchLedgerError,
     PybkError,
     ReadRangeError,
+    StorageFailedError,
+    StorageFullError,
     TooManyRequestsError,
     UsageError,
 )
 from pybk.flags import WriteFlag
+from pybk.futures import AppendFuture, PiecesFuture
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
+from pybk.storage.commit import Commit
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
 from tests.waiting import WAIT_S
@@ -259,6 +263,48 @@ def test_a_batch_of_which_a_later_part_is_refused_is_said_to_be_unknown(
         monkeypatch.undo()
         writer.append(b"after")
         assert len(contents(manager, writer.ledger_id, recover=True)) == 4
+
+
+@pytest.mark.parametrize("call", ["append_many", "append_many_async"])
+def test_a_batch_of_which_a_later_commit_is_refused_is_said_to_be_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The batch is longer than the bound: its earlier pieces are on disk when its last one is staged."""
+    with open_quick(tmp_path, max_outstanding_bytes=8 << 20) as manager:
+        writer = manager.create_ledger(insecure=True)
+        log = store_of(manager).log._writer
+        write, refusal = log.write, StorageFullError("no room")
+
+        def refuse_last(commit: Commit) -> None:
+            if any(run.last() == 23 for run in commit.runs):
+                raise refusal
+            write(commit)
+
+        monkeypatch.setattr(log, "write", refuse_last)
+        with pytest.raises(StorageFullError, match="no room; entries 0 to 23 of the batch may be there") as raised:
+            finished(getattr(writer, call)([bytes(1 << 20)] * 24))
+        assert (raised.value.outcome_unknown, refusal.outcome_unknown) == (True, False)
+        monkeypatch.undo()
+        assert 0 < len(contents(manager, writer.ledger_id, recover=True)) < 24
+
+
+def finished(appended: range | AppendFuture[range]) -> range:
+    """Return the ids of a batch once it is durable."""
+    return appended.result() if isinstance(appended, AppendFuture) else appended
+
+
+def test_a_batch_that_was_refused_from_its_first_piece_on_is_not_said_to_be_unknown(manager: LedgerManager) -> None:
+    """What is forming fails with the commit that is refused, so nothing of the batch is there."""
+    first, last, log = Commit(), Commit(), store_of(manager).log
+    first.error = last.error = StorageFullError("no room")
+    first.done = last.done = True
+    error = PiecesFuture(log, first, last, range(8)).exception()
+    assert error is last.error
+    assert not error.outcome_unknown
+    first.error = StorageFailedError("a write failed")
+    error = PiecesFuture(log, first, last, range(8)).exception()
+    assert error is not None
+    assert error.outcome_unknown
 
 
 # ---- deferred force --------------------------------------------------------------------------------------------------

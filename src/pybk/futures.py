@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -104,8 +105,12 @@ class AppendFuture(Generic[T]):
             else:
                 self._wait_for(commit, timeout)
         if commit.error is not None:
-            raise commit.error.with_traceback(None)  # shared by all futures of the commit
+            raise self._error(commit.error)
         return self._value
+
+    def _error(self, error: PybkError) -> PybkError:
+        """Return what to raise for the error of the commit, which all its futures share."""
+        return error.with_traceback(None)
 
     def _wait_for(self, commit: Commit, timeout: float) -> None:
         """Wait for a time while the committer thread works: a sync that this thread drives could not be cut short."""
@@ -194,6 +199,37 @@ class AppendFuture(Generic[T]):
             _LoopWaker.of(self._log, commit, loop).add(waiter)
             yield from waiter
         return self.result()
+
+
+class PiecesFuture(AppendFuture[range]):
+    """The outcome of a batch whose pieces are in several commits.
+
+    The batch is done with its last piece. If only later pieces fail, the entries of the earlier ones are there, so
+    the error then says that the outcome is unknown.
+
+    Threads: any.
+    """
+
+    __slots__ = ("_first",)
+
+    def __init__(self, log: AppendLog, first: Commit, last: Commit, ids: range) -> None:
+        super().__init__(log, last, ids)
+        self._first = first
+
+    def _error(self, error: PybkError) -> PybkError:
+        # A commit that fails has its error before those that formed after it have theirs.
+        failed = self._first.error
+        if error.outcome_unknown or (failed is not None and not failed.outcome_unknown):
+            return super()._error(error)
+        return of_batch(error, self._value[0], self._value[-1])
+
+
+def of_batch(error: PybkError, first: int, last: int) -> PybkError:
+    """Return the error of a batch of which some of the entries ``first`` to ``last`` may be there."""
+    unknown = copy(error)
+    unknown.args = (f"{error}; entries {first} to {last} of the batch may be there",)
+    unknown.outcome_unknown = True
+    return unknown
 
 
 _Callbacks = list[tuple[Callable[[Any], Any], contextvars.Context]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Iterable, Iterator
-from copy import copy
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, cast
@@ -28,7 +27,7 @@ from pybk.errors import (
     TooManyRequestsError,
     UsageError,
 )
-from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture
+from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch
 from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata
 from pybk.storage.commit import Commit
@@ -220,12 +219,7 @@ class LedgerWriter:
             PybkError: As ``append``. The batch is acknowledged as a whole; after a crash, and after an error whose
                 ``outcome_unknown`` is True, a prefix of an unacknowledged batch may be there.
         """
-        ids, commit = self._stage_many(payloads)
-        if self._wanted:
-            self._log.wait(commit)
-            if commit.error is not None:
-                raise commit.error.with_traceback(None)
-        return ids
+        return self._stage_many(payloads).result()
 
     def append_many_async(self, payloads: Iterable[Payload], *, wait: bool = True) -> AppendFuture[range]:
         """Append a batch as ``append_many`` does, without waiting for it to be durable.
@@ -241,11 +235,10 @@ class LedgerWriter:
             TooManyRequestsError: ``wait`` is False and too much is outstanding; nothing was done.
             PybkError: As ``append_many``, for what is known at once.
         """
-        ids, commit = self._stage_many(payloads, wait=wait)
-        if not self._wanted:
-            return AppendFuture(self._log, ACKNOWLEDGED, ids)
-        self._log.kick()
-        return AppendFuture(self._log, commit, ids)
+        future = self._stage_many(payloads, wait=wait)
+        if self._wanted:
+            self._log.kick()
+        return future
 
     def _checked(self, payload: object) -> bytes:
         """Return a payload as bytes, or say what is wrong with it."""
@@ -281,7 +274,7 @@ class LedgerWriter:
         descriptor.last_prefix = prefix
         return entry_id, commit
 
-    def _stage_many(self, payloads: Iterable[Payload], *, wait: bool = True) -> tuple[range, Commit]:
+    def _stage_many(self, payloads: Iterable[Payload], *, wait: bool = True) -> AppendFuture[range]:
         """Give entries their ids and stage them in order, in pieces that one commit can take."""
         if self._advanced:
             raise IllegalOperationError(
@@ -305,7 +298,7 @@ class LedgerWriter:
             staged = self._turns.in_turn(lambda: self._stage_pieces(batch, lengths), first_bytes, wait=wait)
         return staged
 
-    def _stage_pieces(self, batch: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[range, Commit] | None:
+    def _stage_pieces(self, batch: list[bytes], lengths: npt.NDArray[np.int64]) -> AppendFuture[range] | None:
         """Stage a batch; None, with nothing done, if there is no room for its first piece.
 
         The caller holds the ledger's lock, with which later pieces wait for room: nothing may come between them.
@@ -314,6 +307,7 @@ class LedgerWriter:
             self._refuse()
         self._descriptor.account_staged()
         first = self._descriptor.last_pushed + 1
+        begun: Commit | None = ACKNOWLEDGED
         commit: Commit | None = ACKNOWLEDGED
         try:
             for low, high in _pieces(lengths + self._overhead):
@@ -325,15 +319,19 @@ class LedgerWriter:
                     commit = self._turns.keeping_lock(
                         partial(self._stage_piece, batch[low:high], lengths[low:high]), nbytes
                     )
+                if low == 0:
+                    begun = commit
         except PybkError as error:
             last = self._descriptor.last_pushed
             if last < first or error.outcome_unknown:
                 raise
-            unknown = copy(error)
-            unknown.args = (f"{error}; entries {first} to {last} of the batch may be there",)
-            unknown.outcome_unknown = True
-            raise unknown from error
-        return range(first, first + len(batch)), cast(Commit, commit)
+            raise of_batch(error, first, last) from error
+        ids = range(first, first + len(batch))
+        if not self._wanted:
+            return AppendFuture(self._log, ACKNOWLEDGED, ids)
+        if begun is commit:
+            return AppendFuture(self._log, cast(Commit, commit), ids)
+        return PiecesFuture(self._log, cast(Commit, begun), cast(Commit, commit), ids)
 
     def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Commit | None:
         """Stage consecutive entries; None if there is no room. The caller holds the ledger's lock."""
