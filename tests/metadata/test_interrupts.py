@@ -1,4 +1,4 @@
-"""KeyboardInterrupt at every line of a change: the turn is left to the other threads and processes."""
+"""KeyboardInterrupt at every line of a change, and after every call into C: others get the turn all the same."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from pybk.metadata.lmdb import LmdbTree
 
 _ROOMS = ("pybk/metadata/lmdb.py", "pybk/metadata/hostfile.py")
-_NOWHERE = ("try:", "self._turn_lock.release()")
+_NOWHERE = ("try:", "if True in taken:", "self._turn_lock.release()")
 """Where the interpreter looks for no signals before the next call into C; a trace function would."""
 
 
@@ -37,7 +39,23 @@ class Interrupter:
         return self
 
 
-def interrupted(line: int, call: Callable[[], object]) -> str:
+class CallInterrupter:
+    """Raises KeyboardInterrupt once, when the n-th call into C returns, as a signal does that comes during the call."""
+
+    def __init__(self, call: int) -> None:
+        self._left = call
+        self.at = ""
+
+    def __call__(self, frame: FrameType, event: str, called: Any) -> None:
+        code = frame.f_code
+        if event == "c_return" and not self.at and code.co_filename.endswith(_ROOMS):
+            self._left -= 1
+            if self._left < 0:
+                self.at = f"{code.co_qualname}: {called.__qualname__}"
+                raise KeyboardInterrupt
+
+
+def interrupted_at_line(line: int, call: Callable[[], object]) -> str:
     """Call with an interrupt at one line; return which it was, nothing if it did not come to that."""
     interrupter = Interrupter(line)
     sys.settrace(interrupter)
@@ -50,7 +68,23 @@ def interrupted(line: int, call: Callable[[], object]) -> str:
     return interrupter.at
 
 
-def test_an_interrupt_at_any_line_of_a_change_leaves_the_turn_to_others(tmp_path: Path) -> None:
+def interrupted_at_call(number: int, call: Callable[[], object]) -> str:
+    """Call with an interrupt as one call into C returns; return as ``interrupted_at_line``."""
+    interrupter = CallInterrupter(number)
+    sys.setprofile(interrupter)
+    try:
+        call()
+    except KeyboardInterrupt:
+        assert interrupter.at
+    finally:
+        sys.setprofile(None)
+    return interrupter.at
+
+
+@pytest.mark.parametrize(("interrupted", "least"), [(interrupted_at_line, 30), (interrupted_at_call, 10)])
+def test_an_interrupt_anywhere_in_a_change_leaves_the_turn_to_others(
+    tmp_path: Path, interrupted: Callable[[int, Callable[[], object]], str], least: int
+) -> None:
     tree = LmdbTree(str(tmp_path / "m"), timeout_s=1)
     other = LmdbTree(str(tmp_path / "m"), timeout_s=1)
     tree.create("key", b"v")
@@ -72,8 +106,8 @@ def test_an_interrupt_at_any_line_of_a_change_leaves_the_turn_to_others(tmp_path
         version = change(other)
         assert change(tree) == version + 1, at
         line += 1
-    assert any("HostFile.end_turn" in each for each in seen)
+    assert any(each.startswith(("HostFile.end_turn", "HostFile._unlock")) for each in seen)
     assert any("_in_turn" in each for each in seen)
-    assert line > 30
+    assert line > least
     tree.close()
     other.close()

@@ -287,27 +287,32 @@ class LmdbTree:
         """Wait for this writer's turn, no longer than the deadline, and make the change."""
         self._file.usable()
         deadline = time.monotonic() + timeout_s
-        turn = 0
-        if not self._turn_lock.acquire(timeout=timeout_s):
-            raise MetadataUnreachableError(
-                f"{self._path}: other threads of this process have been changing the metadata store for {timeout_s} s"
-            )
+        turn, taken = 0, list[bool]()
         # No context managers of generators: an interrupt on the way into or out of one would leave the turn with it.
         try:
-            turn = self._wait_for_turn(deadline, timeout_s)
-            with self._environment.write() as transaction:
-                number = records.last_number(transaction) + 1
-                result = change(transaction, number)
-                records.put_last_number(transaction, number)
-            return result, number
-        finally:
-            # Whether there is a turn to end or not: an interrupt may have come before it was known.
+            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
+            taken.extend(map(self._turn_lock.acquire, (True,), (timeout_s,)))
+            if True not in taken:
+                raise MetadataUnreachableError(
+                    f"{self._path}: other threads of this process have been changing the metadata store for "
+                    f"{timeout_s} s"
+                )
             try:
-                self._file.end_turn(turn)
-            except KeyboardInterrupt:
-                self._file.end_turn(turn)  # the first may not have come so far, and other processes wait for it
-                raise
+                turn = self._wait_for_turn(deadline, timeout_s)
+                with self._environment.write() as transaction:
+                    number = records.last_number(transaction) + 1
+                    result = change(transaction, number)
+                    records.put_last_number(transaction, number)
+                return result, number
             finally:
+                # Whether there is a turn to end or not: an interrupt may have come before it was known.
+                try:
+                    self._file.end_turn(turn)
+                except KeyboardInterrupt:
+                    self._file.end_turn(turn)  # the first may not have come so far, and other processes wait for it
+                    raise
+        finally:
+            if True in taken:
                 self._turn_lock.release()
 
     def _wait_for_turn(self, deadline: float, timeout_s: float) -> int:
