@@ -15,6 +15,7 @@ import pytest
 
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
+from tests.interrupting import CallInterrupter
 from tests.simdisk import SimFileSystem
 from tests.storeworld import open_store
 from tests.waiting import WAIT_S
@@ -129,6 +130,32 @@ def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter()
         assert found[acknowledged[-1]] == b"after"
         assert len(found) >= len(acknowledged)
         manager.close()
+
+
+@pytest.mark.parametrize("what", ["append", "readmit"])
+def test_an_interrupt_after_any_call_into_c_leaves_no_ledger_locked(what: str) -> None:
+    """These two take the ledger's lock without waiting for it."""
+    with open_store(SimFileSystem(0)) as manager:
+        writer = manager.create_ledger(insecure=True)
+        descriptor = writer._descriptor
+        calls = 0
+        while True:
+            interrupter = CallInterrupter(calls, _PATH)
+            coroutine = writer.append_coro(b"x")
+            sys.setprofile(interrupter)
+            try:
+                coroutine.send(None) if what == "append" else descriptor.readmit()
+            except (KeyboardInterrupt, RuntimeError, StopIteration):
+                pass  # without an event loop the coroutine comes as far as to wait for its entry
+            finally:
+                sys.setprofile(None)
+                coroutine.close()
+            assert not descriptor.lock.locked(), calls
+            if not interrupter.at:
+                break
+            calls += 1
+        assert calls > 1
+        writer.append(b"after")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in somebody's gc callback

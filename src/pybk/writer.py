@@ -192,15 +192,20 @@ class LedgerWriter:
 
     def _append_at_once(self, payload: bytes, entry_id: int | None) -> AppendFuture[int] | None:
         """Append as ``append_async`` does; return None, with nothing done, if that might have to wait."""
-        lock = self._descriptor.lock
-        if not self._backlog.is_empty or not lock.acquire(blocking=False):
+        if not self._backlog.is_empty:
             return None
+        lock, taken = self._descriptor.lock, list[bool]()
         try:
+            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
+            taken.extend(map(lock.acquire, (False,)))
+            if True not in taken:
+                return None
             if self._advanced or entry_id is not None:
                 return self._put_advanced_at_once(payload, entry_id)
             staged = self._stage(payload)
         finally:
-            lock.release()
+            if True in taken:
+                lock.release()
         if staged is None:
             return None
         self._log.kick()

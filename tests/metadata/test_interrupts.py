@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pybk.metadata.lmdb import LmdbTree
+from tests.interrupting import CallInterrupter
 
 _ROOMS = ("pybk/metadata/lmdb.py", "pybk/metadata/hostfile.py")
 _NOWHERE = ("try:", "if True in taken:", "self._turn_lock.release()")
@@ -39,22 +40,6 @@ class Interrupter:
         return self
 
 
-class CallInterrupter:
-    """Raises KeyboardInterrupt once, when the n-th call into C returns, as a signal does that comes during the call."""
-
-    def __init__(self, call: int) -> None:
-        self._left = call
-        self.at = ""
-
-    def __call__(self, frame: FrameType, event: str, called: Any) -> None:
-        code = frame.f_code
-        if event == "c_return" and not self.at and code.co_filename.endswith(_ROOMS):
-            self._left -= 1
-            if self._left < 0:
-                self.at = f"{code.co_qualname}: {called.__qualname__}"
-                raise KeyboardInterrupt
-
-
 def interrupted_at_line(line: int, call: Callable[[], object]) -> str:
     """Call with an interrupt at one line; return which it was, nothing if it did not come to that."""
     interrupter = Interrupter(line)
@@ -70,7 +55,7 @@ def interrupted_at_line(line: int, call: Callable[[], object]) -> str:
 
 def interrupted_at_call(number: int, call: Callable[[], object]) -> str:
     """Call with an interrupt as one call into C returns; return as ``interrupted_at_line``."""
-    interrupter = CallInterrupter(number)
+    interrupter = CallInterrupter(number, _ROOMS)
     sys.setprofile(interrupter)
     try:
         call()

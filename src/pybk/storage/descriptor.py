@@ -132,9 +132,12 @@ class LedgerDescriptor:
         Returns:
             Whether nothing is left to do.
         """
-        if not self.lock.acquire(blocking=False):
-            return False
+        taken = list[bool]()
         try:
+            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
+            taken.extend(map(self.lock.acquire, (False,)))
+            if True not in taken:
+                return False
             if self.error is None or self.final_error is not None:
                 return True
             if not isinstance(self.error, StorageRefusedError) or not (
@@ -143,7 +146,8 @@ class LedgerDescriptor:
                 return False
             self.restart()
         finally:
-            self.lock.release()
+            if True in taken:
+                self.lock.release()
         return True
 
     def restart(self) -> None:
