@@ -301,9 +301,34 @@ def test_only_the_driver_fails_the_appends_of_a_ledger_that_is_deleted(
         monkeypatch.setattr(driven, "turn", seen_turn)
         monkeypatch.setattr(LedgerAppender, "fail", seen_fail)
         client.delete_ledger(writer.ledger_id, password=PASSWORD)
-        assert failed_by_driver == [True]
         with pytest.raises(NoSuchLedgerError):
             writer.append(b"x")
+        assert failed_by_driver == [True]
+
+
+def test_a_signal_handler_may_delete_a_ledger_while_its_thread_drives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(tmp_path / "cluster", count=1) as cluster:
+        client = cluster.connect()
+        writer, other = (client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(2))
+        driven, driver, deleted = home_of(client).engine, threading.current_thread(), list[int]()
+        turn = driven.turn
+
+        def turn_and_handler() -> None:
+            if threading.current_thread() is driver and not deleted:
+                deleted.append(other.ledger_id)
+                client.delete_ledger(other.ledger_id, password=PASSWORD)
+            turn()
+
+        monkeypatch.setattr(driven, "turn", turn_and_handler)
+        for number in range(100):
+            assert writer.append(b"x") == number
+            if deleted:
+                break
+        assert deleted
+        with pytest.raises(NoSuchLedgerError):
+            other.append(b"x")
 
 
 def test_what_is_not_said_to_be_unknown_was_not_appended(tmp_path: Path) -> None:

@@ -388,8 +388,9 @@ class ClusterHome:
         for ledger in [held for held in self._ledgers() if held.ledger_id == ledger_id]:
             ledger.deleted = True
             if ledger.writing is not None:
-                # The driver may be finishing the ledger's appends, so the driver alone fails them.
-                self.engine.have_done(partial(ledger.writing.appender.fail, gone))
+                # The driver may be finishing the ledger's appends, so the driver alone fails them. It is not waited
+                # for, because it may be the frame that a signal handler interrupted to delete the ledger.
+                self.engine.post(partial(ledger.writing.appender.fail, gone))
             ledger.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
