@@ -13,21 +13,32 @@ import pytest
 
 from pybk.client import auditing, limbo
 from pybk.client.auditing import audit
-from pybk.client.engine import Engine
+from pybk.client.engine import Conversation, Engine
 from pybk.client.following import Following
 from pybk.client.ledger import RemoteLedger
 from pybk.client.limbo import PAUSE_MAX_SECONDS, RETRY_SECONDS, Mender
 from pybk.client.reading import REPLY_BYTES_MAX
 from pybk.client.writing import Writing
 from pybk.digest import DigestType, entry_digest
+from pybk.errors import MetadataUnreachableError
 from pybk.ledger import LedgerState
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.auditing import AuditMachine
-from pybk.replication.messages import Run, Woken
+from pybk.replication.messages import (
+    Effect,
+    Event,
+    MetadataUnreachable,
+    MetadataWritten,
+    Run,
+    UnderReplicated,
+    Woken,
+    WriteMetadata,
+)
 from pybk.replication.runs import whole
 from tests.replication.driving import LEDGER, bookie, metadata
 from tests.replication.driving import entry as named
 from tests.replication.driving import run as run_of
+from tests.waiting import wait_until
 
 
 def remote(**changes: Any) -> RemoteLedger:
@@ -79,6 +90,57 @@ def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
     assert told == []
     Engine._wake_up(engine, 50)
     assert told == [(conversation, Woken())]
+
+
+class Recorder:
+    """A metadata store that notes what it is asked for, and fails at first."""
+
+    def __init__(self, *, fails: int) -> None:
+        self.asked: list[object] = []
+        self._fails = fails
+
+    def report_missing(self, _: RemoteLedger, effect: UnderReplicated) -> None:
+        if self._fails:
+            self._fails -= 1
+            raise MetadataUnreachableError("not now")
+        self.asked.append(effect)
+
+    def write(self, _: RemoteLedger, effect: WriteMetadata) -> Event:
+        self.asked.append(effect)
+        return MetadataWritten(8)
+
+
+@pytest.mark.parametrize("fails", [0, 1, 2])
+def test_what_bookies_miss_is_recorded_before_the_metadata_name_others(fails: int) -> None:
+    store, told = Recorder(fails=fails), list[Event]()
+    engine = Engine(SimpleNamespace(interrupt=lambda: None), store)  # type: ignore[arg-type]  # as much as is needed
+    engine.baton.stop()  # this thread drives
+
+    def step(event: Event, _: int) -> list[Effect]:
+        told.append(event)
+        return []
+
+    conversation = Reports(engine, remote(), SimpleNamespace(step=step))
+    missing, change = UnderReplicated(bookie(1), 3), WriteMetadata(metadata(), 7)
+    engine.perform(conversation, [missing, change])
+    tries = 1
+    while not any(isinstance(event, MetadataWritten) for event in told):
+        wait_until(lambda: engine._posted)
+        engine._do_posted()
+        if isinstance(told[-1], MetadataUnreachable):
+            tries += 1
+            engine.perform(conversation, [change])
+    assert store.asked == [missing, change]
+    assert tries <= 1 + fails
+    engine._workers.close(wait=True)
+
+
+class Reports(Conversation[Any]):
+    """A conversation that reports what bookies miss."""
+
+    def take(self, effect: Effect) -> None:
+        assert isinstance(effect, UnderReplicated)
+        self.engine.report_missing(self, effect)
 
 
 def test_what_cannot_be_mended_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:

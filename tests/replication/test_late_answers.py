@@ -74,15 +74,18 @@ def test_a_fence_answered_after_the_close_counts() -> None:
     assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
 
 
-def test_a_bookie_that_never_answers_the_fence_may_lack_the_whole_last_fragment() -> None:
-    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (3, (0, 1, 2))))
+@pytest.mark.parametrize(("before", "first"), [((0, 1, 4), 3), ((0, 4, 2), 0)])
+def test_a_bookie_that_never_answers_the_fence_may_lack_the_last_fragments_that_it_is_in(
+    before: tuple[int, ...], first: int
+) -> None:
+    recovery = Recovery(metadata((3, 3, 2), (0, before), (3, (0, 1, 2))))
     recovery.mark()
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=4)
     close_at_the_lac(recovery, 4)
     assert lacking(recovery) == []
     recovery.lose(2)
-    assert lacking(recovery) == [UnderReplicated(bookie(2), 3)]
+    assert lacking(recovery) == [UnderReplicated(bookie(2), first)]
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -124,14 +127,18 @@ def test_what_a_bookie_lacks_is_counted_by_the_residues_that_it_takes() -> None:
     assert lacking(recovery) == [UnderReplicated(bookie(1), 2), UnderReplicated(bookie(3), 3)]
 
 
-def test_only_the_last_fragment_is_looked_at() -> None:
-    """Its bookies owe nothing of the fragments before it, even those that were in them."""
-    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (3, (0, 1, 2))))
+@pytest.mark.parametrize(("before", "held", "first"), [((0, 1, 4), 1, 2), ((0, 1, 4), -1, 0), ((0, 4, 2), -1, 3)])
+@pytest.mark.parametrize("lac", [2, 4])
+def test_fragments_before_the_last_one_are_looked_at_as_far_as_the_bookie_is_in_them(
+    before: tuple[int, ...], held: int, first: int, lac: int
+) -> None:
+    """The writer may have been killed when it had just replaced another bookie, and this one was slow."""
+    recovery = Recovery(metadata((3, 3, 2), (0, before), (3, (0, 1, 2))))
     recovery.mark()
-    fenced(recovery, 0, lac=4, held=4)
-    fenced(recovery, 1, lac=4, held=-1)
-    close_at_the_lac(recovery, 4)
-    assert lacking(recovery) == [UnderReplicated(bookie(1), 3)]
+    fenced(recovery, 0, lac=lac, held=lac)
+    fenced(recovery, 1, lac=lac, held=held)
+    close_at_the_lac(recovery, lac)
+    assert lacking(recovery) == ([UnderReplicated(bookie(1), first)] if first <= lac else [])
 
 
 def closing(*, answered: int = 2) -> Recovery:

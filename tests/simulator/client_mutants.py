@@ -145,7 +145,11 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 WRITER + "_bookies_chosen",
-                ("self._phase = _Phase.CHANGING\neffects += self._write(self._changed(self.metadata))"),
+                (
+                    "self._phase = _Phase.CHANGING\n"
+                    "effects += adds.leaving(self._replacements)\n"
+                    "effects += self._write(self._changed(self.metadata))"
+                ),
                 "effects += adds.exchange(self._replacements)",
             ),
         ),
@@ -298,6 +302,23 @@ CLIENT_MUTANTS = (
         "N6",
         "what a bookie lacks begins after the last entry that it had when it was fenced (C13)",
         (Piece(RECOVERY + "_lagging", "held + 1", "held + 2"),),
+    ),
+    Mutant(
+        "N8",
+        "what a bookie misses that a writer replaces is recorded before the metadata name another (C13)",
+        (
+            Piece(WRITER + "_bookies_chosen", "effects += adds.leaving(self._replacements)", "pass"),
+            Piece(
+                WRITER + "_metadata_written",
+                "return self._adds.exchange(self._replacements)",
+                "return self._adds.leaving(self._replacements) + self._adds.exchange(self._replacements)",
+            ),
+        ),
+    ),
+    Mutant(
+        "N9",
+        "a bookie of the last ensemble that was slow in the one before is recorded from there on (C13)",
+        (Piece(RECOVERY + "_lagging", "fragment.ensemble[place] != bookie", "first <= self._lac"),),
     ),
     Mutant(
         "L4",

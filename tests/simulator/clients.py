@@ -385,10 +385,11 @@ class Recoverer(Client):
             self.known = effect.metadata.last_entry_id
 
     def answers_for(self, bookie: Bookie, entry_id: int) -> bool:
-        """Of what it did not write back it answers for the last fragment, beyond the last entry of who was fenced."""
-        if entry_id > self.known:
-            return True
-        return entry_id >= self.first and entry_id > self.held.get(bookie, -1)
+        """Of what it did not write back it answers for all beyond the last entry that a bookie had when it was fenced.
+
+        What a bookie misses that a writer replaced was recorded before the metadata said so.
+        """
+        return entry_id > self.known or entry_id > self.held.get(bookie, -1)
 
     def failed(self, effect: Failed) -> None:
         self.machine = None

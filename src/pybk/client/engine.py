@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -128,6 +129,8 @@ class Conversation(ABC, Generic[M_co]):
         ledger: The ledger.
         machine: The machine.
         commit: Done when the conversation has ended.
+        unrecorded: What bookies miss that is not recorded in the metadata store yet.
+        recording: Held while that is recorded.
     """
 
     def __init__(self, engine: Engine, ledger: RemoteLedger, machine: M_co) -> None:
@@ -135,6 +138,8 @@ class Conversation(ABC, Generic[M_co]):
         self.ledger = ledger
         self.machine: Final = machine
         self.commit = Commit()
+        self.unrecorded: deque[UnderReplicated] = deque()
+        self.recording = threading.Lock()
 
     @abstractmethod
     def take(self, effect: Effect) -> None:
@@ -369,7 +374,7 @@ class Engine:
             if type(effect) is Send:
                 self._send(conversation, effect)
             elif type(effect) is WriteMetadata:
-                self._ask_metadata(conversation, partial(self._metadata.write, conversation.ledger, effect))
+                self._ask_metadata(conversation, partial(self._write_metadata, conversation, effect))
             elif type(effect) is ReadMetadata:
                 self._ask_metadata(conversation, partial(self._metadata.read, conversation.ledger))
             elif type(effect) is ChooseBookies:
@@ -401,6 +406,18 @@ class Engine:
             self.post(lambda: self.tell(conversation, event))
 
         self.in_background(work)
+
+    def _write_metadata(self, conversation: AnyConversation, effect: WriteMetadata) -> Event:
+        """Record what bookies miss, and then write a ledger's metadata, which may name other bookies (C13)."""
+        self._record(conversation)
+        return self._metadata.write(conversation.ledger, effect)
+
+    def _record(self, conversation: AnyConversation) -> None:
+        """Record what bookies miss that is not recorded yet; what cannot be recorded stays for the next time."""
+        with conversation.recording:
+            while conversation.unrecorded:
+                self._metadata.report_missing(conversation.ledger, conversation.unrecorded[0])
+                conversation.unrecorded.popleft()
 
     def in_background(self, work: Callable[[], None]) -> Future[None] | None:
         """Have something done by another thread; by this one, and return None, once the engine is closed.
@@ -440,14 +457,17 @@ class Engine:
         else:
             self._active.pop(writer, None)
 
-    def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
-        """Have it recorded that a bookie misses entries."""
+    def report_missing(self, conversation: AnyConversation, effect: UnderReplicated) -> None:
+        """Have it recorded that a bookie misses entries, before anything that the conversation writes from now on."""
+        conversation.unrecorded.append(effect)
 
         def work() -> None:
             try:
-                self._metadata.report_missing(ledger, effect)
+                self._record(conversation)
             except Exception:
-                logger.exception("ledger %d: cannot record that %s misses entries", ledger.ledger_id, effect.bookie)
+                logger.exception(
+                    "ledger %d: cannot record that %s misses entries", conversation.ledger.ledger_id, effect.bookie
+                )
 
         report = self.in_background(work)
         if report is not None:

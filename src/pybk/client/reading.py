@@ -205,7 +205,7 @@ class Recovering(Conversation[RecoveryMachine]):
             self.ledger.renew(effect.metadata, effect.version)
             self.end()
         elif type(effect) is UnderReplicated:
-            self.engine.report_missing(self.ledger, effect)
+            self.engine.report_missing(self, effect)
         elif type(effect) is Failed:
             self.end(error_of(effect))
         else:

@@ -106,7 +106,7 @@ class Writing(Conversation[WriterMachine]):
         if type(effect) is Confirmed:
             self._confirmed(effect.last_add_confirmed)
         elif type(effect) is UnderReplicated:
-            self.engine.report_missing(self.ledger, effect)
+            self.engine.report_missing(self, effect)
         elif type(effect) is Failed:
             error = error_of(effect, outcome_unknown=True)
             self.appender.fail(error)

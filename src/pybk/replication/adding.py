@@ -6,7 +6,7 @@ Writer and recovery share this. It decides nothing about metadata: it is told wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -254,18 +254,18 @@ class Adds:
     def exchange(self, replacements: Mapping[int, Bookie]) -> list[Effect]:
         """Put bookies into places, and send them what is pending, lowest entry first (AW5, AW6).
 
-        All acknowledgements of those replaced are undone before any batch is looked at again (C2).
+        All acknowledgements of those replaced are undone before any batch is looked at again (C2). What those that
+        leave miss of confirmed entries is for the caller to record before (``leaving``).
 
         Args:
             replacements: The new bookies by place.
 
         Returns:
-            What to do: the bookies that left without all they were sent are told as under-replicated.
+            What to do.
         """
         effects: list[Effect] = []
         bits = 0
-        for place in sorted(replacements):
-            effects += self.misses(place, beyond_confirmed=False)
+        for place in replacements:
             bits |= 1 << place
             self.ensemble[place] = replacements[place]
             self._owed[place] = 0
@@ -279,6 +279,14 @@ class Adds:
         for batch in self.pending:
             effects += self._send(batch, batch.takers & bits)
         return effects
+
+    def leaving(self, places_left: Iterable[int]) -> list[Effect]:
+        """Record what the bookies of places miss that are about to be replaced (C13).
+
+        That is done before the metadata name another ensemble: if the writer ends in between, its recovery looks at the
+        bookies of the last ensemble alone.
+        """
+        return [effect for place in sorted(places_left) for effect in self.misses(place, beyond_confirmed=False)]
 
     def give_up(self, place: int, *, closing: bool = False) -> list[Effect]:
         """Go on without the bookie of a place, as there is no other, and tell from where on it misses entries.

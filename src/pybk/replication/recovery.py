@@ -171,7 +171,6 @@ class RecoveryMachine:
         self._phase = _Phase.FENCING
         fragment = self._metadata.fragments[-1]
         self._ensemble = fragment.ensemble
-        self._ensemble_first = fragment.first_entry_id
         self._lac = fragment.first_entry_id - 1  # D2: an empty last ensemble knows nothing of what came before
         return self._fence(self._quorum.everyone)
 
@@ -234,15 +233,19 @@ class RecoveryMachine:
             self._held[place] = reply.entry_id
 
     def _lagging(self, place: int) -> list[Effect]:
-        """Tell what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7).
+        """Record what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7).
 
-        One that gave no answer that counts may lack all of its last fragment.
+        One that gave no answer that counts may lack all of the last fragments that it is in.
         """
-        first = self._ensemble_first
+        bookie, first = self._ensemble[place], self._lac + 1
+        for fragment in reversed(self._metadata.fragments):
+            if fragment.ensemble[place] != bookie:
+                break
+            first = fragment.first_entry_id
         ends = range(max(first, self._lac - self._stride + 1), self._lac + 1)
         last = max((entry_id for entry_id in ends if place in self._quorum.write_set(entry_id)), default=-1)
         held = self._held.get(place, first - 1)
-        return [UnderReplicated(self._ensemble[place], max(first, held + 1))] if held < last else []
+        return [UnderReplicated(bookie, max(first, held + 1))] if held < last else []
 
     def _retry(self, now_ns: int, what: str) -> list[Effect]:
         """Ask again later those who gave no answer that counts; without them nothing can be said (rule 4)."""
@@ -467,6 +470,7 @@ class RecoveryMachine:
         if lacking:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if replacements:
+            effects += adds.leaving(replacements)
             effects += adds.exchange(replacements)
             self._fragments = with_ensemble(self._fragments, adds.lac + 1, tuple(adds.ensemble))
         return effects + self._go_on(now_ns)

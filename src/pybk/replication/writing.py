@@ -286,6 +286,7 @@ class WriterMachine:
             return effects + self._choose()
         if self._replacements:
             self._phase = _Phase.CHANGING
+            effects += adds.leaving(self._replacements)
             effects += self._write(self._changed(self.metadata))
         return effects
 
