@@ -239,6 +239,7 @@ def test_a_reply_after_the_deadline_is_not_an_outcome() -> None:
     with world() as here:
         silent(here)
         link = here.link()
+        here.until(lambda: link.is_up)  # else the request may never be sent
         assert link.send(1, add(), 50 * MS)
         here.until(lambda: here.outcomes and here.arrived)
         here.server.reply(here.arrived[0][0], 1, OK)
