@@ -117,9 +117,10 @@ def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(
 
 def test_manifests_are_no_data(cluster: Inside) -> None:
     found = connection(options(cluster, ledger="0").where)
-    commit(found, "third", 0, fill(cluster.connect(), "manifested", "third"))
+    data = fill(cluster.connect(), "manifested", "third")
+    commit(found, "third", 0, data)
     manifest = max(found.manager.list_ledgers(".metadata"))
-    assert manifest not in Catalog(options(cluster, ledgers=f"0-{manifest}")).look()
+    assert [*Catalog(options(cluster, ledgers=f"{data},{manifest}-{manifest}")).look()] == [data]
 
 
 def test_how_far_ledgers_can_be_read(cluster: Inside) -> None:
