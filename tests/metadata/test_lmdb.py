@@ -37,7 +37,7 @@ from tests.waiting import WAIT_S, stop
 ROOT = Path(__file__).resolve().parents[2]
 
 # Longer than a process waits for its turn on a machine that is busy, and than any test waits.
-SHORT_SESSION_S = 2.0
+SHORT_SESSION_S = 4.0
 LONG_SESSION_S = 600.0
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,12 +84,16 @@ def test_a_lock_is_had_by_one_and_by_those_who_inherit_it(tmp_path: Path) -> Non
     assert fd is not None
     assert is_locked(path)
     assert take_lock(path) is None
+    told, end = os.pipe()
     child = os.fork()
     if not child:
-        time.sleep(0.3)
+        os.close(end)
+        os.read(told, 1)  # until the parent closes its end
         os._exit(0)
+    os.close(told)
     os.close(fd)
     assert is_locked(path), "the child has it"
+    os.close(end)
     os.waitpid(child, 0)
     assert not is_locked(path)
 
