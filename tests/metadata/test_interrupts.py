@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import sys
 import threading
@@ -16,6 +17,7 @@ from pybk.metadata.lmdb import LmdbTree
 from tests.interrupting import CallInterrupter
 
 _ROOMS = ("pybk/metadata/lmdb.py", "pybk/metadata/hostfile.py")
+ENDS = ("HostFile.end_turn", "HostFile._unlock")
 _NOWHERE = ("try:", "if True in taken:", "self._turn_lock.release()")
 """Where the interpreter looks for no signals before the next call into C; a trace function would."""
 
@@ -79,20 +81,27 @@ def test_an_interrupt_anywhere_in_a_change_leaves_the_turn_to_others(
         assert found is not None
         return there.put("key", b"v", found.version)
 
-    at, line = "first", 0
-    seen = set()
-    while at:
-        at = interrupted(line, lambda: change(tree))
-        seen.add(at)
-        change(other)  # which is as if in another process: its locks are its own
-        thread = threading.Thread(target=change, args=(tree,))
-        thread.start()
-        thread.join()
-        version = change(other)
-        assert change(tree) == version + 1, at
-        line += 1
-    assert any(each.startswith(("HostFile.end_turn", "HostFile._unlock")) for each in seen)
-    assert any("_in_turn" in each for each in seen)
-    assert line > least
+    seen = set[str]()
+
+    def interrupt_once_at_each() -> int:
+        for line in itertools.count():
+            at = interrupted(line, lambda: change(tree))
+            seen.add(at)
+            change(other)  # which is as if in another process: its locks are its own
+            thread = threading.Thread(target=change, args=(tree,))
+            thread.start()
+            thread.join()
+            version = change(other)
+            assert change(tree) == version + 1, at
+            if not at:
+                return line
+        raise AssertionError("a change has no end")
+
+    def all_seen() -> bool:
+        return any(each.startswith(ENDS) for each in seen) and any("_in_turn" in each for each in seen)
+
+    assert interrupt_once_at_each() > least
+    while not all_seen():  # a sign of life in one of the changes shifts what is the n-th call
+        interrupt_once_at_each()
     tree.close()
     other.close()
