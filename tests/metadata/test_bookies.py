@@ -20,7 +20,8 @@ from pybk.flags import StorageHint
 from pybk.ledger import Bookie
 from pybk.metadata.bookies import BookieCookie, BookieRegistration
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata.locks import Election
+from pybk.metadata.ledgers import leaves_after
+from pybk.metadata.locks import UNDER_REPLICATED_KEY, Election
 from pybk.metadata.tree import Node
 from tests.metadata.records import KEY, bookie, cluster_on, is_held, registration
 from tests.metadata.worlds import World
@@ -385,6 +386,22 @@ def test_missing_entries_are_recorded_listed_and_crossed_out(world: World) -> No
     assert cluster.unmark_under_replicated(cluster.list_under_replicated()[0])
     assert cluster.unmark_under_replicated(stale), "it is gone"
     assert [record.bookie for record in cluster.list_under_replicated(count=1)] == [bookie(2)]
+
+
+@pytest.mark.parametrize("damage", [lambda _: b"\0", lambda value: value[:-1] + bytes([value[-1] ^ 1])])
+def test_a_damaged_record_of_missing_entries_is_replaced_by_one_of_all_entries(
+    world: World, damage: Callable[[bytes], bytes]
+) -> None:
+    tree = world.open()
+    cluster = cluster_on(tree)
+    cluster.mark_under_replicated(7, bookie(1), 5)
+    (key,) = [key for _, key in leaves_after(tree, UNDER_REPLICATED_KEY, -1, 10)]
+    node = tree.get(key)
+    assert node is not None
+    tree.put(key, damage(node.value), node.version)
+    assert cluster.list_under_replicated() == []
+    cluster.mark_under_replicated(7, bookie(1), 5)
+    assert cluster.list_under_replicated() == [(7, bookie(1), 0)]
 
 
 def test_whoever_waits_for_missing_entries_is_told(world: World) -> None:

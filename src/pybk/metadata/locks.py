@@ -216,6 +216,8 @@ class Locks(Records):
     def mark_under_replicated(self, ledger_id: int, bookie: Bookie, first_entry_id: int) -> None:
         """Record that a bookie misses entries of a ledger, durably; the lowest first entry counts.
 
+        A damaged record is replaced by one that says that all entries may be missing, as nobody knows what it said.
+
         Args:
             ledger_id: The ledger.
             bookie: The bookie.
@@ -228,8 +230,8 @@ class Locks(Records):
             try:
                 if node is None:
                     self._create(Kind.UNDER_REPLICATED, key, _record_json(record))
-                elif self._record(key, node).first_entry_id > first_entry_id:
-                    self._put(Kind.UNDER_REPLICATED, key, _record_json(record), node.version)
+                else:
+                    self._lower(key, node, record)
                 return self._tell_news()
             except (MetadataExistsError, MetadataVersionError):
                 continue
@@ -279,6 +281,16 @@ class Locks(Records):
                 self._create(Kind.NEWS, NEWS_KEY, b"")
             else:
                 self._put(Kind.NEWS, NEWS_KEY, b"", node.version)
+
+    def _lower(self, key: str, node: Node, record: UnderReplicatedLedger) -> None:
+        """Have a record begin no later than this one."""
+        try:
+            if self._record(key, node).first_entry_id <= record.first_entry_id:
+                return
+        except (CorruptError, MetadataForgedError) as error:
+            logger.warning("a record of missing entries is replaced by one of all entries: %s", error)
+            record = record._replace(first_entry_id=0)
+        self._put(Kind.UNDER_REPLICATED, key, _record_json(record), node.version)
 
     def _record(self, key: str, node: Node) -> UnderReplicatedLedger:
         def make(values: dict[str, Any]) -> UnderReplicatedLedger:
