@@ -334,8 +334,6 @@ class Recoverer(Client):
         """The last entry that each bookie of the last fragment had when it was fenced, if it answered in time."""
         self.known = -1
         """What was confirmed as far as the recovery knew when it began to read."""
-        self.first = 0
-        """The first entry of the fragment that the recovery fenced."""
         self.written_back = False
 
     def begin(self) -> None:
@@ -355,11 +353,6 @@ class Recoverer(Client):
         machine = RecoveryMachine(metadata.metadata, metadata.version, seal=seal_of(metadata.metadata).sealed)
         self.take(machine)
         self.perform(machine.start(self.ledger.clock.now))
-
-    def write_metadata(self, effect: WriteMetadata) -> None:
-        if effect.metadata.state is LedgerState.IN_RECOVERY:
-            self.first = effect.metadata.fragments[-1].first_entry_id
-        super().write_metadata(effect)
 
     def send(self, effect: Send) -> None:
         request = effect.request
