@@ -216,7 +216,7 @@ class Locks(Records):
     def mark_under_replicated(self, ledger_id: int, bookie: Bookie, first_entry_id: int) -> None:
         """Record that a bookie misses entries of a ledger, durably; the lowest first entry counts.
 
-        A damaged record is replaced by one that says that all entries may be missing, as nobody knows what it said.
+        A record that cannot be read is replaced by one that says that all entries may be missing.
 
         Args:
             ledger_id: The ledger.
@@ -287,7 +287,7 @@ class Locks(Records):
         try:
             if self._record(key, node).first_entry_id <= record.first_entry_id:
                 return
-        except (CorruptError, MetadataForgedError) as error:
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
             logger.warning("a record of missing entries is replaced by one of all entries: %s", error)
             record = record._replace(first_entry_id=0)
         self._put(Kind.UNDER_REPLICATED, key, _record_json(record), node.version)
