@@ -21,6 +21,7 @@ from pybk.replication.messages import (
     Send,
     Status,
     Unanswered,
+    UnderReplicated,
     WriteMetadata,
 )
 from pybk.replication.quorum import Quorum
@@ -79,11 +80,13 @@ class Driven:
         self.machine = machine
         self.sends: list[Send] = []
         self.effects: list[Effect] = []
+        self.recorded: list[UnderReplicated] = []
         self.now = 0
 
     def take(self, effects: list[Effect]) -> list[Effect]:
         self.sends += [effect for effect in effects if isinstance(effect, Send)]
         self.effects = [effect for effect in effects if not isinstance(effect, Send)]
+        self.recorded += [effect for effect in effects if isinstance(effect, UnderReplicated)]
         return effects
 
     def tell(self, event: Event) -> list[Effect]:

@@ -13,22 +13,21 @@ from pybk.replication.messages import (
     Force,
     LacReply,
     MetadataRefused,
+    MetadataUnreachable,
     MetadataWritten,
     Read,
     ReadReply,
     Reason,
     Reply,
+    Run,
     Status,
     UnderReplicated,
     WakeAt,
     Woken,
+    WriteMetadata,
 )
 from tests.replication.driving import Writer, bookie, metadata, run
 from tests.replication.test_recovery import NO, Recovery
-
-
-def lacking(recovery: Recovery) -> list[UnderReplicated]:
-    return [effect for effect in recovery.effects if isinstance(effect, UnderReplicated)]
 
 
 def fenced(recovery: Recovery, number: int, *, lac: int, held: int) -> None:
@@ -36,21 +35,31 @@ def fenced(recovery: Recovery, number: int, *, lac: int, held: int) -> None:
     recovery.answer(number, LacReply(Status.OK, lac, entry_id=held))
 
 
-def close_at_the_lac(recovery: Recovery, lac: int) -> None:
-    """Let nothing be found after the last add confirmed, and the end be written."""
-    for number in (0, 1):
+def find_the_end(recovery: Recovery, lac: int, last: Run | None = None) -> list[UnderReplicated]:
+    """Let nothing be found after the last add confirmed; return what was recorded before anything is written."""
+    recorded = list(recovery.recorded)
+    for number in (0, 1) if last is None else (1, 2):
         recovery.told(number, NO, first=lac + 1)
-    recovery.told(0, ReadReply(Status.OK, run(lac, lac)), first=lac)
+    recovery.told(0, ReadReply(Status.OK, last or run(lac, lac)), first=lac)
+    assert [type(effect) for effect in recovery.effects] == [WriteMetadata]
+    assert recovery.recorded == recorded
+    return recorded
+
+
+def close_at_the_lac(recovery: Recovery, lac: int) -> list[UnderReplicated]:
+    """Let nothing be found after the last add confirmed, and the end be written; return what was recorded before."""
+    recorded = find_the_end(recovery, lac)
     recovery.tell(MetadataWritten(5))
+    assert recovery.recorded == recorded
+    return recorded
 
 
-def test_what_a_fenced_bookie_lacks_of_the_confirmed_is_recorded_when_the_ledger_is_closed() -> None:
+def test_what_a_fenced_bookie_lacks_of_the_confirmed_is_recorded_before_anything_is_written() -> None:
     recovery = Recovery()
     recovery.mark()
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=2)
-    close_at_the_lac(recovery, 4)
-    assert lacking(recovery) == [UnderReplicated(bookie(1), 3)]
+    assert close_at_the_lac(recovery, 4) == [UnderReplicated(bookie(1), 3)]
 
 
 def test_a_fence_answered_after_the_coverage_and_before_the_close_counts() -> None:
@@ -59,19 +68,18 @@ def test_a_fence_answered_after_the_coverage_and_before_the_close_counts() -> No
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=4)
     fenced(recovery, 2, lac=0, held=0)
-    close_at_the_lac(recovery, 4)
-    assert lacking(recovery) == [UnderReplicated(bookie(2), 1)]
+    assert close_at_the_lac(recovery, 4) == [UnderReplicated(bookie(2), 1)]
 
 
-def test_a_fence_answered_after_the_close_counts() -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_a_fence_answered_while_the_end_is_written_or_later_counts(written: bool) -> None:
     recovery = Recovery()
     recovery.mark()
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=4)
-    close_at_the_lac(recovery, 4)
-    assert lacking(recovery) == []
+    assert (close_at_the_lac if written else find_the_end)(recovery, 4) == []
     fenced(recovery, 2, lac=-1, held=-1)
-    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+    assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
 
 
 @pytest.mark.parametrize(("before", "first"), [((0, 1, 4), 3), ((0, 4, 2), 0)])
@@ -82,14 +90,13 @@ def test_a_bookie_that_never_answers_the_fence_may_lack_the_last_fragments_that_
     recovery.mark()
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=4)
-    close_at_the_lac(recovery, 4)
-    assert lacking(recovery) == []
+    assert close_at_the_lac(recovery, 4) == []
     recovery.lose(2)
-    assert lacking(recovery) == [UnderReplicated(bookie(2), first)]
+    assert recovery.recorded == [UnderReplicated(bookie(2), first)]
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_bookie_that_gave_no_answer_that_counts_before_the_close_is_recorded_with_it(silent: bool) -> None:
+def test_a_bookie_that_gave_no_answer_that_counts_is_recorded_before_the_close(silent: bool) -> None:
     recovery = Recovery()
     recovery.mark()
     if silent:
@@ -98,8 +105,7 @@ def test_a_bookie_that_gave_no_answer_that_counts_before_the_close_is_recorded_w
         recovery.answer(2, LacReply(Status.UNKNOWN))
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=4)
-    close_at_the_lac(recovery, 4)
-    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+    assert close_at_the_lac(recovery, 4) == [UnderReplicated(bookie(2), 0)]
 
 
 def test_a_bookie_that_has_all_that_it_takes_lacks_nothing() -> None:
@@ -108,11 +114,7 @@ def test_a_bookie_that_has_all_that_it_takes_lacks_nothing() -> None:
     recovery.mark()
     for number, held in enumerate((4, 4, 2, 3)):
         fenced(recovery, number, lac=4, held=held)
-    for number in (1, 2):
-        recovery.told(number, NO, first=5)
-    recovery.told(0, ReadReply(Status.OK, run(4, 4, 4)), first=4)
-    recovery.tell(MetadataWritten(5))
-    assert lacking(recovery) == []
+    assert find_the_end(recovery, 4, run(4, 4, 4)) == []
 
 
 def test_what_a_bookie_lacks_is_counted_by_the_residues_that_it_takes() -> None:
@@ -120,11 +122,7 @@ def test_what_a_bookie_lacks_is_counted_by_the_residues_that_it_takes() -> None:
     recovery.mark()
     for number, held in enumerate((4, 1, 2, 2)):
         fenced(recovery, number, lac=4, held=held)
-    for number in (1, 2):
-        recovery.told(number, NO, first=5)
-    recovery.told(0, ReadReply(Status.OK, run(4, 4, 4)), first=4)
-    recovery.tell(MetadataWritten(5))
-    assert lacking(recovery) == [UnderReplicated(bookie(1), 2), UnderReplicated(bookie(3), 3)]
+    assert find_the_end(recovery, 4, run(4, 4, 4)) == [UnderReplicated(bookie(1), 2), UnderReplicated(bookie(3), 3)]
 
 
 @pytest.mark.parametrize(("before", "held", "first"), [((0, 1, 4), 1, 2), ((0, 1, 4), -1, 0), ((0, 4, 2), -1, 3)])
@@ -137,8 +135,7 @@ def test_fragments_before_the_last_one_are_looked_at_as_far_as_the_bookie_is_in_
     recovery.mark()
     fenced(recovery, 0, lac=lac, held=lac)
     fenced(recovery, 1, lac=lac, held=held)
-    close_at_the_lac(recovery, lac)
-    assert lacking(recovery) == ([UnderReplicated(bookie(1), first)] if first <= lac else [])
+    assert close_at_the_lac(recovery, lac) == ([UnderReplicated(bookie(1), first)] if first <= lac else [])
 
 
 def closing(*, answered: int = 2) -> Recovery:
@@ -157,35 +154,50 @@ def closing(*, answered: int = 2) -> Recovery:
 def test_who_does_not_take_what_is_written_back_is_recorded_by_an_answer_after_the_close() -> None:
     recovery = closing()
     recovery.tell(MetadataWritten(5))
-    assert lacking(recovery) == []
+    assert recovery.recorded == []
     recovery.answer(2, Reply(Status.READ_ONLY))
-    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+    assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
 
 
 def test_who_is_silent_after_the_close_is_recorded_and_who_answers_is_not() -> None:
     recovery = closing()
     recovery.tell(MetadataWritten(5))
     recovery.lose(2)
-    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+    assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
     recovery = closing()
     recovery.tell(MetadataWritten(5))
     recovery.answer(2)
-    assert lacking(recovery) == []
+    assert recovery.recorded == []
 
 
-def test_who_fails_while_the_end_is_written_is_recorded_with_it() -> None:
+def test_who_fails_while_the_end_is_written_is_recorded_at_once() -> None:
     recovery = closing()
     recovery.lose(2)
-    assert lacking(recovery) == []
+    assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
     recovery.tell(MetadataWritten(5))
-    assert lacking(recovery) == [UnderReplicated(bookie(2), 0)]
+    assert len(recovery.recorded) == 1
 
 
-def test_a_recovery_that_did_not_close_the_ledger_records_nothing() -> None:
+def test_a_fence_answered_after_a_recovery_without_success_counts() -> None:
+    """What it wrote back hides the gap from the recovery that closes the ledger."""
+    recovery = Recovery()
+    recovery.mark()
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=4)
+    for number in (0, 1):
+        recovery.told(number, NO, first=5)
+    recovery.told(0, ReadReply(Status.OK, run(4, 4)), first=4)
+    recovery.tell(MetadataUnreachable())
+    assert recovery.only(Failed).reason is Reason.METADATA_UNREACHABLE
+    fenced(recovery, 2, lac=1, held=1)
+    assert recovery.recorded == [UnderReplicated(bookie(2), 2)]
+
+
+def test_a_recovery_that_did_not_close_the_ledger_says_nothing_of_what_it_wrote_back() -> None:
     recovery = closing()
     recovery.tell(MetadataRefused(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=0), 9))
     recovery.lose(2)
-    assert lacking(recovery) == []
+    assert recovery.recorded == []
 
 
 def test_a_failed_force_of_a_replaced_bookie_is_no_failure_of_the_new_one() -> None:

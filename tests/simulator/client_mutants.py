@@ -291,7 +291,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "N3",
         "a recovery records who failed to take what it wrote back (C13)",
-        (Piece(RECOVERY + "_given_up", "not self._closed", "True"),),
+        (Piece(RECOVERY + "_given_up", "places(self._adds.failed)", "()"),),
     ),
     Mutant(
         "N4",
@@ -319,6 +319,19 @@ CLIENT_MUTANTS = (
         "N9",
         "a bookie of the last ensemble that was slow in the one before is recorded from there on (C13)",
         (Piece(RECOVERY + "_lagging", "fragment.ensemble[place] != bookie", "first <= self._lac"),),
+    ),
+    Mutant(
+        "N10",
+        "a recovery records what bookies lack before it writes back, as another one may close the ledger (C13)",
+        (
+            Piece(RECOVERY + "_begin_reading", "set(self._fences.values())", "set(range(len(self._ensemble)))"),
+            Piece(
+                RECOVERY + "_close",
+                "[WriteMetadata(self._wanted, version)]",
+                "[effect for place in self._held for effect in self._lagging(place)]"
+                " + [WriteMetadata(self._wanted, version)]",
+            ),
+        ),
     ),
     Mutant(
         "L4",

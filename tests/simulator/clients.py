@@ -335,6 +335,8 @@ class Recoverer(Client):
         self.known = -1
         """What was confirmed as far as the recovery knew when it began to read."""
         self.written_back = False
+        self.attempts: list[tuple[dict[Bookie, int], int]] = []
+        """The same of each recovery that wrote something back or wrote the end, and what was confirmed as it knew."""
 
     def begin(self) -> None:
         """Read the metadata; the recovery begins with what they are."""
@@ -354,12 +356,19 @@ class Recoverer(Client):
         self.take(machine)
         self.perform(machine.start(self.ledger.clock.now))
 
+    def write_metadata(self, effect: WriteMetadata) -> None:
+        if effect.metadata.state is LedgerState.CLOSED and not self.written_back:
+            self.known = effect.metadata.last_entry_id
+            self.attempts.append((self.held, self.known))
+        super().write_metadata(effect)
+
     def send(self, effect: Send) -> None:
         request = effect.request
         if isinstance(request, ReadLac):
             self.asked[effect.token] = effect.bookie
         elif isinstance(request, Add) and not self.written_back:
             self.written_back, self.known = True, request.runs[0].first - 1
+            self.attempts.append((self.held, self.known))
         super().send(effect)
 
     def step(self, event: Event) -> None:
@@ -374,8 +383,6 @@ class Recoverer(Client):
     def done(self, effect: Done) -> None:
         self.end = effect
         self.note_closed(effect.metadata)
-        if not self.written_back:
-            self.known = effect.metadata.last_entry_id
 
     def answers_for(self, bookie: Bookie, entry_id: int) -> bool:
         """Of what it did not write back it answers for all beyond the last entry that a bookie had when it was fenced.
@@ -383,6 +390,10 @@ class Recoverer(Client):
         What a bookie misses that a writer replaced was recorded before the metadata said so.
         """
         return entry_id > self.known or entry_id > self.held.get(bookie, -1)
+
+    def saw_missing(self, bookie: Bookie, entry_id: int) -> bool:
+        """Tell whether a bookie that it fenced lacked a confirmed entry; what is written back hides it from others."""
+        return any(entry_id <= known and entry_id > held.get(bookie, entry_id) for held, known in self.attempts)
 
     def failed(self, effect: Failed) -> None:
         self.machine = None

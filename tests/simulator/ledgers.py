@@ -160,8 +160,9 @@ class SimLedger:
         """C13: what is missing on a bookie after the ledger was closed is recorded as under-replicated.
 
         A writer that closed its ledger has recorded all of it. A recovery that did so has recorded what bookies lack of
-        what it wrote back, and of what was confirmed before, where the bookie's answer to the fence shows it. A bookie
-        that knows that it lost what was not forced is in limbo, and looks after that itself.
+        what it wrote back. Each recovery that wrote anything has recorded what bookies lack of what was confirmed
+        before, where the bookie's answer to the fence shows it. A bookie that knows that it lost what was not forced is
+        in limbo, and looks after that itself.
         """
         metadata = self.metadata.current
         if metadata is None or metadata.state is not LedgerState.CLOSED or self.plan.loses_data or self.copiers:
@@ -169,13 +170,15 @@ class SimLedger:
         author = next(
             (each for each in (self.writer, *self.recoverers) if each.name == self.metadata.closed_by), self.writer
         )
-        if author.stopped or author.closed_as != metadata:
-            return  # it was killed, or does not know that it was the one
+        knows = not author.stopped and author.closed_as == metadata  # else it was killed, or does not know that it did
         for entry_id in range(metadata.last_entry_id + 1):
             ensemble = fragment_of(metadata.fragments, entry_id).ensemble
             for place in self.plan.quorum.write_set(entry_id):
                 bookie = ensemble[place]
-                if author.answers_for(bookie, entry_id) and self._misses(bookie, entry_id):
+                if not self._misses(bookie, entry_id):
+                    continue
+                seen = any(each.saw_missing(bookie, entry_id) for each in self.recoverers)
+                if seen or (knows and author.answers_for(bookie, entry_id)):
                     recorded = any(who == bookie and first <= entry_id for who, first in self.under_replicated)
                     self.judge.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
 

@@ -217,7 +217,7 @@ class RecoveryMachine:
         """A bookie was fenced, or gave no answer that counts (AR2)."""
         self._note_held(place, reply)
         if self._phase is not _Phase.FENCING:
-            return []
+            return self._lagging(place)
         if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
             self._known |= 1 << place
             self._lac = max(self._lac, reply.lac)
@@ -235,7 +235,8 @@ class RecoveryMachine:
     def _lagging(self, place: int) -> list[Effect]:
         """Record what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7).
 
-        One that gave no answer that counts may lack all of the last fragments that it is in.
+        One that gave no answer that counts may lack all of the last fragments that it is in. It is recorded when it is
+        known: another recovery finds what this one wrote back on the bookie, and no longer the gap before it.
         """
         bookie, first = self._ensemble[place], self._lac + 1
         for fragment in reversed(self._metadata.fragments):
@@ -296,7 +297,10 @@ class RecoveryMachine:
         self._reads: dict[int, tuple[int, int, int]] = {}
         self._length_asked: dict[int, int] = {}
         self._length_known = self._lac < 0
-        return self._ask_length() + self._go_on(now_ns)
+        waiting = set(self._fences.values())
+        heard = (place for place in range(len(self._ensemble)) if place not in waiting)
+        effects = [effect for place in heard for effect in self._lagging(place)]
+        return effects + self._ask_length() + self._go_on(now_ns)
 
     def _ask_length(self) -> list[Effect]:
         """Read the last confirmed entry, whose header has the ledger's length if no entry follows."""
@@ -396,6 +400,7 @@ class RecoveryMachine:
             return self._fenced(self._fences.pop(token), reply, now_ns)
         if self._phase is _Phase.CLOSING:
             self._note_add(token, reply)
+            return self._given_up()
         if self._phase is not _Phase.READING:
             return []
         effects: list[Effect] = []
@@ -427,9 +432,7 @@ class RecoveryMachine:
         effects = self._decide()
         adds.confirm()
         if self._end_at == adds.lac and self._length_known:
-            for place in places(adds.failed):
-                effects += adds.give_up(place, closing=True)
-            return effects + self._close(replace(self._metadata), self._version)
+            return effects + self._given_up() + self._close(replace(self._metadata), self._version)
         if adds.failed and not self._choosing:
             self._choosing = tuple(places(adds.failed | adds.dead))
             effects.append(ChooseBookies(self._choosing, tuple(adds.ensemble), frozenset(adds.avoided)))
@@ -479,22 +482,19 @@ class RecoveryMachine:
         """End: the ledger is closed, by this recovery or by somebody else."""
         self._closed = self._phase is _Phase.CLOSING and metadata == self._wanted
         self._phase = _Phase.ENDED
-        effects: list[Effect] = [Done(metadata, version), *self._given_up()]
-        if self._closed:
-            waiting = set(self._fences.values())
-            answered = (place for place in range(len(self._ensemble)) if place not in waiting)
-            effects += [effect for place in answered for effect in self._lagging(place)]
-        return effects
+        return [Done(metadata, version)]
 
     def _late(self, event: Event) -> list[Effect]:
-        """Take an answer to an add or a fence that came after the ledger was closed (C13)."""
-        if not self._closed or not isinstance(event, Answered | Unanswered):
+        """After the end, take an answer to a fence, or to an add if this recovery closed the ledger (C13)."""
+        if not isinstance(event, Answered | Unanswered):
             return []
         reply = event.reply if isinstance(event, Answered) else None
         if event.token in self._fences:
             place = self._fences.pop(event.token)
             self._note_held(place, reply)
             return self._lagging(place)
+        if not self._closed:
+            return []
         self._note_add(event.token, reply)
         return self._given_up()
 
@@ -506,9 +506,7 @@ class RecoveryMachine:
             self._adds.unanswered(token)
 
     def _given_up(self) -> list[Effect]:
-        """Tell what bookies miss of a ledger that this recovery closed."""
-        if not self._closed:
-            return []
+        """Record what bookies failed to take of what was written back."""
         return [effect for place in places(self._adds.failed) for effect in self._adds.give_up(place, closing=True)]
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:

@@ -220,8 +220,7 @@ class WriterMachine:
                 self._counted(event.token, event.reply)
             elif isinstance(event, Unanswered):
                 self._unanswered(event, 0)
-        adds = self._adds
-        return [effect for place in places(adds.failed) for effect in adds.give_up(place, closing=True)]
+        return self._given_up()
 
     # ---- what happened ---------------------------------------------------------------------------------------------
 
@@ -370,11 +369,13 @@ class WriterMachine:
                 effects.append(Confirmed(adds.lac))
             if self._deferred:
                 effects += self._go_on_deferred()
+        if self._phase is _Phase.CLOSING:
+            return effects + self._given_up()
         if self._phase is not _Phase.STEADY:
             return effects
         if self._close_asked:
             self._phase = _Phase.CLOSING
-            return effects + self._write(self._changed(self.metadata))
+            return effects + self._given_up() + self._write(self._changed(self.metadata))
         if adds.failed:
             return effects + self._choose()
         if self._watched:
@@ -409,12 +410,12 @@ class WriterMachine:
         """End with the ledger closed; what is pending is not of it."""
         self._phase = _Phase.ENDED
         self.metadata = metadata
-        adds = self._adds
-        adds.pending.clear()
-        return [
-            Done(metadata, version),
-            *(effect for place in places(adds.failed) for effect in adds.give_up(place, closing=True)),
-        ]
+        self._adds.pending.clear()
+        return [Done(metadata, version)]
+
+    def _given_up(self) -> list[Effect]:
+        """Record what failed bookies miss of the closed ledger; what is known before the end, before that (C13)."""
+        return [effect for place in places(self._adds.failed) for effect in self._adds.give_up(place, closing=True)]
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success, for ever."""
