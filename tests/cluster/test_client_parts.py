@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pybk.client import auditing, limbo
+from pybk.client import engine as engine_module
 from pybk.client.auditing import audit
 from pybk.client.engine import Conversation, Engine
 from pybk.client.following import Following
@@ -20,7 +21,7 @@ from pybk.client.limbo import PAUSE_MAX_SECONDS, RETRY_SECONDS, Mender
 from pybk.client.reading import REPLY_BYTES_MAX
 from pybk.client.writing import Writing
 from pybk.digest import DigestType, entry_digest
-from pybk.errors import MetadataUnreachableError
+from pybk.errors import ClosedError, MetadataUnreachableError
 from pybk.ledger import LedgerState
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.auditing import AuditMachine
@@ -92,6 +93,9 @@ def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
     assert told == [(conversation, Woken())]
 
 
+CLOSED = ClosedError("this client is closed")
+
+
 class Recorder:
     """A metadata store that notes what it is asked for, and fails at first."""
 
@@ -133,6 +137,53 @@ def test_what_bookies_miss_is_recorded_before_the_metadata_name_others(fails: in
     assert store.asked == [missing, change]
     assert tries <= 1 + fails
     engine._workers.close(wait=True)
+    engine._recorder.close()
+
+
+def quiet_engine(store: Recorder) -> Engine:
+    """Return an engine to which no bookie says anything."""
+    wire = SimpleNamespace(interrupt=lambda: None, begin_turn=lambda: None, poll=lambda _: [], waiting=True)
+    return Engine(wire, store)  # type: ignore[arg-type]  # as much as is needed
+
+
+def test_what_cannot_be_recorded_is_tried_again_though_nothing_else_is_written() -> None:
+    store = Recorder(fails=2)
+    engine = quiet_engine(store)
+    conversation = Reports(engine, remote(), SimpleNamespace(step=lambda *_: []))
+    engine.perform(conversation, [UnderReplicated(bookie(1), 3)])
+    wait_until(lambda: store.asked == [UnderReplicated(bookie(1), 3)])
+    wait_until(lambda: not engine._reports)
+    assert not conversation.unrecorded
+    engine.close(CLOSED, CLOSED)
+
+
+def test_closing_says_how_much_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "_REPORT_SECONDS", 0.3)
+    engine = quiet_engine(Recorder(fails=1 << 30))
+    for _ in range(2):
+        conversation = Reports(engine, remote(), SimpleNamespace(step=lambda *_: []))
+        engine.perform(conversation, [UnderReplicated(bookie(1), 3)])
+    engine.close(CLOSED, CLOSED)
+    assert "2 times it may not be recorded" in caplog.text
+    assert engine._recorder.submit(lambda: None) is None
+
+
+def test_reports_do_not_hold_up_the_metadata_of_other_ledgers() -> None:
+    class Slow(Recorder):
+        def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
+            wait_until(lambda: change in self.asked)
+            super().report_missing(ledger, effect)
+
+    store, change = Slow(fails=0), WriteMetadata(metadata(), 7)
+    engine = quiet_engine(store)
+    missing = [UnderReplicated(bookie(number), 3) for number in range(8)]
+    engine.perform(Reports(engine, remote(), SimpleNamespace(step=lambda *_: [])), list(missing))
+    engine.perform(Reports(engine, remote(), SimpleNamespace(step=lambda *_: [])), [change])
+    wait_until(lambda: len(store.asked) == 9)
+    assert store.asked == [change, *missing]
+    engine.close(CLOSED, CLOSED)
 
 
 class Reports(Conversation[Any]):

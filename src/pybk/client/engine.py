@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -58,6 +59,9 @@ _LATE_SECONDS: Final = 0.3
 _LATE_LOOKS: Final = 100
 _REPORT_SECONDS: Final = 5.0
 """How long closing waits until it is recorded what bookies miss."""
+_REPORT_PAUSE_SECONDS: Final = 0.1
+_REPORT_PAUSE_SECONDS_MAX: Final = 2.0
+"""How long a report that failed waits before the next try, first and at most."""
 
 
 class Machine(Protocol):
@@ -183,15 +187,17 @@ class Engine:
         self._formed: dict[Writer, None] = {}
         self._active: dict[Writer, None] = {}
         self._untold: dict[Writer, None] = {}
-        self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
         self._reports: set[Future[None]] = set()
+        self._last_try = threading.Event()
         self._closed: PybkError | None = None
         self._cut_off: PybkError | None = None
-        try:
+        with ExitStack() as opened:
+            self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
+            opened.callback(self._workers.close)
+            self._recorder = Workers(1, "pybk-reports")
+            opened.callback(self._recorder.close)
             self.baton = Baton(self, "pybk-client")
-        except BaseException:
-            self._workers.close()
-            raise
+            opened.pop_all()
 
     # ---- any thread ----------------------------------------------------------------------------------------------
 
@@ -419,15 +425,13 @@ class Engine:
                 self._metadata.report_missing(conversation.ledger, conversation.unrecorded[0])
                 conversation.unrecorded.popleft()
 
-    def in_background(self, work: Callable[[], None]) -> Future[None] | None:
-        """Have something done by another thread; by this one, and return None, once the engine is closed.
+    def in_background(self, work: Callable[[], None]) -> None:
+        """Have something done by another thread; by this one once the engine is closed.
 
         Threads: any.
         """
-        report = self._workers.submit(work)
-        if report is None:
+        if self._workers.submit(work) is None:
             work()
-        return report
 
     def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
         """Let go of a conversation and wake who waits for it."""
@@ -460,16 +464,22 @@ class Engine:
     def report_missing(self, conversation: AnyConversation, effect: UnderReplicated) -> None:
         """Have it recorded that a bookie misses entries, before anything that the conversation writes from now on."""
         conversation.unrecorded.append(effect)
+        self._record_soon(conversation, _REPORT_PAUSE_SECONDS)
+
+    def _record_soon(self, conversation: AnyConversation, pause_s: float) -> None:
+        """Have another thread record what bookies miss; what fails is tried again, after what others have to report."""
 
         def work() -> None:
             try:
                 self._record(conversation)
-            except Exception:
-                logger.exception(
-                    "ledger %d: cannot record that %s misses entries", conversation.ledger.ledger_id, effect.bookie
-                )
+            except Exception as error:
+                ledger_id, trace = conversation.ledger.ledger_id, not isinstance(error, PybkError)
+                if pause_s == _REPORT_PAUSE_SECONDS:
+                    logger.warning("ledger %d: recorded later: what bookies miss: %s", ledger_id, error, exc_info=trace)
+                if not self._last_try.wait(pause_s):
+                    self._record_soon(conversation, min(2 * pause_s, _REPORT_PAUSE_SECONDS_MAX))
 
-        report = self.in_background(work)
+        report = self._recorder.submit(work)
         if report is not None:
             self._reports.add(report)
             report.add_done_callback(self._reports.discard)
@@ -495,9 +505,13 @@ class Engine:
         while self._closed is None:  # an interrupt of the driver may have lost the call
             self.have_done(end_all)
         self.baton.stop()
-        _, unrecorded = wait_for(tuple(self._reports), _REPORT_SECONDS)
-        if unrecorded:
-            logger.warning("%d times it may not be recorded that a bookie misses entries", len(unrecorded))
+        end_at = time.monotonic() + _REPORT_SECONDS
+        while (reports := tuple(self._reports)) and (left_s := end_at - time.monotonic()) > 0:
+            wait_for(reports, left_s)
+        if reports:
+            logger.warning("%d times it may not be recorded that a bookie misses entries", len(reports))
+        self._last_try.set()
+        self._recorder.close()
         self._workers.close()
 
     def _end_late_answers(self) -> None:
