@@ -13,9 +13,11 @@ import pytest
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.service import BookieService
 from pybk.client.home import ClusterHome
+from pybk.client.replicating import Replicator
 from pybk.config import StoreConfig
 from pybk.errors import IllegalOperationError, MetadataError, NoSuchLedgerError, StorageFullError, UnauthorizedError
 from pybk.flags import StorageHint, WriteFlag
+from pybk.ledger import Fragment
 from pybk.manager import LedgerManager
 from pybk.replication.messages import Add, Reply, Run, Status
 from pybk.transport.keys import ClusterKeys
@@ -142,6 +144,39 @@ def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monk
     assert home._metadata.list_under_replicated() == [(ledger_id, short, 0)]
     assert client.replicate(ledger_id).fragments == 1
     assert home._metadata.list_under_replicated() == []
+
+
+def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: Inside) -> None:
+    client = four.connect()
+    home = home_of(client)
+    writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
+    writer.append(payload(0))
+    old = home._metadata.read_ledger(writer.ledger_id)
+    ensemble = old.metadata.fragments[0].ensemble
+    (other,) = (bookie for bookie in home.directory.rank() if bookie not in ensemble)
+    home._metadata.mark_under_replicated(writer.ledger_id, other, 7)
+    records = home._metadata.list_under_replicated()
+    replicator = Replicator(home.engine, home.directory)
+    assert replicator.replicate([old], None).left == ()
+    assert home._metadata.list_under_replicated() == records, "a recovery may be about to name it"
+    fragments = (*old.metadata.fragments, Fragment(5, (other, *ensemble[1:])))
+    home._metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
+    assert len(replicator.replicate([old], None).left) == 1
+    assert home._metadata.list_under_replicated() == records
+
+
+def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_crossed_out(four: Inside) -> None:
+    client = four.connect()
+    home = home_of(client)
+    for is_deleted in (False, True):
+        ledger_id = fill(client, 3, ensemble_size=3)
+        old = home._metadata.read_ledger(ledger_id)
+        (other,) = (bookie for bookie in home.directory.rank() if bookie not in old.metadata.fragments[0].ensemble)
+        home._metadata.mark_under_replicated(ledger_id, other, 7)
+        if is_deleted:
+            client.delete_ledger(ledger_id, password=PASSWORD)
+        assert Replicator(home.engine, home.directory).replicate([old], None).left == ()
+        assert home._metadata.list_under_replicated() == []
 
 
 def test_a_store_of_one_process_has_nothing_to_replicate(tmp_path: Path) -> None:

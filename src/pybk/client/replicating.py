@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from pybk.client.engine import Conversation
 from pybk.client.ledger import RemoteLedger
 from pybk.client.writing import error_of
-from pybk.errors import PybkError
+from pybk.errors import LedgerDeletedError, PybkError
 from pybk.home import Replicated
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.copying import CopyMachine, fragment_end
 from pybk.replication.messages import Done, Effect, Failed
 
@@ -63,6 +63,12 @@ class Replicator:
     def _complete(self, metadata: LedgerMetadata, version: int, leaving: str | None) -> None:
         """Complete the fragments of one ledger."""
         records = list(self._records(metadata.ledger_id))
+        if records:  # they may be of bookies that came into an ensemble since the metadata were read
+            try:
+                metadata, version = self._directory.metadata.read_ledger(metadata.ledger_id)
+            except LedgerDeletedError:
+                self._cross_out(records)
+                return
         short = {record.bookie for record in records}
         done = True
         for number, fragment in enumerate(metadata.fragments):
@@ -71,8 +77,14 @@ class Replicator:
             if lost or filled:
                 done &= self._copy(metadata, version, number, frozenset(lost | filled), frozenset(filled))
         if done:
-            for record in records:
-                self._directory.metadata.unmark_under_replicated(record)
+            named = {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}
+            # Before a ledger is closed, its recovery may be about to write an ensemble with a bookie that is in none.
+            closed = metadata.state is LedgerState.CLOSED
+            self._cross_out(record for record in records if closed or record.bookie in named)
+
+    def _cross_out(self, records: Iterable[UnderReplicatedLedger]) -> None:
+        for record in records:
+            self._directory.metadata.unmark_under_replicated(record)
 
     def _is_lost(self, bookie: Bookie, leaving: str | None) -> bool:
         return bookie.bookie_id == leaving or self._directory.find(bookie) is None
