@@ -724,18 +724,22 @@ def _is_open(server: Server, descriptor: int) -> bool:
     return connections._is_connection(descriptor, server.addresses)
 
 
-def _descriptors() -> set[int]:
-    """Return this process's open files; looking takes no descriptor, which the next connection would have."""
-    return {number for number in range(1024) if os.path.lexists(f"/proc/self/fd/{number}")}
+def _open_files() -> set[str]:
+    """Return this process's open files, by inode; looking takes no descriptor, which the next connection would have."""
+    found = set[str]()
+    for number in range(1024):
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return found
 
 
 def _connect(server: Server, sockets: list[socket.socket], descriptor: int | None = None) -> list[socket.socket]:
     """Connect sockets until the server has accepted all, or one of them by a descriptor; return those."""
     host, port = server.addresses[0].removeprefix("tcp://").split(":")
     for number, each in enumerate(sockets, 1):
-        before = _descriptors()
+        before = _open_files()
         each.connect((host, int(port)))
-        wait_until(lambda: _descriptors() - before, "it is accepted")  # noqa: B023
+        wait_until(lambda: _open_files() - before, "it is accepted")  # noqa: B023
         if descriptor is not None and _is_open(server, descriptor):
             return sockets[:number]
     return sockets
