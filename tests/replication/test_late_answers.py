@@ -193,6 +193,13 @@ def test_a_fence_answered_after_a_recovery_without_success_counts() -> None:
     assert recovery.recorded == [UnderReplicated(bookie(2), 2)]
 
 
+def test_who_fails_after_a_close_whose_outcome_is_unknown_is_recorded() -> None:
+    recovery = closing()
+    recovery.tell(MetadataUnreachable())
+    recovery.lose(2)
+    assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
+
+
 def test_a_recovery_that_did_not_close_the_ledger_says_nothing_of_what_it_wrote_back() -> None:
     recovery = closing()
     recovery.tell(MetadataRefused(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=0), 9))

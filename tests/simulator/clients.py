@@ -396,7 +396,6 @@ class Recoverer(Client):
         return any(entry_id <= known and entry_id > held.get(bookie, entry_id) for held, known in self.attempts)
 
     def failed(self, effect: Failed) -> None:
-        self.machine = None
         self.check_deleted(effect)
         if effect.reason is Reason.DELETED:
             self.end = effect

@@ -145,6 +145,7 @@ class RecoveryMachine:
         if isinstance(event, Woken):
             return self._woken(now_ns)
         assert isinstance(event, MetadataUnreachable)
+        self._closed = self._phase is _Phase.CLOSING  # or it may have
         return self._end(Reason.METADATA_UNREACHABLE, "the metadata store cannot be reached; recover it again later")
 
     # ---- metadata --------------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class RecoveryMachine:
 
     def _note_held(self, place: int, reply: object) -> None:
         """Remember the last entry that a bookie had when it was fenced: of the writer it gets no more."""
-        if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
+        if isinstance(reply, LacReply) and reply.status is Status.OK:  # else it has none, or it is not known
             self._held[place] = reply.entry_id
 
     def _lagging(self, place: int) -> list[Effect]:
