@@ -15,10 +15,18 @@ from pybk.bookie.service import BookieService
 from pybk.client.home import ClusterHome
 from pybk.client.replicating import Replicator
 from pybk.config import StoreConfig
-from pybk.errors import IllegalOperationError, MetadataError, NoSuchLedgerError, StorageFullError, UnauthorizedError
+from pybk.errors import (
+    CorruptError,
+    IllegalOperationError,
+    MetadataError,
+    NoSuchLedgerError,
+    StorageFullError,
+    UnauthorizedError,
+)
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger import Fragment
 from pybk.manager import LedgerManager
+from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import Add, Reply, Run, Status
 from pybk.transport.keys import ClusterKeys
 from pybk.transport.links import Links
@@ -163,6 +171,28 @@ def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: 
     home._metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
     assert len(replicator.replicate([old], None).left) == 1
     assert home._metadata.list_under_replicated() == records
+
+
+def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
+    four: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = four.connect()
+    home = home_of(client)
+    stored = [home._metadata.read_ledger(fill(client, 3, ensemble_size=3)) for _ in range(2)]
+    for found in stored:
+        home._metadata.mark_under_replicated(found.metadata.ledger_id, found.metadata.fragments[0].ensemble[0], 0)
+    read = home._metadata.read_ledger
+
+    def fail_once(ledger_id: int) -> StoredLedger:
+        if ledger_id == stored[0].metadata.ledger_id:
+            raise CorruptError("its metadata is damaged")
+        return read(ledger_id)
+
+    monkeypatch.setattr(home._metadata, "read_ledger", fail_once)
+    done = Replicator(home.engine, home.directory).replicate(stored, None)
+    assert (done.ledgers, done.fragments) == (2, 1)
+    assert done.left == (f"ledger {stored[0].metadata.ledger_id}: its metadata is damaged",)
+    assert [record.ledger_id for record in home._metadata.list_under_replicated()] == [stored[0].metadata.ledger_id]
 
 
 def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_crossed_out(four: Inside) -> None:

@@ -188,7 +188,7 @@ class Engine:
         self._active: dict[Writer, None] = {}
         self._untold: dict[Writer, None] = {}
         self._reports: set[Future[None]] = set()
-        self._last_try = threading.Event()
+        self._gave_up = threading.Event()
         self._closed: PybkError | None = None
         self._cut_off: PybkError | None = None
         with ExitStack() as opened:
@@ -475,8 +475,10 @@ class Engine:
             except Exception as error:
                 ledger_id, trace = conversation.ledger.ledger_id, not isinstance(error, PybkError)
                 if pause_s == _REPORT_PAUSE_SECONDS:
-                    logger.warning("ledger %d: recorded later: what bookies miss: %s", ledger_id, error, exc_info=trace)
-                if not self._last_try.wait(pause_s):
+                    logger.warning(
+                        "ledger %d: what bookies miss is not recorded yet: %s", ledger_id, error, exc_info=trace
+                    )
+                if not self._gave_up.wait(pause_s):
                     self._record_soon(conversation, min(2 * pause_s, _REPORT_PAUSE_SECONDS_MAX))
 
         report = self._recorder.submit(work)
@@ -510,7 +512,7 @@ class Engine:
             wait_for(reports, left_s)
         if reports:
             logger.warning("%d times it may not be recorded that a bookie misses entries", len(reports))
-        self._last_try.set()
+        self._gave_up.set()
         self._recorder.close()
         self._workers.close()
 

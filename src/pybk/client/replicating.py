@@ -69,6 +69,10 @@ class Replicator:
             except LedgerDeletedError:
                 self._cross_out(records)
                 return
+            except PybkError as error:
+                logger.warning("ledger %d cannot be completed now: %s", metadata.ledger_id, error)
+                self._left.append(f"ledger {metadata.ledger_id}: {error}")
+                return
         short = {record.bookie for record in records}
         done = True
         for number, fragment in enumerate(metadata.fragments):
