@@ -5,19 +5,17 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from pybk.client.baton import Baton
+from pybk.client.reports import Reports, Unrecorded
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
 from pybk.replication.messages import (
     Answered,
@@ -59,9 +57,6 @@ _LATE_SECONDS: Final = 0.3
 _LATE_LOOKS: Final = 100
 _REPORT_SECONDS: Final = 5.0
 """How long closing waits until it is recorded what bookies miss."""
-_REPORT_PAUSE_SECONDS: Final = 0.1
-_REPORT_PAUSE_SECONDS_MAX: Final = 2.0
-"""How long a report that failed waits before the next try, first and at most."""
 
 
 class Machine(Protocol):
@@ -134,7 +129,6 @@ class Conversation(ABC, Generic[M_co]):
         machine: The machine.
         commit: Done when the conversation has ended.
         unrecorded: What bookies miss that is not recorded in the metadata store yet.
-        recording: Held while that is recorded.
     """
 
     def __init__(self, engine: Engine, ledger: RemoteLedger, machine: M_co) -> None:
@@ -142,8 +136,7 @@ class Conversation(ABC, Generic[M_co]):
         self.ledger = ledger
         self.machine: Final = machine
         self.commit = Commit()
-        self.unrecorded: deque[UnderReplicated] = deque()
-        self.recording = threading.Lock()
+        self.unrecorded: Final = Unrecorded(ledger)
 
     @abstractmethod
     def take(self, effect: Effect) -> None:
@@ -187,15 +180,13 @@ class Engine:
         self._formed: dict[Writer, None] = {}
         self._active: dict[Writer, None] = {}
         self._untold: dict[Writer, None] = {}
-        self._reports: set[Future[None]] = set()
-        self._gave_up = threading.Event()
         self._closed: PybkError | None = None
         self._cut_off: PybkError | None = None
         with ExitStack() as opened:
             self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
             opened.callback(self._workers.close)
-            self._recorder = Workers(1, "pybk-reports")
-            opened.callback(self._recorder.close)
+            self._reports = Reports(metadata.report_missing)
+            opened.callback(self._reports.close, 0.0)
             self.baton = Baton(self, "pybk-client")
             opened.pop_all()
 
@@ -415,15 +406,8 @@ class Engine:
 
     def _write_metadata(self, conversation: AnyConversation, effect: WriteMetadata) -> Event:
         """Record what bookies miss, and then write a ledger's metadata, which may name other bookies (C13)."""
-        self._record(conversation)
+        self._reports.record_before_write(conversation.unrecorded)
         return self._metadata.write(conversation.ledger, effect)
-
-    def _record(self, conversation: AnyConversation) -> None:
-        """Record what bookies miss that is not recorded yet; what cannot be recorded stays for the next time."""
-        with conversation.recording:
-            while conversation.unrecorded:
-                self._metadata.report_missing(conversation.ledger, conversation.unrecorded[0])
-                conversation.unrecorded.popleft()
 
     def in_background(self, work: Callable[[], None]) -> None:
         """Have something done by another thread; by this one once the engine is closed.
@@ -463,28 +447,7 @@ class Engine:
 
     def report_missing(self, conversation: AnyConversation, effect: UnderReplicated) -> None:
         """Have it recorded that a bookie misses entries, before anything that the conversation writes from now on."""
-        conversation.unrecorded.append(effect)
-        self._record_soon(conversation, _REPORT_PAUSE_SECONDS)
-
-    def _record_soon(self, conversation: AnyConversation, pause_s: float) -> None:
-        """Have another thread record what bookies miss; what fails is tried again, after what others have to report."""
-
-        def work() -> None:
-            try:
-                self._record(conversation)
-            except Exception as error:
-                ledger_id, trace = conversation.ledger.ledger_id, not isinstance(error, PybkError)
-                if pause_s == _REPORT_PAUSE_SECONDS:
-                    logger.warning(
-                        "ledger %d: what bookies miss is not recorded yet: %s", ledger_id, error, exc_info=trace
-                    )
-                if not self._gave_up.wait(pause_s):
-                    self._record_soon(conversation, min(2 * pause_s, _REPORT_PAUSE_SECONDS_MAX))
-
-        report = self._recorder.submit(work)
-        if report is not None:
-            self._reports.add(report)
-            report.add_done_callback(self._reports.discard)
+        self._reports.add(conversation.unrecorded, effect)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
@@ -507,13 +470,7 @@ class Engine:
         while self._closed is None:  # an interrupt of the driver may have lost the call
             self.have_done(end_all)
         self.baton.stop()
-        end_at = time.monotonic() + _REPORT_SECONDS
-        while (reports := tuple(self._reports)) and (left_s := end_at - time.monotonic()) > 0:
-            wait_for(reports, left_s)
-        if reports:
-            logger.warning("%d times it may not be recorded that a bookie misses entries", len(reports))
-        self._gave_up.set()
-        self._recorder.close()
+        self._reports.close(_REPORT_SECONDS)
         self._workers.close()
 
     def _end_late_answers(self) -> None:
