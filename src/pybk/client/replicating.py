@@ -80,11 +80,9 @@ class Replicator:
             filled = short.intersection(fragment.ensemble) - lost
             if lost or filled:
                 done &= self._copy(metadata, version, number, frozenset(lost | filled), frozenset(filled))
-        if done:
-            named = {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}
-            # Before a ledger is closed, its recovery may be about to write an ensemble with a bookie that is in none.
-            closed = metadata.state is LedgerState.CLOSED
-            self._cross_out(record for record in records if closed or record.bookie in named)
+        # A recovery that has not closed the ledger yet may have records of bookies that no metadata name as yet.
+        if done and metadata.state is not LedgerState.IN_RECOVERY:
+            self._cross_out(records)
 
     def _cross_out(self, records: Iterable[UnderReplicatedLedger]) -> None:
         for record in records:
