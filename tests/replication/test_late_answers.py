@@ -151,6 +151,32 @@ def closing(*, answered: int = 2) -> Recovery:
     return recovery
 
 
+def test_who_is_known_to_have_failed_is_recorded_before_the_end_is_written() -> None:
+    recovery = Recovery()
+    recovery.reading()
+    recovery.told(0, ReadReply(Status.NO_SUCH_ENTRY, run(0, 2)))
+    recovery.told(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 2)))
+    recovery.sends = recovery.adds()
+    recovery.lose(2)
+    assert isinstance(recovery.only(ChooseBookies), ChooseBookies)
+    recovery.answer(0)
+    recovery.answer(1)
+    assert [type(effect) for effect in recovery.effects] == [UnderReplicated, WriteMetadata]
+    assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
+
+
+def test_nobody_misses_entries_of_a_ledger_that_was_deleted() -> None:
+    recovery = Recovery()
+    recovery.mark()
+    fenced(recovery, 0, lac=4, held=4)
+    fenced(recovery, 1, lac=4, held=4)
+    assert find_the_end(recovery, 4) == []
+    recovery.tell(MetadataRefused(None, -1))
+    assert recovery.only(Failed).reason is Reason.DELETED
+    recovery.lose(2)
+    assert recovery.recorded == []
+
+
 def test_who_does_not_take_what_is_written_back_is_recorded_by_an_answer_after_the_close() -> None:
     recovery = closing()
     recovery.tell(MetadataWritten(5))

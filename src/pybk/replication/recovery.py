@@ -236,7 +236,7 @@ class RecoveryMachine:
     def _lagging(self, place: int) -> list[Effect]:
         """Record what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7).
 
-        One that gave no answer that counts may lack all of the last fragments that it is in. It is recorded when it is
+        One that gave no answer that counts may lack all of the last fragments that it is in. It is reported when it is
         known: another recovery finds what this one wrote back on the bookie, and no longer the gap before it.
         """
         bookie, first = self._ensemble[place], self._lac + 1
@@ -513,4 +513,6 @@ class RecoveryMachine:
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success."""
         self._phase = _Phase.ENDED
+        if reason is Reason.DELETED:
+            self._fences.clear()  # nobody misses anything any more
         return [Failed(reason, f"ledger {self._metadata.ledger_id}: {detail}")]
