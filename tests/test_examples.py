@@ -19,6 +19,7 @@ import pytest
 
 from pybk import LedgerManager, StorageHint, UnauthorizedError
 from tests.spark import clusters
+from tests.spark.queries import LATE
 from tests.waiting import PROCESS_S, WAIT_S
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -79,14 +80,21 @@ def test_pipeline(tmp_path: Path) -> None:
     """With executors in processes of their own; ``local[2]`` runs the same code, but for the kill."""
     (tmp_path / "input").write_text("".join(f"{'x' * (number % 7)} {number}\n" for number in range(3000)))
     environment = clusters.environment(tmp_path)
-    done = subprocess.run(
-        command("pipeline", tmp_path / "input", "--master", "local-cluster[3,1,1024]", "--directory", tmp_path / "all"),
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_S,
-        check=False,
-        env=environment,
-    )
+
+    def pipeline(directory: str) -> subprocess.CompletedProcess[str]:
+        where = ("--master", "local-cluster[3,1,1024]", "--directory", tmp_path / directory)
+        return subprocess.run(
+            command("pipeline", tmp_path / "input", *where),
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_S,
+            check=False,
+            env=environment,
+        )
+
+    done = pipeline("all")
+    if LATE in done.stderr:
+        done = pipeline("again")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "All 3,000 lines are there, and each of 435 words was counted exactly." in done.stdout
     assert re.search(r"killed executor \d and its bookie \S+ with SIGKILL", done.stdout)

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from pybk.spark import configure, local_bookie, read_local, start_bookies
 from pybk.spark.executor import Executor
+from tests.spark.queries import run_to_end
 from tests.waiting import PROCESS_S
 
 
@@ -99,8 +100,7 @@ def tell(options: dict[str, str]) -> str:
         frame.explain(mode="formatted")
         told.write(f"{frame.where('entry_id >= 0').count()}\n")
         stream = session().readStream.format("pybk").options(**options).load().writeStream.format("noop")
-        query = stream.trigger(availableNow=True).start()
-        query.awaitTermination()
+        query = run_to_end(stream.trigger(availableNow=True).start)
         told.write(f"{query.lastProgress}\n")
         query.explain(True)
         try:

@@ -59,7 +59,9 @@ def payload(number: int) -> bytes:
 
 
 def fill(manager: LedgerManager, count: int, **arguments: Any) -> int:
-    """Write a ledger of one record per entry, and return its id."""
+    """Write a ledger, one entry after the other to each of its bookies at once, and return its id."""
+    if isinstance(manager._home, ClusterHome):
+        arguments["ack_quorum"] = arguments.get("write_quorum", min(3, arguments.get("ensemble_size", 3)))
     with manager.create_ledger(**{"password": PASSWORD, **arguments}) as writer:
         for number in range(count):
             writer.append(payload(number))

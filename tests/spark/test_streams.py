@@ -13,16 +13,14 @@ from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.realstore import open_quick
+from tests.spark.queries import LATE, run_to_end
+from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 PASSWORD = b"a password to be kept"
-WAIT_S = 60
-
-LATE = "Python worker failed to connect back"
-"""What Spark says when Python takes more than 10 s to start, as it may where much else runs; a query starts again."""
 
 
 class Pipe:
@@ -52,15 +50,7 @@ class Pipe:
 
     def run(self) -> StreamingQuery:
         """Let through what is there now."""
-        while True:
-            query = self.start(availableNow=True)
-            try:
-                assert query.awaitTermination(WAIT_S)
-            except Exception as error:
-                if LATE not in str(error):
-                    raise
-            else:
-                return query
+        return run_to_end(lambda: self.start(availableNow=True))
 
     def rows(self) -> list[tuple[int, int]]:
         """Return what has come through."""
@@ -125,9 +115,8 @@ def test_a_lost_ledger_ends_the_query(spark: SparkSession, manager: LedgerManage
     pipe.append(writer, 5)
     pipe.run()
     manager.delete_ledger(writer.ledger_id)
-    query = pipe.start(processingTime="0 seconds")
     with pytest.raises(Exception, match=f"(?s)ledger {writer.ledger_id} was deleted.*failOnDataLoss=false"):
-        query.awaitTermination(WAIT_S)
+        run_to_end(lambda: pipe.start(processingTime="0 seconds"))
 
 
 @pytest.fixture
@@ -148,9 +137,9 @@ def test_a_cluster_through_and_through(spark: SparkSession, cluster: Inside, tmp
     for count in (7, 5):
         writer.append_many([b"x"] * count)
         writer.append(b"the last add confirmed is one behind")
-        assert copier.start().awaitTermination(WAIT_S)
+        run_to_end(copier.start)
         pipe.run()
     writer.close()
-    assert copier.start().awaitTermination(WAIT_S)
+    run_to_end(copier.start)
     pipe.run()
     assert len(pipe.rows()) == len(set(pipe.rows())) == 14
