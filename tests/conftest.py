@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pybk import digest
 from pybk.storage import ahead, catalog
@@ -16,6 +17,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Each process that imports numpy would start threads of OpenBLAS, which nothing here uses.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Hypothesis counts an example that takes 200 ms as a failure, and slow generation, too: a busy machine is both.
+settings.register_profile("pybk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pybk")
 
 digest.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it
 
