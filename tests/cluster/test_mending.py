@@ -24,7 +24,7 @@ from pybk.errors import (
     UnauthorizedError,
 )
 from pybk.flags import StorageHint, WriteFlag
-from pybk.ledger import Fragment, LedgerState
+from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import Add, Reply, Run, Status
@@ -154,15 +154,21 @@ def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monk
     assert home._metadata.list_under_replicated() == []
 
 
-def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: Inside) -> None:
+def with_a_spare(four: Inside) -> tuple[ClusterHome, StoredLedger, Bookie]:
+    """Return a client's home, an open ledger on three bookies, and the fourth bookie."""
     client = four.connect()
     home = home_of(client)
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     writer.append(payload(0))
-    old = home._metadata.read_ledger(writer.ledger_id)
-    ensemble = old.metadata.fragments[0].ensemble
-    (other,) = (bookie for bookie in home.directory.rank() if bookie not in ensemble)
-    home._metadata.mark_under_replicated(writer.ledger_id, other, 7)
+    stored = home._metadata.read_ledger(writer.ledger_id)
+    (spare,) = (bookie for bookie in home.directory.rank() if bookie not in stored.metadata.fragments[0].ensemble)
+    return home, stored, spare
+
+
+def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: Inside) -> None:
+    home, old, other = with_a_spare(four)
+    ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
+    home._metadata.mark_under_replicated(ledger_id, other, 7)
     records = home._metadata.list_under_replicated()
     replicator = Replicator(home.engine, home.directory)
     fragments = (*old.metadata.fragments, Fragment(5, (other, *ensemble[1:])))
@@ -174,16 +180,11 @@ def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 def test_records_of_a_ledger_that_is_being_recovered_stay(four: Inside, state: LedgerState) -> None:
     """The recovery may have put the bookie into an ensemble that it writes with the end alone."""
-    client = four.connect()
-    home = home_of(client)
-    writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
-    writer.append(payload(0))
-    old = home._metadata.read_ledger(writer.ledger_id)
-    ensemble = old.metadata.fragments[0].ensemble
-    (other,) = (bookie for bookie in home.directory.rank() if bookie not in ensemble)
+    home, old, other = with_a_spare(four)
+    ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
     fragments = (Fragment(0, (other, *ensemble[1:])), Fragment(1, ensemble))
     home._metadata.write_ledger(replace(old.metadata, state=state, version=2, fragments=fragments), old.version)
-    home._metadata.mark_under_replicated(writer.ledger_id, other, 7)
+    home._metadata.mark_under_replicated(ledger_id, other, 7)
     assert Replicator(home.engine, home.directory).replicate([old], None).left == ()
     assert bool(home._metadata.list_under_replicated()) is (state is LedgerState.IN_RECOVERY)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
@@ -135,17 +134,21 @@ def test_closing_says_how_much_is_not_recorded_and_ends_the_thread(
     assert not thread.is_alive()
 
 
-def test_before_metadata_are_written_a_report_is_tried_a_few_times(
-    store: Store, reporting: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(reports, "time", SimpleNamespace(sleep=slept.append))
+def test_before_metadata_are_written_a_report_is_tried_a_few_times(store: Store, reporting: Reports) -> None:
+    pauses: list[float | None] = []
+
+    class Closed(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return False
+
+    reporting._closed = Closed()
     unrecorded = Unrecorded(remote())
     unrecorded.add(MISSING)
     store.fails = 2
     reporting.record_before_write(unrecorded)
     assert store.recorded == [(unrecorded.ledger, MISSING)]
-    assert slept == [0.1, 0.3]
+    assert pauses == [0.1, 0.3]
     unrecorded.add(MISSING)
     store.fails = 3
     with pytest.raises(MetadataUnreachableError):

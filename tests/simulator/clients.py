@@ -392,7 +392,7 @@ class Recoverer(Client):
         return entry_id > self.known or entry_id > self.held.get(bookie, -1)
 
     def saw_missing(self, bookie: Bookie, entry_id: int) -> bool:
-        """Tell whether a bookie that it fenced lacked a confirmed entry; what is written back hides it from others."""
+        """Return whether a bookie it fenced lacked a confirmed entry; what is written back hides it from others."""
         return any(entry_id <= known and entry_id > held.get(bookie, entry_id) for held, known in self.attempts)
 
     def failed(self, effect: Failed) -> None:

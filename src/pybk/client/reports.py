@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import wait as wait_for
@@ -75,7 +74,7 @@ class Reports:
         self._record: Final = record
         self._waiting: dict[Unrecorded, None] = {}
         self._news = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = Workers(1, "pybk-reports")
 
     def add(self, unrecorded: Unrecorded, report: UnderReplicated) -> None:
@@ -86,19 +85,22 @@ class Reports:
         self._thread.submit(self._record_waiting)
 
     def record_before_write(self, unrecorded: Unrecorded) -> None:
-        """Record what was reported of a ledger whose metadata are to be written; raises if that is not possible."""
+        """Record what was reported of a ledger whose metadata are to be written; raises if that is not possible.
+
+        What fails is tried again after short pauses, without them once this was closed.
+        """
         for pause_s in _PAUSES_BEFORE_WRITE:
             try:
                 return unrecorded.record(self._record)
             except PybkError:
-                time.sleep(pause_s)
+                self._closed.wait(pause_s)
         return unrecorded.record(self._record)
 
     def _record_waiting(self) -> None:
         """Record until nothing waits, or until the client has closed."""
         failing = set[Unrecorded]()
         pause_s = _PAUSE_SECONDS
-        while self._waiting and not self._closed:
+        while self._waiting and not self._closed.is_set():
             self._news.clear()
             for unrecorded in list(self._waiting):
                 self._try(unrecorded, failing)
@@ -134,6 +136,6 @@ class Reports:
             if self._waiting:
                 logger.warning("of %d ledgers it may not be recorded what bookies miss", len(self._waiting))
         finally:
-            self._closed = True
+            self._closed.set()
             self._news.set()
             self._thread.close()
