@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from pybk.flags import WriteFlag
+from pybk.manager import LedgerManager
+from pybk.storage.jobs import Jobs, Window
 from pybk.storage.log import BUFFERED_NS, Log
+from pybk.writer import LedgerWriter
 from tests.cluster.processes import running
 from tests.embedded import store_of
 from tests.realstore import contents, numbered, open_quick, python
@@ -35,6 +38,8 @@ def test_the_time_is_well_below_what_is_promised() -> None:
 PROGRAM = """
 import sys
 from pybk.flags import WriteFlag
+from pybk.manager import LedgerManager
+from pybk.storage.jobs import Jobs, Window
 from tests.realstore import open_quick
 manager = open_quick(sys.argv[1])
 writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
@@ -207,3 +212,46 @@ def test_a_deferred_append_waits_for_nothing(tmp_path: Path, monkeypatch: pytest
             writer.append(b"x" * 100)
         assert set(drivers) <= {"pybk-committer"}, "an append drove a commit by itself"
         monkeypatch.undo()
+
+
+def forced(manager: LedgerManager, count: int) -> LedgerWriter:
+    """Return a writer of deferred entries that are durable, known to the index, and not forced."""
+    writer = manager.create_ledger(insecure=True, write_flags=WriteFlag.DEFERRED_FORCE)
+    for payload in numbered(count):
+        writer.append(payload)
+    store_of(manager).log.flush(kept=True)
+    manager.checkpoint()
+    assert writer.last_add_confirmed == -1
+    return writer
+
+
+def test_a_force_outlives_the_checkpoints_after_it(tmp_path: Path) -> None:
+    """The last add confirmed was in the log alone, and a checkpoint's mark went past the record."""
+    with open_quick(tmp_path, background=False) as manager:
+        writer = forced(manager, 5)
+        assert writer.force() == 4
+        manager.checkpoint()
+    with open_quick(tmp_path, background=False) as manager:
+        reader = manager.open_ledger(writer.ledger_id, recover=False)
+        assert reader.last_add_confirmed == 4
+        assert [entry.payload for entry in reader.read(0, 4)] == numbered(5)
+
+
+def test_a_force_during_a_checkpoint_outlives_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_quick(tmp_path, background=False) as manager:
+        writer = forced(manager, 5)
+        writer.append(b"durable and not forced")
+        store_of(manager).log.flush(kept=True)
+        take_over, done = Jobs._take_over, list[int]()
+
+        def late(self: Jobs, taken: Window) -> None:
+            if not done:
+                done.append(writer.force())
+            take_over(self, taken)
+
+        monkeypatch.setattr(Jobs, "_take_over", late)
+        manager.checkpoint()
+        assert done == [5]
+        manager.checkpoint()
+    with open_quick(tmp_path, background=False) as manager:
+        assert manager.open_ledger(writer.ledger_id, recover=False).last_add_confirmed == 5

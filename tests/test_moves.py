@@ -275,12 +275,12 @@ def test_a_deletion_beside_a_checkpoint_stays_noted(tmp_path: Path) -> None:
     with closed_ledgers(tmp_path, 1) as (manager, ledger_ids):
         descriptor = store_of(manager).descriptor(ledger_ids[0])
         descriptor.deleted = True  # as the log's driver sets it, before it sets ``changed``
-        descriptor.indexed(descriptor.metadata.version)
+        descriptor.indexed(descriptor.metadata.version, descriptor.last_add_confirmed)
         assert descriptor.changed
         descriptor.deleted = False
-        descriptor.indexed(descriptor.metadata.version - 1)
+        descriptor.indexed(descriptor.metadata.version - 1, descriptor.last_add_confirmed)
         assert descriptor.changed
-        descriptor.indexed(descriptor.metadata.version)
+        descriptor.indexed(descriptor.metadata.version, descriptor.last_add_confirmed)
         assert not descriptor.changed
 
 

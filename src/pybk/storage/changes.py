@@ -306,12 +306,21 @@ class ChangingView(StoreView):
             def encode(lsn: int) -> bytes:
                 return encode_control(RecordKind.FORCE, descriptor.ledger_id, last, lsn=lsn)
 
-            apply = partial(descriptor.confirm, last)
+            apply = partial(self._forced, descriptor, last)
             commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))
         if commit is None:
             return self.force(descriptor)
         self._finish_change(descriptor, commit)
         return last
+
+    def _forced(self, descriptor: LedgerDescriptor, last: int) -> None:
+        """Apply a durable force; called by the log's driver, maybe twice.
+
+        The next checkpoint must write the ledger's row, because its mark goes past the record that says so.
+        """
+        descriptor.confirm(last)
+        descriptor.changed = True
+        self._note_change(descriptor)
 
     def delete(self, descriptor: LedgerDescriptor) -> None:
         """Delete a ledger; durable on return, its space comes back with the next checkpoint."""

@@ -261,13 +261,14 @@ class LedgerDescriptor:
             self.last_checked = max(self.last_checked, last_checked)
             self.forget_places()
 
-    def indexed(self, version: int) -> None:
-        """Note that the index has the ledger's metadata of this version.
+    def indexed(self, version: int, last_add_confirmed: int) -> None:
+        """Note that the index has the ledger's metadata of this version, and this last add confirmed.
 
-        A newer change or a delete, which another thread may apply meanwhile, stays noted: each sets ``changed`` last.
+        A newer change, a force or a delete, which another thread may apply meanwhile, stays noted: each sets
+        ``changed`` last.
         """
         self.changed = False
-        if self.metadata.version != version or self.deleted:
+        if self.metadata.version != version or self.last_add_confirmed > last_add_confirmed or self.deleted:
             self.changed = True
 
     def remember(self, page: Page, generation: int) -> None:

@@ -132,7 +132,7 @@ class Jobs:
         store = self._store
         for descriptor, row in zip(taken.descriptors, taken.rows, strict=True):
             descriptor.checkpointed(row.last_entry_id)
-            descriptor.indexed(row.metadata.version)
+            descriptor.indexed(row.metadata.version, row.last_add_confirmed)
         for descriptor in taken.dropped:
             descriptor.changed = False
             descriptor.checkpointed(descriptor.last_durable)
@@ -327,7 +327,7 @@ class Jobs:
         self._check_index_room(index_bytes + len(changed) * _INDEX_ROW_BYTES)
         unmoved = self._relocate(work, tier, [row for _, row in changed])
         for descriptor, row in changed:
-            descriptor.indexed(row.metadata.version)
+            descriptor.indexed(row.metadata.version, row.last_add_confirmed)
         store.clean([descriptor for descriptor, _ in changed])
         if unmoved:
             raise UnmovedError(unmoved, tier)
