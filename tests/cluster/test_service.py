@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -12,13 +13,16 @@ from typing import Any
 import pytest
 
 from pybk.bookie import service as service_module
+from pybk.bookie.position import PositionRecorder
 from pybk.bookie.service import BookieService
 from pybk.client.home import ClusterHome
-from pybk.errors import StorageFullError, UsageError
+from pybk.errors import NotEnoughBookiesError, StorageError, StorageFullError, UsageError
 from pybk.flags import StorageHint
+from pybk.metadata.bookies import RegisteredBookie
 from pybk.replication.bookie import Respond
 from pybk.replication.messages import Add, Move, Reply, Run, Status
 from tests.cluster.inside import Inside, inside
+from tests.cluster.test_mending import home_of
 from tests.waiting import wait_until
 
 PASSWORD = b"correct horse"
@@ -130,3 +134,40 @@ def test_the_end_of_a_ledger_is_looked_up_once_for_many_copies(one: Inside, monk
         bring(ledger_id)
     assert looks == ledgers
     assert set(service._final) == {ledgers[2]}, "what is remembered is bounded"
+
+
+def bookie_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pybk-bookie"))
+
+
+def test_a_bookie_ends_although_it_cannot_unregister(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger_id = closed_ledger(one)
+
+    def full(_: RegisteredBookie) -> None:
+        raise StorageFullError("the metadata store has no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RegisteredBookie, "close", full)
+        one.bookies[0].close()
+    assert bookie_threads() == []
+    one.open_bookie(0)
+    assert one.connect().ledger_metadata(ledger_id).last_entry_id >= 0
+
+
+def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    one.bookies[0].close()
+
+    def failing(_: PositionRecorder) -> None:
+        raise StorageError("the position cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PositionRecorder, "record", failing)
+        with pytest.raises(StorageError, match="position"):
+            one.open_bookie(0)
+    assert bookie_threads() == []
+    client = one.connect()
+    with pytest.raises(NotEnoughBookiesError):
+        client.create_ledger(ensemble_size=1, insecure=True)
+    one.open_bookie(0)
+    wait_until(lambda: home_of(client).directory.bookies)
+    assert client.create_ledger(ensemble_size=1, insecure=True).append(b"x") == 0

@@ -21,7 +21,6 @@ from pybk.bookie.position import PositionRecorder, find_losses
 from pybk.bookie.salvaging import doubt_everything, open_replicas
 from pybk.errors import (
     CookieError,
-    MetadataError,
     NoSuchLedgerError,
     PybkError,
     StorageError,
@@ -205,19 +204,17 @@ class BookieService:
         try:
             check_reachable(bookie, self.addresses[0], keys, self._server.public_key)
             registered = self._registered = metadata.register(self._registration())
-        except BaseException:
-            self._stop_serving()
-            raise
-        identity = replicas.identity
-        assert identity is not None, "the start recorded whose directory it is"
-        self._position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
-        self._position.record()
-        self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
-        try:
+            identity = replicas.identity
+            assert identity is not None, "the start recorded whose directory it is"
+            self._position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
+            self._position.record()
+            self._keeper = threading.Thread(
+                target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True
+            )
             start_thread(self._keeper)
         except BaseException:
+            self._unregister()
             self._stop_serving()
-            registered.close()
             raise
 
     @property
@@ -555,7 +552,7 @@ class BookieService:
             except (PybkError, OSError) as error:
                 logger.warning("bookie %s: looking after it failed, and is tried again: %s", self.bookie, error)
         if self._error is not None:
-            registered.close()
+            self._unregister()
 
     def collect(self) -> None:
         """Drop the ledgers whose tombstones are seen for the second time: nothing else shows that one is gone."""
@@ -629,13 +626,17 @@ class BookieService:
         self._moving.close()
         self._close_server()
 
-    def close(self) -> None:
-        """Register no more, answer no more, and give the directory free."""
+    def _unregister(self) -> None:
+        """Register no more, as far as the metadata store takes that: no error of it may keep a bookie from ending."""
         try:
             if self._registered is not None:
                 self._registered.close()
-        except MetadataError as error:
+        except PybkError as error:
             logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
+
+    def close(self) -> None:
+        """Register no more, answer no more, and give the directory free."""
+        self._unregister()
         self._stop_serving()
         self._keeper.join()
         self.replicas.close()
