@@ -16,14 +16,15 @@ from pybk.bookie import service as service_module
 from pybk.bookie.position import PositionRecorder
 from pybk.bookie.service import BookieService
 from pybk.client.home import ClusterHome
-from pybk.errors import NotEnoughBookiesError, StorageError, StorageFullError, UsageError
+from pybk.errors import StorageError, StorageFullError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.bookies import RegisteredBookie
+from pybk.metadata.cluster import ClusterMetadata
 from pybk.replication.bookie import Respond
 from pybk.replication.messages import Add, Move, Reply, Run, Status
 from tests.cluster.inside import Inside, inside
 from tests.cluster.test_mending import home_of
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"correct horse"
 NO_PEER: Any = None
@@ -140,14 +141,17 @@ def bookie_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pybk-bookie"))
 
 
-def test_a_bookie_ends_although_it_cannot_unregister(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [StorageFullError("the metadata store has no space"), FileNotFoundError("gone")])
+def test_a_bookie_ends_although_it_cannot_unregister(
+    one: Inside, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     ledger_id = closed_ledger(one)
 
-    def full(_: RegisteredBookie) -> None:
-        raise StorageFullError("the metadata store has no space")
+    def failing(_: RegisteredBookie) -> None:
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(RegisteredBookie, "close", full)
+        patch.setattr(RegisteredBookie, "close", failing)
         one.bookies[0].close()
     assert bookie_threads() == []
     one.open_bookie(0)
@@ -156,18 +160,53 @@ def test_a_bookie_ends_although_it_cannot_unregister(one: Inside, monkeypatch: p
 
 def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     one.bookies[0].close()
+    opened, close = list[ClusterMetadata](), ClusterMetadata.close
 
     def failing(_: PositionRecorder) -> None:
         raise StorageError("the position cannot be read")
 
     with monkeypatch.context() as patch:
         patch.setattr(PositionRecorder, "record", failing)
+        patch.setattr(ClusterMetadata, "close", lambda self: opened.append(self))  # its session stays
         with pytest.raises(StorageError, match="position"):
             one.open_bookie(0)
     assert bookie_threads() == []
     client = one.connect()
-    with pytest.raises(NotEnoughBookiesError):
-        client.create_ledger(ensemble_size=1, insecure=True)
+    assert home_of(client)._metadata.list_bookies() == []
+    for metadata in opened:
+        close(metadata)
     one.open_bookie(0)
     wait_until(lambda: home_of(client).directory.bookies)
     assert client.create_ledger(ensemble_size=1, insecure=True).append(b"x") == 0
+
+
+def test_a_bookie_may_be_closed_by_two_threads_and_again(one: Inside) -> None:
+    service = service_of(one)
+    threads = [threading.Thread(target=service.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    service.close()
+    assert bookie_threads() == []
+
+
+def test_a_bookie_that_does_not_close_keeps_nothing_else_open(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    close = ClusterMetadata.close
+
+    def failing(_: object) -> None:
+        raise StorageFullError("no room to close")
+
+    def noted(self: ClusterMetadata) -> None:
+        closed.append("metadata")
+        close(self)
+
+    service = service_of(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "close", failing.__get__(service))
+        patch.setattr(ClusterMetadata, "close", noted)
+        with pytest.raises(StorageFullError):
+            one.bookies[0].close()
+    assert closed == ["metadata"]
+    service.close()

@@ -186,6 +186,8 @@ class BookieService:
         self._keeper_wakes = threading.Event()
         self._waking = threading.Lock()
         self._closed = False
+        self._closing = threading.Lock()  # two threads may close
+        self._ended = False
         self._seen_deleted: set[int] = set()
         self._served = 0
         self._aside_bytes = 0
@@ -619,28 +621,34 @@ class BookieService:
         self._keeper_wakes.set()
 
     def _stop_serving(self) -> None:
-        self._stop()
-        self._wake()
-        self._thread.join()
-        self._looking.close(wait=True)
-        self._moving.close()
-        self._close_server()
+        with ExitStack() as stopping:  # each step is done, whichever of those before it fails
+            stopping.callback(self._close_server)
+            stopping.callback(self._moving.close)
+            stopping.callback(self._looking.close, wait=True)
+            stopping.callback(self._thread.join)
+            self._stop()
+            self._wake()
 
     def _unregister(self) -> None:
         """Register no more, as far as the metadata store takes that: no error of it may keep a bookie from ending."""
         try:
             if self._registered is not None:
                 self._registered.close()
-        except PybkError as error:
+        except (PybkError, OSError) as error:
             logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
 
     def close(self) -> None:
-        """Register no more, answer no more, and give the directory free."""
-        self._unregister()
-        self._stop_serving()
-        self._keeper.join()
-        self.replicas.close()
-        self._position.record()
+        """Register no more, answer no more, and give the directory free; may be repeated."""
+        with self._closing:
+            if self._ended:
+                return
+            self._ended = True
+            with ExitStack() as closing:  # each step is done, whichever of those before it fails
+                closing.callback(self._position.record)
+                closing.callback(self.replicas.close)
+                closing.callback(self._keeper.join)
+                closing.callback(self._stop_serving)
+                self._unregister()
 
 
 def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:

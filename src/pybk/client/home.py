@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -197,20 +198,21 @@ class ClusterHome:
             if ledger.writing is not None and ledger.writing.appender.error is None:
                 self._settle(ledger.writing)
         self.ended = True
-        if self._mender is not None:
-            self._mender.stop()
-        self._following.end()
-        error = ClosedError("the manager is closed; open it again")
-        self.engine.close(error, ClosedError(_CUT_OFF, outcome_unknown=True))
-        for ledger in self._ledgers():
-            ledger.wake_followers()
-        self.directory.close()
-        self._wire.close()
-        if self.bookie is not None:
-            self.bookie.close()
-        if self._beside is not None:
-            self._beside.close()
-        self._metadata.close()
+        with ExitStack() as closing:  # each step is done, whichever of those before it fails
+            closing.callback(self._metadata.close)
+            if self._beside is not None:
+                closing.callback(self._beside.close)
+            if self.bookie is not None:
+                closing.callback(self.bookie.close)
+            closing.callback(self._wire.close)
+            closing.callback(self.directory.close)
+            if self._mender is not None:
+                self._mender.stop()
+            self._following.end()
+            error = ClosedError("the manager is closed; open it again")
+            self.engine.close(error, ClosedError(_CUT_OFF, outcome_unknown=True))
+            for ledger in self._ledgers():
+                ledger.wake_followers()
 
     def _settle(self, writing: Writing) -> None:
         """Wait for a writer's appends; those that fail tell who waits for them."""
