@@ -12,8 +12,9 @@ import pytest
 
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
-from pybk.storage.jobs import Jobs, Window
+from pybk.storage.jobs import Jobs
 from pybk.storage.log import BUFFERED_NS, Log
+from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 from tests.cluster.processes import running
 from tests.embedded import store_of
@@ -38,8 +39,6 @@ def test_the_time_is_well_below_what_is_promised() -> None:
 PROGRAM = """
 import sys
 from pybk.flags import WriteFlag
-from pybk.manager import LedgerManager
-from pybk.storage.jobs import Jobs, Window
 from tests.realstore import open_quick
 manager = open_quick(sys.argv[1])
 writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
@@ -237,19 +236,23 @@ def test_a_force_outlives_the_checkpoints_after_it(tmp_path: Path) -> None:
         assert [entry.payload for entry in reader.read(0, 4)] == numbered(5)
 
 
-def test_a_force_during_a_checkpoint_outlives_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "step"), [(Jobs, "_take_over"), (Store, "clean")])
+def test_a_force_during_a_checkpoint_outlives_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+) -> None:
+    """It comes before the ledger's row is written, or between that and the moment in which the ledger is forgotten."""
     with open_quick(tmp_path, background=False) as manager:
         writer = forced(manager, 5)
         writer.append(b"durable and not forced")
         store_of(manager).log.flush(kept=True)
-        take_over, done = Jobs._take_over, list[int]()
+        original, done = getattr(owner, step), list[int]()
 
-        def late(self: Jobs, taken: Window) -> None:
+        def late(self: object, *arguments: object) -> None:
             if not done:
                 done.append(writer.force())
-            take_over(self, taken)
+            original(self, *arguments)
 
-        monkeypatch.setattr(Jobs, "_take_over", late)
+        monkeypatch.setattr(owner, step, late)
         manager.checkpoint()
         assert done == [5]
         manager.checkpoint()
