@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
 from pybk import LedgerManager, StorageHint, StoreConfig, TierPolicy
-from pybk.embedded import EmbeddedHome
+from pybk.local_backend import EmbeddedHome
 from pybk.storage.store import Store
 
 

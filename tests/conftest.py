@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from pybk import digest
-from pybk.storage import ahead, catalog
+from pybk.storage.format import catalog
+from pybk.storage.log import preallocation
 
 # Hundreds of processes are started, and each would compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -26,7 +27,7 @@ digest.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules'
 
 _LIMITS = [
     (module, name, getattr(module, name))
-    for module, name in ((ahead, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (digest, "SCRYPT_COST"))
+    for module, name in ((preallocation, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (digest, "SCRYPT_COST"))
 ]
 
 
@@ -42,10 +43,10 @@ def _limits_of_production() -> Iterator[None]:
 # Files that take longest, in this order: begun last, one of them would keep one worker busy while the other is done.
 _LONG_FIRST = (
     "tests/spark/test_clusters.py",
-    "tests/spark/test_streams.py",
+    "tests/spark/source/test_streams.py",
     "tests/cluster/test_faults.py",
     "tests/cluster/test_nemesis.py",
-    "tests/test_mutants.py",
+    "tests/storage/test_mutants.py",
     "tests/simulator/test_campaign.py",
 )
 
@@ -62,7 +63,7 @@ def _file_of(nodeid: str) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take longest first, and those of one Spark session behind one another."""
     ranks = {name: rank for rank, name in enumerate(_LONG_FIRST)}
-    spark = ranks["tests/spark/test_streams.py"]
+    spark = ranks["tests/spark/source/test_streams.py"]
 
     def rank_of(item: pytest.Item) -> int:
         file = _file_of(item.nodeid)

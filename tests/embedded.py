@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pybk.embedded import EmbeddedHome
+from pybk.local_backend import EmbeddedHome
 from pybk.manager import LedgerManager
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store

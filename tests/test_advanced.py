@@ -22,7 +22,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager import LedgerManager
-from tests.realstore import contents, numbered, open_quick, stop_syncing
+from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 
 

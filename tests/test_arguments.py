@@ -16,7 +16,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
-from tests.realstore import open_quick
+from tests.storage.real_store import open_quick
 from tests.waiting import WAIT_S
 
 NO_NUMBERS: list[Any] = [None, 1.5, math.nan, "x", b"x", [], {}, (), object(), range(3)]

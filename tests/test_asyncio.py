@@ -18,7 +18,7 @@ from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
-from tests.realstore import QUICK, contents, numbered, open_quick, stop_syncing
+from tests.storage.real_store import QUICK, contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S, wait_until
 
 CONFIG = StoreConfig(**QUICK)

@@ -6,7 +6,6 @@ import inspect
 import json
 import random
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,9 @@ from pybk import digest as digest_module
 from pybk.digest import KEY_BYTES, DigestType, EntryDigest, KeyRing, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, decode_entry
 from pybk.errors import DigestMismatchError, OutOfMemoryError, UsageError
+from tests.paths import GOLDEN
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "entries.json").read_text(encoding="utf-8"))["entries"]
+GOLDEN_ENTRIES = json.loads((GOLDEN / "entries.json").read_text(encoding="utf-8"))["entries"]
 KEY = bytes(range(KEY_BYTES))
 LEDGER = 7
 MANY = 100
@@ -55,7 +55,7 @@ def batch_of(digest: EntryDigest, payloads: list[bytes], *, first: int = 50) -> 
 # ---- what the bytes are ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["name"])
+@pytest.mark.parametrize("golden", GOLDEN_ENTRIES, ids=lambda golden: golden["name"])
 def test_crc32c_is_bookkeepers(golden: dict[str, Any]) -> None:
     payload = bytes.fromhex(golden["piece"]) * golden["times"]
     digest = made(DigestType.CRC32C, ledger_id=golden["ledger_id"])

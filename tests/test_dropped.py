@@ -20,7 +20,7 @@ from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
 from tests.cluster.inside import inside
 from tests.embedded import store_of
-from tests.realstore import contents, numbered, open_quick, python
+from tests.storage.real_store import contents, numbered, open_quick, python
 from tests.waiting import PROCESS_S
 
 
@@ -172,7 +172,7 @@ def test_a_manager_may_be_collected_in_the_middle_of_another_call(tmp_path: Path
 PROGRAM = """
 import sys
 from pybk.flags import WriteFlag
-from tests.realstore import open_quick
+from tests.storage.real_store import open_quick
 manager = open_quick(sys.argv[1])
 deferred = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
 deferred.append_many([b"entry %d" % n for n in range(100)])

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tests.realstore
 from pybk import __version__
 from pybk.entry import EntryBatch
 from pybk.errors import LedgerClosedError, ReadRangeError, UsageError
 from pybk.ledger import Bookie, LedgerMetadata
 from pybk.manager import LedgerManager
-from pybk.metadata.bookies import BookieRegistration
-from tests.realstore import numbered, open_quick, stop_syncing
+from pybk.metadata.registration import BookieRegistration
+from tests.paths import ROOT
+from tests.storage.real_store import numbered, open_quick, stop_syncing
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_metrics_can_be_read_after_closing(tmp_path: Path) -> None:
 def test_the_command_names_its_version(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={"PYTHONPATH": str(tests.realstore.ROOT / "src")},
+        env={"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=True,

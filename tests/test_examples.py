@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from pybk import LedgerManager, StorageHint, UnauthorizedError
+from tests.paths import ROOT
 from tests.spark import clusters
 from tests.spark.queries import LATE
 from tests.waiting import PROCESS_S, WAIT_S
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 PASSWORD = b"s3cret"
 
 

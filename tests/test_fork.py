@@ -18,8 +18,8 @@ from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
-from tests.realstore import contents, numbered, open_quick, stop_syncing
-from tests.test_interrupts import _PATH
+from tests.storage.log.test_interrupts import _PATH
+from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.test_signals import handled
 from tests.waiting import WAIT_S
 

@@ -12,7 +12,7 @@ from pybk.errors import AppendTimeoutError, LedgerFencedError
 from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager
-from tests.realstore import contents, numbered, open_quick, stop_syncing
+from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 
 

@@ -28,7 +28,7 @@ from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
-from tests.realstore import QUICK, contents, numbered, open_quick, payloads, python
+from tests.storage.real_store import QUICK, contents, numbered, open_quick, payloads, python
 from tests.waiting import WAIT_S
 
 
@@ -328,7 +328,7 @@ def test_a_second_open_names_who_has_the_store(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from tests.realstore import open_quick
+from tests.storage.real_store import open_quick
 with open_quick(Path(sys.argv[1])):
     print("open", flush=True)
     sys.stdin.read()
@@ -430,7 +430,7 @@ def test_logging_is_silent_by_default(tmp_path: Path) -> None:
     program = """
 import logging, sys
 from pathlib import Path
-from tests.realstore import open_quick
+from tests.storage.real_store import open_quick
 with open_quick(Path(sys.argv[1])) as manager:
     future = manager.create_ledger(insecure=True).append_async(b"x")
     future.add_done_callback(lambda _: 1 / 0)

@@ -11,12 +11,12 @@ from pybk.errors import StorageFullError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
-from pybk.storage.commit import Commit
+from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 from tests.embedded import store_of
 from tests.simdisk import SimFileSystem
-from tests.storeworld import open_store
+from tests.storage.store_harness import open_store
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pybk.flags import ReadFlag, StorageHint
 from pybk.manager import LedgerManager
 from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY
 from pybk.reader import LedgerReader
-from tests.realstore import numbered, open_quick, payloads
+from tests.storage.real_store import numbered, open_quick, payloads
 from tests.waiting import WAIT_S, wait_until
 
 

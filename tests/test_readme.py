@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.paths import ROOT
 from tests.spark import clusters
 from tests.waiting import PROCESS_S
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

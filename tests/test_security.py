@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.realstore import ROOT
+from tests.paths import ROOT
 
 MODEL = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", MODEL)))

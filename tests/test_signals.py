@@ -22,10 +22,11 @@ from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
-from tests.realstore import ROOT, contents, numbered, open_quick, python, stop_syncing
+from tests.paths import ROOT
 from tests.simdisk import SimFileSystem
-from tests.storeworld import open_store
-from tests.test_interrupts import _PATH, append_some, leaves_a_with
+from tests.storage.log.test_interrupts import _PATH, append_some, leaves_a_with
+from tests.storage.real_store import contents, numbered, open_quick, python, stop_syncing
+from tests.storage.store_harness import open_store
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 _LOOKS = ("where_called", "_module")  # many lines that hold and change nothing
@@ -117,7 +118,8 @@ PROGRAM = """
 import os, random, signal, sys
 from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
-from tests.realstore import ROOT, contents, open_quick
+from tests.paths import ROOT
+from tests.storage.real_store import contents, open_quick
 
 class Leave(Exception):
     pass

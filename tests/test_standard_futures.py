@@ -18,7 +18,7 @@ from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
-from tests.realstore import contents, numbered, open_quick, stop_syncing
+from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 
 CALLS_PER_APPEND = 9

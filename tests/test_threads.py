@@ -16,7 +16,7 @@ from pybk.flags import ReadFlag, StorageHint
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
-from tests.realstore import contents, numbered, open_quick, payloads
+from tests.storage.real_store import contents, numbered, open_quick, payloads
 from tests.waiting import WAIT_S
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.paths import ROOT
+
 FUNCTION_LINES_MAX = 70
 BANNED_MODULES = {"base", "common", "helper", "helpers", "misc", "shared", "tools", "util", "utils"}
 SOURCES = sorted(path for folder in ("src", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
 from tests.waiting import PROCESS_S
 
-JAVA = Path(__file__).parents[1] / "tools" / "java"
+JAVA = ROOT / "tools" / "java"
 
 
 def java(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:

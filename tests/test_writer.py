@@ -30,9 +30,9 @@ from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture, PiecesFuture
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
-from pybk.storage.commit import Commit
+from pybk.storage.log.commit import Commit
 from tests.embedded import store_of
-from tests.realstore import contents, numbered, open_quick, payloads, stop_syncing
+from tests.storage.real_store import contents, numbered, open_quick, payloads, stop_syncing
 from tests.waiting import WAIT_S
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypedDict, TypeVar
 
+from pybk.backend import LedgerHome
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.home import LedgerHome
-from pybk.whole import whole
+from pybk.whole_numbers import whole
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 
@@ -67,7 +67,7 @@ def join_cluster(
     root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
 ) -> LedgerHome:
     """Open a directory as that of a bookie."""
-    from pybk.cluster import join  # not before it is needed: an embedded store does without ZeroMQ
+    from pybk.connect import join  # not before it is needed: an embedded store does without ZeroMQ
 
     known = ClusterOptions.__annotations__
     if options.keys() - known:

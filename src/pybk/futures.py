@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
-from pybk.loopcalls import LoopCalls, call_in, running_loop
-from pybk.storage.commit import Commit
+from pybk.loop_calls import LoopCalls, call_in, running_loop
+from pybk.storage.log.commit import Commit
 
 if TYPE_CHECKING:
-    from pybk.home import AppendLog
+    from pybk.backend import AppendLog
     from pybk.storage.descriptor import LedgerDescriptor
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.frozen import FrozenDict
+from pybk.frozen_dict import FrozenDict
 
 METADATA_FORMAT: Final = 1
 FRAGMENTS_FORMAT: Final = 2

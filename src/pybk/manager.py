@@ -26,15 +26,15 @@ from pybk.arguments import (
     path_of,
     user_type,
 )
+from pybk.backend import Health, LedgerHome, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, KeyRing, LedgerKeys, entry_digest
-from pybk.embedded import EmbeddedHome
 from pybk.errors import IllegalOperationError, LedgerExistsError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.home import Health, LedgerHome, Replicated
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
+from pybk.local_backend import EmbeddedHome
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader, checked_whole
@@ -146,7 +146,7 @@ class LedgerManager:
         Raises:
             MetadataError: The metadata store cannot be reached, or the secret is another.
         """
-        from pybk.cluster import connect  # not before it is needed: an embedded store does without ZeroMQ
+        from pybk.connect import connect  # not before it is needed: an embedded store does without ZeroMQ
 
         settle_dropped()
         return cls._opened(connect(metadata, cluster_secret, config_of(config)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pybk.errors import UsageError
-from pybk.frozen import FrozenDict
+from pybk.frozen_dict import FrozenDict
 
 APPENDED_ENTRIES: Final = "appended_entries"
 APPENDED_BYTES: Final = "appended_bytes"

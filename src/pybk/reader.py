@@ -12,12 +12,12 @@ from typing import Final, Self, SupportsIndex
 
 import numpy as np
 
+from pybk.backend import LedgerHome
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
-from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.loopcalls import call_in
+from pybk.loop_calls import call_in
 from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from pybk.errors import StorageRefusedError
-from pybk.storage.failures import start_thread
+from pybk.storage.io.failures import start_thread
 
 logger = logging.getLogger(__name__)
 

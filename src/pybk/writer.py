@@ -12,8 +12,10 @@ from typing import Final, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from pybk.backlog import Backlog
+from pybk.append_order import Turns
+from pybk.backend import LedgerHome
 from pybk.closing import where_called
+from pybk.coroutine_backlog import Backlog
 from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import (
@@ -28,12 +30,10 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch
-from pybk.home import LedgerHome
 from pybk.ledger import LedgerMetadata
-from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.turns import Turns
-from pybk.whole import whole
+from pybk.storage.log.commit import Commit
+from pybk.whole_numbers import whole
 
 Payload = bytes | bytearray | memoryview
 """What may be appended; any other object with a contiguous buffer is taken too."""

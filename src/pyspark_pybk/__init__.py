@@ -9,9 +9,9 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from pybk.spark.reader import PlainReader
-    from pybk.spark.stream import StreamReader
-    from pybk.spark.writer import BatchWriter, StreamWriter
+    from pybk.spark.sink.writer import BatchWriter, StreamWriter
+    from pybk.spark.source.batch_reader import PlainReader
+    from pybk.spark.source.stream import StreamReader
 
 __all__ = ["DefaultSource"]
 
@@ -26,35 +26,35 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that the options ask for; raises UsageError if options cannot be."""
-        from pybk.spark.columns import schema_of
         from pybk.spark.options import source_options
+        from pybk.spark.source.columns import schema_of
 
         return schema_of(source_options(self.options))
 
     def reader(self, schema: StructType) -> PlainReader:
         """Return what reads once."""
         from pybk.spark.options import source_options
-        from pybk.spark.reader import new_reader
+        from pybk.spark.source.batch_reader import new_reader
 
         return new_reader(source_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         """Return what reads on and on."""
         from pybk.spark.options import source_options
-        from pybk.spark.stream import StreamReader
+        from pybk.spark.source.stream import StreamReader
 
         return StreamReader(source_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return what ``df.write`` writes with."""
         from pybk.spark.options import sink_options
-        from pybk.spark.writer import BatchWriter
+        from pybk.spark.sink.writer import BatchWriter
 
         return BatchWriter(sink_options(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         """Return what ``df.writeStream`` writes with."""
         from pybk.spark.options import sink_options
-        from pybk.spark.writer import StreamWriter
+        from pybk.spark.sink.writer import StreamWriter
 
         return StreamWriter(sink_options(self.options, streaming=True), schema, overwrite)

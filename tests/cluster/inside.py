@@ -12,9 +12,9 @@ from pybk.config import StoreConfig
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
-from pybk.metadata.opening import open_metadata
-from pybk.transport.keys import ClusterKeys
-from tests.realstore import QUICK
+from pybk.metadata.url import open_metadata
+from pybk.transport.cluster_keys import ClusterKeys
+from tests.storage.real_store import QUICK
 
 SECRET = b"the secret that a cluster has ---"
 

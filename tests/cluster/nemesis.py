@@ -2,7 +2,7 @@
 
 Five bookies, two writers at a time, one tailing reader. Bookies and writers are killed, stopped and cut off, ledgers
 are recovered by up to three clients at once while they are written. At the end everything is healed, and each ledger
-must hold what ``tests.cluster.verdict`` asks for. The seed decides which faults come when; what they meet is chance.
+must hold what ``tests.cluster.checker`` asks for. The seed decides which faults come when; what they meet is chance.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 
 from pybk.errors import PybkError
 from pybk.manager import LedgerManager
+from tests.cluster.checker import check_writer
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import BookieProcess, Child, Cluster, running
-from tests.cluster.verdict import check_writer
 from tests.waiting import wait_until
 
 BOOKIES = 5

@@ -19,7 +19,8 @@ from pybk.manager import LedgerManager
 from tests.cluster.child import Orders, route
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.proxy import Proxy
-from tests.realstore import ROOT, python_path
+from tests.paths import ROOT
+from tests.storage.real_store import python_path
 from tests.waiting import WAIT_S, stop, wait_until
 
 

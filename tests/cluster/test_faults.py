@@ -12,10 +12,10 @@ import pytest
 from pybk.errors import LedgerError, NotEnoughBookiesError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
+from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.processes import BookieProcess, Child, Cluster, running
-from tests.cluster.verdict import check_ledger, check_writer, last_acked
-from tests.realstore import contents
+from tests.storage.real_store import contents
 from tests.waiting import WAIT_S, wait_until
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pybk.client import following
-from pybk.client.ledger import RemoteLedger
+from pybk.client import follower as follower_module
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.wire import BookieWire
 from pybk.errors import (
     ClosedError,
@@ -32,7 +32,7 @@ from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
 from pybk.replication.messages import Read, Request
 from tests.cluster.inside import Inside, inside
-from tests.realstore import contents, numbered, payloads, python, stop_syncing
+from tests.storage.real_store import contents, numbered, payloads, python, stop_syncing
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 SHAPES = [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 2, 2), (4, 2, 2), (5, 3, 2), (5, 5, 3)]
@@ -239,7 +239,7 @@ def test_callbacks_come_in_order_and_not_in_the_thread_that_appends(three: Insid
 
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no wait of a follower end by itself, so that what it learns was sent to it."""
-    monkeypatch.setattr(following, "FOLLOW_NS", 3600 * 10**9)
+    monkeypatch.setattr(follower_module, "FOLLOW_NS", 3600 * 10**9)
 
 
 def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_ledger(
@@ -406,7 +406,7 @@ from pathlib import Path
 from typing import Any
 from pybk.errors import ForkedProcessError
 from tests.cluster.inside import inside
-from tests.realstore import contents
+from tests.storage.real_store import contents
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point
 with inside(Path(sys.argv[1])) as cluster:
     client = cluster.connect()

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from pybk.admin.cli import main
-from pybk.bookie.identity import CLUSTER_KEY
+from pybk.bookie.directory_identity import CLUSTER_KEY
 from pybk.errors import NotEnoughBookiesError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
+from tests.client.test_limbo_repair import PASSWORD, check, fill, home_of, service_of
 from tests.cluster.inside import SECRET, inside
-from tests.cluster.test_mending import PASSWORD, check, fill, home_of, service_of
-from tests.realstore import ROOT
+from tests.paths import ROOT
 from tests.waiting import wait_until
 
 FIRST_RELEASE = "6d45d92"
@@ -142,7 +142,7 @@ def test_members_of_two_versions_work_together_until_the_level_is_raised(
 
 def test_a_bookie_that_is_too_old_is_named_and_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with inside(tmp_path, count=2) as cluster:
-        monkeypatch.setattr("pybk.bookie.service.NEWEST_LEVEL", FeatureLevel.BASE)
+        monkeypatch.setattr("pybk.bookie.server.NEWEST_LEVEL", FeatureLevel.BASE)
         old = cluster.open_bookie(2)
         client = cluster.connect()
         with pytest.raises(NotEnoughBookiesError, match="bookie-2 too old for the cluster's feature level"):

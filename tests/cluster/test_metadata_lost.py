@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pybk.ledger import LedgerState
+from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import Cluster, running
-from tests.cluster.verdict import check_ledger, check_writer, last_acked
 from tests.waiting import WAIT_S, wait_until
 from tests.zookeeper_server import ZooKeeperServer, zookeeper_server
 

@@ -13,10 +13,10 @@ from pybk.errors import LedgerFencedError, NotEnoughBookiesError
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
+from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, PATIENCE, payload, route
 from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.cluster.proxy import Proxy
-from tests.cluster.verdict import check_ledger, check_writer, last_acked
 from tests.waiting import WAIT_S, wait_until
 
 

@@ -9,8 +9,9 @@ from typing import Final
 import pytest
 
 from pybk.manager import LedgerManager
-from tests import test_admission, test_advanced, test_manager, test_reader, test_standard_futures, test_writer
+from tests import test_advanced, test_manager, test_reader, test_standard_futures, test_writer
 from tests.cluster.inside import inside
+from tests.storage.log import test_admission
 
 PROMISES: Final = [
     test_writer.test_any_bytes_like_object_is_a_payload,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pybk.client.home import ClusterHome
+from pybk.client.backend import ClusterHome
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, LedgerUnsealedError, SealMismatchError
 from pybk.feature_level import FeatureLevel

@@ -14,7 +14,7 @@ from pybk.errors import CookieError, LedgerFencedError, MetadataError, PybkError
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from tests.cluster.inside import SECRET, Inside, inside
-from tests.realstore import contents, numbered
+from tests.storage.real_store import contents, numbered
 
 PASSWORD = b"a password of some length"
 OTHER = b"another secret for the cluster --"

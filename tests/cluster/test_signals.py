@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.inside import SECRET, Inside, inside
-from tests.realstore import contents, python
+from tests.paths import ROOT
+from tests.storage.real_store import contents, python
 from tests.test_signals import handled
 from tests.waiting import PROCESS_S
 
@@ -25,9 +26,7 @@ url, secret = sys.argv[1], bytes.fromhex(sys.argv[2])
 
 def test_a_close_on_top_of_any_line_of_the_client_says_at_once_what_to_do(tmp_path: Path) -> None:
     files = tuple(
-        str(path)
-        for path in (Path(__file__).resolve().parents[2] / "src" / "pybk").rglob("*.py")
-        if any(room in str(path) for room in _ROOMS)
+        str(path) for path in (ROOT / "src" / "pybk").rglob("*.py") if any(room in str(path) for room in _ROOMS)
     )
     with inside(tmp_path) as cluster:
         client = cluster.connect()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.client.home import ClusterHome
+from pybk.client.backend import ClusterHome
 from pybk.flags import StorageHint
 from tests.cluster.inside import inside
 from tests.test_workers import no_more_threads

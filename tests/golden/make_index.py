@@ -10,11 +10,11 @@ import numpy as np
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.storage.catalog import CatalogWriter
-from pybk.storage.environment import Environment, LmdbEnvironment
-from pybk.storage.filesystem import FileSystem, OsFileSystem
-from pybk.storage.index import FileRow, Index, LedgerRow, Mark
-from pybk.storage.record import RUN_DTYPE, Runs
+from pybk.storage.format.catalog import CatalogWriter
+from pybk.storage.format.record import RUN_DTYPE, Runs
+from pybk.storage.index.index import FileRow, Index, LedgerRow, Mark
+from pybk.storage.io.filesystem import FileSystem, OsFileSystem
+from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 
 HERE = Path(__file__).parent
 STORE_ID = bytes(range(16))

@@ -78,8 +78,8 @@ class Filling:
 
     def group(self, ledger_ids: list[int], count: int, values: dict[str, bytes | None]) -> None:
         """Append a group of some entries to each ledger and of changes of named records, once there are groups."""
-        from pybk.storage.group import LedgerEntries
-        from pybk.storage.named import NamedChange
+        from pybk.storage.named_records import NamedChange
+        from pybk.storage.transaction_group import LedgerEntries
 
         store = self.manager._home.store  # type: ignore[attr-defined]  # an embedded store's
         entries = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.metadata.worlds import world
+from tests.metadata.harness import world
 from tests.zookeeper_server import zookeeper_server
 
 __all__ = ["world", "zookeeper_server"]

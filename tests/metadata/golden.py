@@ -6,25 +6,25 @@ That is for a new format only: what was written once must be read for ever.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from pybk.feature_level import FeatureLevel
-from pybk.metadata import lmdb_records, positions
-from pybk.metadata.bookies import BookieCookie, _cookie_json, _registration_json
+from pybk.metadata import durable_positions, lmdb_records
+from pybk.metadata.authenticated_values import Kind, encode_json, seal, to_base64
 from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
-from pybk.metadata.description import LedgerDescription
+from pybk.metadata.durable_positions import DurablePosition
+from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.metadata.pointers import _key
-from pybk.metadata.positions import DurablePosition
-from pybk.metadata.values import Kind, encode_json, seal, to_base64
-from tests.map_environment import MapEnvironment
+from pybk.metadata.registration import BookieCookie, _cookie_json, _registration_json
 from tests.metadata.records import KEY, bookie, ledger, registration
+from tests.paths import GOLDEN
+from tests.storage.memory_environment import MapEnvironment
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "metadata.json"
+GOLDEN_METADATA = GOLDEN / "metadata.json"
 """The values of format 1, made by the first released version."""
 
-GOLDEN_SEALS = GOLDEN.with_name("metadata-seals.json")
+GOLDEN_SEALS = GOLDEN_METADATA.with_name("metadata-seals.json")
 """Those of feature level SEALS."""
 
 TOKEN = bytes(range(16))
@@ -49,7 +49,10 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
         Kind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
         Kind.NEWS: ("underreplicated-news", b""),
         Kind.POINTER: (_key("sinks", "query/1"), encode_json({"manifest": 7})),
-        Kind.POSITION: ("positions/bookie-1%3A3181", positions.encode(DurablePosition(bookie(1), 3, 258, 77, 5, 78))),
+        Kind.POSITION: (
+            "positions/bookie-1%3A3181",
+            durable_positions.encode(DurablePosition(bookie(1), 3, 258, 77, 5, 78)),
+        ),
     }
     assert set(payloads) == set(Kind)
     made = {}

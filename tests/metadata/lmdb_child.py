@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 from pybk.errors import MetadataExistsError, MetadataVersionError
-from pybk.metadata.lmdb import LmdbTree
+from pybk.metadata.lmdb_store import LmdbTree
 from tests.waiting import WAIT_S
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
-from pybk.metadata.bookies import BookieRegistration, RegisteredBookie
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.locks import Lease
-from pybk.metadata.tree import MetadataTree
+from pybk.metadata.registration import BookieRegistration, RegisteredBookie
+from pybk.metadata.store import MetadataTree
 
 KEY = b"k" * 32
 

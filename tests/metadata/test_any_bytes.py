@@ -11,25 +11,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pybk.bookie.identity import IDENTITY_KEY, Identity
+from pybk.bookie.directory_identity import IDENTITY_KEY, Identity
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import LedgerMetadata
-from pybk.metadata.bookies import BookieCookie, _cookie_json, _registration_json
+from pybk.metadata.authenticated_values import Kind, encode_json, seal
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
-from pybk.metadata.description import LedgerDescription
+from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
-from pybk.metadata.tree import MetadataTree
-from pybk.metadata.values import Kind, encode_json, seal
-from pybk.spark.offsets import Offset
-from pybk.spark.record import Record, decode_rows, encode_rows
-from pybk.storage.extent import EXTENT_KEY, Extent
-from pybk.storage.reading import entry_span, locate_entries
-from pybk.storage.record import RUN_DTYPE, entry_ends
+from pybk.metadata.registration import BookieCookie, _cookie_json, _registration_json
+from pybk.metadata.store import MetadataTree
+from pybk.spark.sink.sink_record import Record, decode_rows, encode_rows
+from pybk.spark.source.offsets import Offset
+from pybk.storage.batches import entry_span, locate_entries
+from pybk.storage.format.extent import EXTENT_KEY, Extent
+from pybk.storage.format.record import RUN_DTYPE, entry_ends
 from pybk.transport.curve import check_address
 from tests.metadata.records import KEY, bookie, cluster_on, ledger, registration
-from tests.simtree import SimStore
+from tests.metadata.simulated_store import SimStore
 
 patient = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 TOKEN = bytes(16)

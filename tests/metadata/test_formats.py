@@ -28,21 +28,21 @@ from pybk.ledger import (
     LedgerMetadata,
     LedgerState,
 )
-from pybk.metadata import lmdb_records, positions
-from pybk.metadata.bookies import _registration_from
+from pybk.metadata import durable_positions, lmdb_records
+from pybk.metadata.authenticated_values import Kind, decode_json, encode_json, token_of, unseal
 from pybk.metadata.cluster import _from_values_base, from_values
-from pybk.metadata.description import LedgerDescription
+from pybk.metadata.durable_positions import DurablePosition
+from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
-from pybk.metadata.positions import DurablePosition
-from pybk.metadata.values import Kind, decode_json, encode_json, token_of, unseal
-from tests.map_environment import MapEnvironment
-from tests.metadata.golden import CLUSTER, GOLDEN, GOLDEN_SEALS, TOKEN, golden, values
+from pybk.metadata.registration import _registration_from
+from tests.metadata.golden import CLUSTER, GOLDEN_METADATA, GOLDEN_SEALS, TOKEN, golden, values
 from tests.metadata.records import KEY, bookie, ledger, registration
+from tests.storage.memory_environment import MapEnvironment
 
 
 def test_bytes_are_as_they_ever_were() -> None:
     assert golden(FeatureLevel.SEALS) == json.loads(GOLDEN_SEALS.read_text())
-    base, kept = golden(FeatureLevel.BASE), json.loads(GOLDEN.read_text())
+    base, kept = golden(FeatureLevel.BASE), json.loads(GOLDEN_METADATA.read_text())
     for found in (base, kept):
         del found["values"][
             "BOOKIE"
@@ -52,20 +52,20 @@ def test_bytes_are_as_they_ever_were() -> None:
     assert base == kept
 
 
-@pytest.mark.parametrize("path", [GOLDEN, GOLDEN_SEALS], ids=["base", "seals"])
+@pytest.mark.parametrize("path", [GOLDEN_METADATA, GOLDEN_SEALS], ids=["base", "seals"])
 def test_golden_bytes_are_read(path: Path) -> None:
     kept = {name: (key, bytes.fromhex(text)) for name, (key, text) in json.loads(path.read_text())["values"].items()}
-    identity = _from_values_base if path == GOLDEN else from_values
+    identity = _from_values_base if path == GOLDEN_METADATA else from_values
     read: dict[str, Callable[[bytes], Any]] = {
         "LEDGER": lambda payload: LedgerMetadata.decode(payload, where="golden"),
         "CLUSTER": lambda payload: decode_json(payload, identity, where="golden")[:2],
         "BOOKIE": lambda payload: decode_json(payload, _registration_from, where="golden")[0],
-        "POSITION": lambda payload: decode_json(payload, positions.decode, where="golden"),
+        "POSITION": lambda payload: decode_json(payload, durable_positions.decode, where="golden"),
         "IDS": lambda payload: json.loads(payload)["next"],
     }
-    level = FeatureLevel.BASE if path == GOLDEN else FeatureLevel.SEALS
+    level = FeatureLevel.BASE if path == GOLDEN_METADATA else FeatureLevel.SEALS
     expected = {"LEDGER": ledger(7), "CLUSTER": (CLUSTER, level), "BOOKIE": registration(bookie(1)), "IDS": 2000}
-    if path == GOLDEN:
+    if path == GOLDEN_METADATA:
         expected["BOOKIE"] = registration(bookie(1), level_max=0, version="")
     expected["POSITION"] = DurablePosition(bookie(1), 3, 258, 77, 5, 78)
     for name, decode in read.items():
@@ -219,7 +219,7 @@ def test_a_description_of_other_values_is_refused(name: str, value: object) -> N
 
 
 def test_records_in_lmdb_are_read_as_they_ever_were() -> None:
-    rows = json.loads(GOLDEN.read_text())["lmdb"]
+    rows = json.loads(GOLDEN_METADATA.read_text())["lmdb"]
     environment = MapEnvironment({bytes.fromhex(name): bytes.fromhex(value) for name, value in rows.items()})
     with environment.read() as transaction:
         assert lmdb_records.get(transaction, lmdb_records.FORMAT_NAME) == b"\x01"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pybk.metadata.lmdb import LmdbTree
+from pybk.metadata.lmdb_store import LmdbTree
 from tests.interrupting import CallInterrupter
 
-_ROOMS = ("pybk/metadata/lmdb.py", "pybk/metadata/hostfile.py")
+_ROOMS = ("pybk/metadata/lmdb_store.py", "pybk/metadata/host_file.py")
 _ENDS = ("HostFile.end_turn", "HostFile._unlock")
 _NOWHERE = ("try:", "if True in taken:", "self._turn_lock.release()")
 """Where the interpreter looks for no signals before the next call into C; a trace function would."""

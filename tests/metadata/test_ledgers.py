@@ -21,15 +21,15 @@ from pybk.errors import (
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import Fragment, LedgerState
 from pybk.metadata import ledgers
+from pybk.metadata.authenticated_values import Kind, seal
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import ID_BLOCK, LEDGER_ID_MAX, ledger_path
-from pybk.metadata.lmdb import LmdbTree
 from pybk.metadata.lmdb_records import Record, node_name, put_record
-from pybk.metadata.values import Kind, seal
-from pybk.storage.environment import WriteTransaction
+from pybk.metadata.lmdb_store import LmdbTree
+from pybk.storage.io.lmdb_environment import WriteTransaction
+from tests.metadata.harness import World
 from tests.metadata.records import KEY, bookie, cluster_on, ledger
-from tests.metadata.worlds import World
-from tests.simtree import SimStore
+from tests.metadata.simulated_store import SimStore
 
 
 def test_versions_of_ledgers_change_with_their_metadata(world: World) -> None:

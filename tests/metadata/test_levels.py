@@ -6,12 +6,12 @@ import pytest
 
 from pybk.errors import MetadataForgedError, UnsupportedFormatError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
+from pybk.metadata.authenticated_values import VALUE_FORMAT, VALUE_FORMAT_BASE
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata, proof_of
-from pybk.metadata.tree import MetadataTree
-from pybk.metadata.values import VALUE_FORMAT, VALUE_FORMAT_BASE
+from pybk.metadata.store import MetadataTree
 from tests.metadata.golden import CLUSTER
+from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import KEY, bookie, key_for, ledger, registration
-from tests.metadata.worlds import SimWorld, World
 
 
 def cluster_of(tree: MetadataTree, level: FeatureLevel = FeatureLevel.BASE) -> ClusterMetadata:

@@ -9,13 +9,13 @@ import pytest
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataVersionError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
+from pybk.metadata.authenticated_values import Kind, seal
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata.lmdb import LmdbTree
+from pybk.metadata.lmdb_store import LmdbTree
 from pybk.metadata.pointers import POINTER_BYTES_MAX
-from pybk.metadata.values import Kind, seal
+from tests.metadata.harness import World
 from tests.metadata.records import KEY, cluster_on
-from tests.metadata.worlds import World
-from tests.simtree import Fault, SimStore
+from tests.metadata.simulated_store import Fault, SimStore
 
 NAMES = ("app", "a/b", "..", "ü" * 64, "a b%2F")
 

@@ -24,8 +24,8 @@ from typing import Any
 from tests.mutation.loading import VARIABLE
 from tests.mutation.operators import Name, exists, fingerprint, mutations, parse, tree_of
 from tests.mutation.targets import another, draw, room_of
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.md")
 SEEDS_MAX = 20_000
 SLICE = 2_000

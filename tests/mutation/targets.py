@@ -24,33 +24,33 @@ class Room(NamedTuple):
 
 _MACHINES: Final = ("tests/replication",)
 _REPLICAS: Final = (
-    "tests/test_replicas.py",
-    "tests/test_replicas_fences.py",
-    "tests/test_replicas_reading.py",
-    "tests/test_replicas_identity.py",
-    "tests/test_replicas_damage.py",
+    "tests/bookie/test_replicas.py",
+    "tests/bookie/test_replicas_fences.py",
+    "tests/bookie/test_replicas_reading.py",
+    "tests/bookie/test_directory_identity.py",
+    "tests/bookie/test_replicas_damage.py",
 )
-_SALVAGE: Final = ("tests/cluster/test_salvage.py", "tests/cluster/test_mending.py")
+_SALVAGE: Final = ("tests/bookie/test_startup.py", "tests/client/test_limbo_repair.py")
 _SERVICE: Final = (
-    "tests/cluster/test_service.py",
-    "tests/cluster/test_mending.py",
-    "tests/cluster/test_hostile.py",
+    "tests/bookie/test_server.py",
+    "tests/client/test_limbo_repair.py",
+    "tests/bookie/test_hostile.py",
     "tests/cluster/test_ledgers.py",
-    "tests/cluster/test_room.py",
+    "tests/bookie/test_full_disk.py",
 )
 _CLIENT: Final = (
-    "tests/cluster/test_client_parts.py",
+    "tests/client/test_client_parts.py",
     "tests/cluster/test_ledgers.py",
-    "tests/cluster/test_closing.py",
-    "tests/cluster/test_baton.py",
+    "tests/client/test_closing.py",
+    "tests/client/test_driving.py",
     "tests/cluster/test_same_api.py",
 )
-_TREE: Final = ("tests/metadata/test_tree.py", "tests/metadata/test_settle.py")
+_TREE: Final = ("tests/metadata/test_store.py", "tests/metadata/test_cas.py")
 _RECORDS: Final = (
     "tests/metadata/test_formats.py",
-    "tests/metadata/test_settle.py",
+    "tests/metadata/test_cas.py",
     "tests/metadata/test_ledgers.py",
-    "tests/metadata/test_bookies.py",
+    "tests/metadata/test_registration.py",
 )
 
 ROOMS: Final = (
@@ -77,9 +77,9 @@ ROOMS: Final = (
     Room(
         15,
         {
-            "bookie.beside": ("tests/cluster/test_beside.py",),
-            "bookie.extents": ("tests/test_extents.py", *_REPLICAS),
-            "bookie.identity": ("tests/test_replicas_identity.py", *_SALVAGE),
+            "bookie.beside": ("tests/bookie/test_local_reader.py",),
+            "bookie.extents": ("tests/bookie/test_extents.py", *_REPLICAS),
+            "bookie.identity": ("tests/bookie/test_directory_identity.py", *_SALVAGE),
             "bookie.replica": _REPLICAS,
             "bookie.replicas": (*_REPLICAS, *_SALVAGE),
             "bookie.salvaging": _SALVAGE,
@@ -91,22 +91,22 @@ ROOMS: Final = (
         15,
         {
             "client.appending": _CLIENT,
-            "client.auditing": ("tests/cluster/test_client_parts.py", "tests/cluster/test_mending.py"),
+            "client.auditing": ("tests/client/test_client_parts.py", "tests/client/test_limbo_repair.py"),
             "client.baton": _CLIENT,
             "client.engine": _CLIENT,
-            "client.following": ("tests/cluster/test_following.py", *_CLIENT),
+            "client.following": ("tests/client/test_follower.py", *_CLIENT),
             "client.home": (
                 *_CLIENT,
-                "tests/cluster/test_mending.py",
+                "tests/client/test_limbo_repair.py",
                 "tests/cluster/test_seals.py",
-                "tests/cluster/test_beside.py",
+                "tests/bookie/test_local_reader.py",
                 "tests/cluster/test_secrets.py",
                 "tests/cluster/test_partitions.py",
             ),
             "client.ledger": _CLIENT,
-            "client.limbo": ("tests/cluster/test_client_parts.py", *_SALVAGE),
+            "client.limbo": ("tests/client/test_client_parts.py", *_SALVAGE),
             "client.reading": _CLIENT,
-            "client.replicating": ("tests/cluster/test_mending.py",),
+            "client.replicating": ("tests/client/test_limbo_repair.py",),
             "client.writing": _CLIENT,
         },
         simulated=False,
@@ -115,15 +115,15 @@ ROOMS: Final = (
         20,
         {
             "metadata.bookies": _RECORDS,
-            "metadata.cluster": ("tests/metadata/test_opening.py", "tests/metadata/test_bookies.py"),
+            "metadata.cluster": ("tests/metadata/test_url.py", "tests/metadata/test_registration.py"),
             "metadata.ledgers": _RECORDS,
-            "metadata.lmdb": ("tests/metadata/test_lmdb.py", *_TREE),
-            "metadata.lmdb_records": ("tests/metadata/test_formats.py", "tests/metadata/test_lmdb.py"),
-            "metadata.locks": (*_RECORDS, "tests/metadata/test_lmdb.py"),
+            "metadata.lmdb": ("tests/metadata/test_lmdb_store.py", *_TREE),
+            "metadata.lmdb_records": ("tests/metadata/test_formats.py", "tests/metadata/test_lmdb_store.py"),
+            "metadata.locks": (*_RECORDS, "tests/metadata/test_lmdb_store.py"),
             "metadata.pointers": ("tests/metadata/test_pointers.py",),
-            "metadata.settle": ("tests/metadata/test_settle.py",),
+            "metadata.settle": ("tests/metadata/test_cas.py",),
             "metadata.tree": _TREE,
-            "metadata.values": ("tests/metadata/test_formats.py", "tests/metadata/test_settle.py"),
+            "metadata.values": ("tests/metadata/test_formats.py", "tests/metadata/test_cas.py"),
         },
         simulated=False,
     ),

@@ -16,8 +16,8 @@ from tests.mutation.loading import VARIABLE
 from tests.mutation.operators import exists, fingerprint, mutated, mutations, parse, path_of, tree_of
 from tests.mutation.patterns import PatternError, replace_in
 from tests.mutation.targets import ROOMS, draw
+from tests.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "replication.quorum:Quorum.negatives_needed/arithmetic.0"
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
-from pybk.replication.adding import Batch
+from pybk.replication.entry_runs import cut
+from pybk.replication.inflight import Batch
 from pybk.replication.messages import (
     Answered,
     BookiesChosen,
@@ -25,8 +26,7 @@ from pybk.replication.messages import (
     WriteMetadata,
 )
 from pybk.replication.quorum import Quorum
-from pybk.replication.runs import cut
-from pybk.replication.writing import WriterMachine
+from pybk.replication.writer import WriterMachine
 
 LEDGER = 5
 _pack_header = Struct(">qqqq").pack

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import (
     Add,
     BookiesChosen,
@@ -29,7 +30,6 @@ from pybk.replication.messages import (
     WriteMetadata,
 )
 from pybk.replication.recovery import RETRY_FOR_NS, RETRY_NS, RecoveryMachine
-from pybk.replication.runs import entries_of
 from tests.replication.driving import Driven, bookie, entry, metadata, run
 
 NO = ReadReply(Status.NO_SUCH_ENTRY)

@@ -12,8 +12,8 @@ from random import Random
 from typing import TypeVar
 
 from pybk.errors import StoreLockedError
-from pybk.storage.filesystem import Buffers, Populator
-from pybk.storage.permissions import PRIVATE
+from pybk.storage.io.filesystem import Buffers, Populator
+from pybk.storage.io.permissions import PRIVATE
 from tests.simdisk.directory import Change, Directory
 from tests.simdisk.faults import READING, ErrorName, Faults, Hit, SimCrash, error_of
 from tests.simdisk.inode import BLOCK_BYTES, Inode, pieces

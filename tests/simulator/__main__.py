@@ -10,9 +10,9 @@ from collections.abc import Callable
 from random import Random
 
 from tests.simulator.disk import Disk
+from tests.simulator.harness import World, model_disk
 from tests.simulator.plan import Plan, draw
 from tests.simulator.real_disk import RealDisk, suits
-from tests.simulator.world import World, model_disk
 
 LAST_EVENTS = 40
 LINE = 200

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.ledger import INSTANCE_BYTES, Bookie, LedgerMetadata, LedgerState
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
-from pybk.replication.copying import fragment_end
 from pybk.replication.messages import LacReply, ReadReply, Reply, Request, Status
+from pybk.replication.rereplication import fragment_end
 from tests.simdisk import SimCrash
 from tests.simulator.disk import Disk, Shelf
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
     from tests.simulator.clients import Client
+    from tests.simulator.harness import World
     from tests.simulator.ledgers import SimLedger
-    from tests.simulator.world import World
 
 
 MEND_NS = 20 * MS
@@ -139,7 +139,7 @@ class SimBookie:
             self.world.clock.after(MEND_NS, self.mend, self.life, ledger)
 
     def mend(self, life: int, ledger: SimLedger) -> None:
-        """Get what ended fragments have for this bookie from the others, and be out of limbo (``client/limbo.py``)."""
+        """Get what ended fragments have for this bookie from the others, and leave limbo (``client/limbo_repair.py``)."""
         metadata = ledger.metadata.current
         if life != self.life or metadata is None:
             return

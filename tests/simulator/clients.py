@@ -8,8 +8,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
-from pybk.replication.adding import Batch
-from pybk.replication.copying import CopyMachine
+from pybk.replication.entry_runs import cut
+from pybk.replication.inflight import Batch
 from pybk.replication.messages import (
     NEGATIVE,
     Acknowledged,
@@ -42,10 +42,10 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
-from pybk.replication.reading import NO_LIMIT, LacMachine, ReadMachine
+from pybk.replication.reader import NO_LIMIT, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
-from pybk.replication.runs import cut
-from pybk.replication.writing import WriterMachine
+from pybk.replication.rereplication import CopyMachine
+from pybk.replication.writer import WriterMachine
 from tests.simulator.plan import MS
 from tests.simulator.seals import seal_of
 

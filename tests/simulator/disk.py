@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 from pybk.errors import StorageError, StorageFullError
 from pybk.replication.bookie import Replicas, ReplicaState
+from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import Run, Status
-from pybk.replication.runs import entries_of
 
 LEDGER = 1
 LAC_OFFSET = 16

@@ -10,8 +10,8 @@ from tests.simulator.clients import Copier
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
+    from tests.simulator.harness import World
     from tests.simulator.ledgers import SimLedger
-    from tests.simulator.world import World
 
 
 class Faults:

@@ -10,16 +10,16 @@ from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.replication.messages import ChooseBookies, Done, Failed, Reason
 from pybk.replication.placement import Candidate, choose
-from pybk.replication.reading import fragment_of
+from pybk.replication.reader import fragment_of
+from tests.simulator.checker import Judge
 from tests.simulator.clients import Copier, Reader, Recoverer, Writer
-from tests.simulator.judge import Judge
 from tests.simulator.metadata import SimMetadata
 from tests.simulator.plan import MS, Plan
 from tests.simulator.seals import with_password
 
 if TYPE_CHECKING:
     from tests.simulator.disk import Disk
-    from tests.simulator.world import World
+    from tests.simulator.harness import World
 
 REPLICATION_TRIES = 4
 PATIENCE_NS = 60_000 * MS

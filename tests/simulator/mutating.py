@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.mutation.patterns import changed
-from tests.simulator.world import World
+from tests.simulator.harness import World
 
 
 class Piece(NamedTuple):

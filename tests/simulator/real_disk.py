@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-from pybk.bookie.description import Description
-from pybk.bookie.states import ReplicaState
+from pybk.bookie.ledger_header import Description
+from pybk.bookie.replica_state import ReplicaState
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, WriteFlag
+from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import Run, Status
-from pybk.replication.runs import entries_of
-from tests.replicaworld import drop, open_replicas
+from tests.bookie.replica_harness import drop, open_replicas
 from tests.simdisk import SimFileSystem
 from tests.simulator.disk import LEDGER
 from tests.simulator.plan import Plan

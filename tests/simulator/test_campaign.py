@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from pybk.ledger import LedgerMetadata
 from pybk.replication.messages import Done
+from tests.paths import ROOT
 from tests.simulator.__main__ import run
 from tests.simulator.client_mutants import SURVIVORS
 from tests.simulator.mutants import KILLED_AT, MUTANTS
@@ -18,7 +18,6 @@ from tests.simulator.mutating import Mutant, kills
 from tests.simulator.plan import draw
 from tests.simulator.real_disk import suits
 
-ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 800
 REAL_SEEDS = 60
 FAILED_ONCE = {

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tests.realstore import ROOT
+from tests.paths import ROOT
 
 DIRECTORY: Final = ROOT / ".java"
 """Git ignores it, and ``make clean`` removes it."""

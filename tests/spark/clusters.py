@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.realstore import ROOT
+from tests.paths import ROOT
 from tests.spark import archive
 from tests.waiting import WAIT_S
 

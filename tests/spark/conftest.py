@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.realstore import ROOT
+from tests.paths import ROOT
 from tests.spark.clusters import home_in
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pybk.spark import configure, local_bookie, read_local, start_bookies
-from pybk.spark.executor import Executor
+from pybk.spark.executors.executor import Executor
 from tests.spark.queries import run_to_end
 from tests.waiting import PROCESS_S
 

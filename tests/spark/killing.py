@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.options import SinkOptions, sink_options
-from pybk.spark.writer import StreamWriter
+from pybk.spark.sink.writer import StreamWriter
 from pybk.writer import LedgerWriter
 from pyspark_pybk import DefaultSource
 

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 from pybk.credentials import Secret
 from pybk.flags import LedgerType
 from pybk.spark.connection import Connection, Where, connection
-from pybk.spark.manifest import SINK_KEY, Sink, sink_ledgers
+from pybk.spark.sink.manifest import SINK_KEY, Sink, sink_ledgers
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import running
-from tests.realstore import ROOT, contents
+from tests.paths import ROOT
 from tests.spark import clusters
+from tests.storage.real_store import contents
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from pybk.client.ledger import RemoteLedger
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.spark.executor import Process, is_locked
+from pybk.spark.executors.executor import Process, is_locked
+from tests.cluster.checker import copies
 from tests.cluster.inside import SECRET, make_cluster
-from tests.cluster.verdict import copies
 from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.waiting import WAIT_S, wait_until
 
@@ -63,7 +63,7 @@ class Place:
         for entry in os.listdir("/proc"):
             if entry.isdecimal():
                 command = command_of(int(entry))
-                if b"pybk.spark.bookie_process" in command and self.url.encode() in command:
+                if b"pybk.spark.executors.bookie_process" in command and self.url.encode() in command:
                     found.append(int(entry))
         return found
 

@@ -13,7 +13,7 @@ from pybk.credentials import Secret
 from pybk.errors import MetadataError, UsageError
 from pybk.spark.connection import Where, close_connections, connection
 from tests.cluster.inside import SECRET, Inside, inside
-from tests.realstore import contents, open_quick
+from tests.storage.real_store import contents, open_quick
 
 
 @pytest.fixture(autouse=True)

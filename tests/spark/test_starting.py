@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 
 from pybk.errors import IllegalOperationError, NotEnoughBookiesError, PybkError, UsageError
 from pybk.manager import LedgerManager
-from pybk.spark import configure, daemon, placement, start_bookies
-from pybk.spark.bookies import BookieSettings
-from pybk.spark.executor import Executor, is_locked, read_state
+from pybk.spark import configure, start_bookies
+from pybk.spark.executors import daemon, placement
+from pybk.spark.executors.bookies import BookieSettings
+from pybk.spark.executors.executor import Executor, is_locked, read_state
 from tests.cluster.inside import SECRET, make_cluster
 from tests.waiting import wait_until
 
@@ -95,7 +96,7 @@ def test_connect_holds_no_executors(
 def test_a_session_is_configured_without_its_secret(settings: dict[str, Any]) -> None:
     builder = configure(SparkSession.Builder(), rack="/room", **settings)
     options = builder._options
-    assert options["spark.python.daemon.module"] == "pybk.spark.daemon"
+    assert options["spark.python.daemon.module"] == "pybk.spark.executors.daemon"
     assert options["spark.sql.python.filterPushdown.enabled"] == "true"
     assert options["spark.executorEnv.PYBK_CLUSTER_SECRET_FILE"] == settings["cluster_secret_file"]
     assert BookieSettings.of(options["spark.executorEnv.PYBK_BOOKIES"]).rack == "/room"

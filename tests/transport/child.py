@@ -6,7 +6,7 @@ import sys
 
 from pybk.transport import frames
 from pybk.transport.server import Server
-from tests.transport.wireworld import INSTANCE, KEYS, OK, TCP
+from tests.transport.wire_harness import INSTANCE, KEYS, OK, TCP
 
 
 def main() -> None:

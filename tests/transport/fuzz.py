@@ -25,16 +25,16 @@ from unittest.mock import patch
 import zmq
 
 from pybk.client import wire
-from pybk.client.ledger import RemoteLedger
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.flags import StorageHint
 from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Run
 from pybk.transport import curve, link
+from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
 from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, Kind, LacPacket, Ping, WireRequest, encode
 from pybk.transport.frames import VERSION, Outgoing, open_head
-from pybk.transport.keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
+from tests.client.test_limbo_repair import PASSWORD, home_of, service_of
 from tests.cluster.inside import Inside, inside
-from tests.cluster.test_mending import PASSWORD, home_of, service_of
 
 GROWTH_MAX: Final = 512 << 20
 """Bytes by which this process, which is three bookies, the writer and the fuzzer, may grow."""

@@ -11,12 +11,12 @@ import zmq
 from pybk.errors import UsageError
 from pybk.replication.messages import Run
 from pybk.transport import curve
+from pybk.transport.cluster_keys import ClusterKeys, CurvePair
 from pybk.transport.codec import Ping
 from pybk.transport.curve import DoorKeeper, InsecureError
-from pybk.transport.keys import ClusterKeys, CurvePair
 from pybk.transport.links import Links
 from pybk.transport.server import Server
-from tests.transport.wireworld import BOOKIE, CLUSTER, INSTANCE, KEYS, OK, TCP, RawClient, Tap, World, add, world
+from tests.transport.wire_harness import BOOKIE, CLUSTER, INSTANCE, KEYS, OK, TCP, RawClient, Tap, World, add, world
 
 STRANGER = ClusterKeys.derive(b"another secret, but a long one", CLUSTER)
 

@@ -16,12 +16,12 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
-from pybk.storage.extent import STRIDE_MAX
+from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport import codec, frames
+from pybk.transport.cluster_keys import Mac, keyed_mac
 from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Outgoing, is_authentic, is_whole, open_head
-from pybk.transport.keys import Mac, keyed_mac
-from tests.transport.wireworld import INSTANCE, add, entries, flat
+from tests.transport.wire_harness import INSTANCE, add, entries, flat
 
 MAC = keyed_mac(b"k" * 32)
 INT_MAX = (1 << 63) - 1

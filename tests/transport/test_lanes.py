@@ -20,7 +20,7 @@ from pybk.transport.lanes import (
     Waiting,
 )
 from pybk.transport.server import Server
-from tests.transport.wireworld import INSTANCE, RawClient, add, entries
+from tests.transport.wire_harness import INSTANCE, RawClient, add, entries
 
 LATER = 10**9
 

@@ -8,7 +8,6 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,16 +17,16 @@ from pybk.errors import UsageError
 from pybk.replication.messages import Force, Read, ReadLac, Reply, Run, Status
 from pybk.transport import codec, curve, frames
 from pybk.transport import link as link_module
+from pybk.transport.cluster_keys import ClusterKeys
 from pybk.transport.codec import Answer, Kind
 from pybk.transport.frames import Outgoing
-from pybk.transport.keys import ClusterKeys
 from pybk.transport.link import Link
 from pybk.transport.links import Links
 from pybk.transport.server import Server
-from tests.transport.wireworld import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
+from tests.paths import ROOT
+from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
 from tests.waiting import WAIT_S, stop, wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 MS = 1_000_000
 
 

@@ -17,13 +17,13 @@ import zmq
 
 from pybk.ledger import Bookie
 from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
-from pybk.transport import connections, lanes
+from pybk.transport import connection_limit, lanes
 from pybk.transport import server as server_module
+from pybk.transport.cluster_keys import ClusterKeys, RightsKey, keyed_mac, proves_right
 from pybk.transport.codec import NONCE_BYTES, Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import MESSAGE_BYTES_MAX, Outgoing
-from pybk.transport.keys import ClusterKeys, RightsKey, keyed_mac, proves_right
 from pybk.transport.server import Peer, Server
-from tests.transport.wireworld import (
+from tests.transport.wire_harness import (
     BOOKIE,
     INSTANCE,
     KEYS,
@@ -582,7 +582,7 @@ def test_a_connection_that_floods_loses_its_session(monkeypatch: pytest.MonkeyPa
 def test_strangers_who_connect_and_say_nothing_are_bounded(
     monkeypatch: pytest.MonkeyPatch, keys: ClusterKeys | None
 ) -> None:
-    monkeypatch.setattr(connections, "connections_max", lambda: 12)
+    monkeypatch.setattr(connection_limit, "connections_max", lambda: 12)
     with world(keys) as here, ExitStack() as stack:
         link = here.link()
         assert here.ask(link, add()) == OK
@@ -599,7 +599,7 @@ def test_strangers_who_connect_and_say_nothing_are_bounded(
 
 
 def test_strangers_before_the_end_of_their_handshake_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "GREETING_MAX", 4)
+    monkeypatch.setattr(connection_limit, "GREETING_MAX", 4)
     with world() as here, ExitStack() as stack:
         links = [here.link() for _ in range(3)]
         for number, link in enumerate(links):
@@ -629,7 +629,7 @@ def test_what_strangers_may_send_before_their_handshake_ends_is_bounded(keys: Cl
         host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
         for number in range(1, 4):
             stranger = stack.enter_context(socket.create_connection((host, int(port))))
-            stranger.sendall(greeting + frame + bytes(2 * connections.GREETING_BYTES_MAX))
+            stranger.sendall(greeting + frame + bytes(2 * connection_limit.GREETING_BYTES_MAX))
             here.until(lambda number=number: watched.ended == number)  # type: ignore[misc]
             stranger.settimeout(WAIT_S)
             with suppress(ConnectionResetError):
@@ -721,7 +721,7 @@ def _known(server: Server) -> set[int]:
 
 
 def _is_open(server: Server, descriptor: int) -> bool:
-    return connections._is_connection(descriptor, server.addresses)
+    return connection_limit._is_connection(descriptor, server.addresses)
 
 
 def _open_files() -> set[str]:
@@ -758,8 +758,8 @@ def test_members_may_send_much_at_once_and_be_silent_for_long() -> None:
 
 def test_connections_stay_below_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
-    assert connections.connections_max() == 1024 - connections.DESCRIPTORS_RESERVED
+    assert connection_limit.connections_max() == 1024 - connection_limit.DESCRIPTORS_RESERVED
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
-    assert connections.connections_max() == connections.CONNECTIONS_MAX
+    assert connection_limit.connections_max() == connection_limit.CONNECTIONS_MAX
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert connections.connections_max() == connections.CONNECTIONS_MAX
+    assert connection_limit.connections_max() == connection_limit.CONNECTIONS_MAX

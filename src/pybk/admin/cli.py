@@ -24,13 +24,13 @@ from tqdm import tqdm
 from pybk.admin.counts import counted
 from pybk.admin.credentials import password_of, passwords_of, secret_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.dump import dump_store
+from pybk.admin.http import serve
 from pybk.admin.permissions import run_permissions
-from pybk.admin.serving import serve
 from pybk.admin.spark import add_spark
 from pybk.admin.upgrade import run_upgrade
-from pybk.bookie.service import BookieService
-from pybk.cluster import open_cluster
+from pybk.bookie.server import BookieService
 from pybk.config import StoreConfig
+from pybk.connect import open_cluster
 from pybk.credentials import CLUSTER_SECRET, PASSWORD
 from pybk.errors import (
     CorruptError,
@@ -45,8 +45,8 @@ from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.seal import end_is_sealed
 from pybk.storage.readonly import ReadOnlyStore
-from pybk.storage.rebuild import Progress, Rebuilt, rebuild_index
-from pybk.storage.verify import Problem, Verified, verify_store
+from pybk.storage.repair.rebuild import Progress, Rebuilt, rebuild_index
+from pybk.storage.repair.verify import Problem, Verified, verify_store
 from pybk.version import __version__
 
 SOUND: Final = 0

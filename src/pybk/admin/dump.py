@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from pybk.errors import CookieError, PybkError
-from pybk.storage.cold import ColdSegment, salvage_rows
-from pybk.storage.creation import main_cookie, store_directories
-from pybk.storage.entries_mark import ENTRIES_MARK_KEY, read_entries_mark
-from pybk.storage.filesystem import FileSystem, OsFileSystem
-from pybk.storage.index_rows import FileRow
-from pybk.storage.logfile import BLOCK_BYTES, decode_file_header
+from pybk.storage.directories import main_cookie, store_directories
+from pybk.storage.format.cold_segment import ColdSegment, salvage_rows
+from pybk.storage.format.entries_mark import ENTRIES_MARK_KEY, read_entries_mark
+from pybk.storage.format.index_rows import FileRow
+from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, Runs, decode_header
+from pybk.storage.format.watermark import Watermark
+from pybk.storage.io.filesystem import FileSystem, OsFileSystem
+from pybk.storage.log.replay import LogFile, scan_commits
 from pybk.storage.readonly import open_environment_read_only
-from pybk.storage.rebuild import newest_catalog
-from pybk.storage.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, Runs, decode_header
-from pybk.storage.replay import LogFile, scan_commits
+from pybk.storage.repair.rebuild import newest_catalog
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
-from pybk.storage.watermark import Watermark
 
 _KEY_END: Final = b"\xff" * 17
 

@@ -18,8 +18,8 @@ try:
 except ImportError as error:
     raise ImportError("exporting metrics takes prometheus_client: pip install 'pybk[metrics]'") from error
 
+from pybk.backend import Health
 from pybk.errors import ClosedError
-from pybk.home import Health
 from pybk.manager import LedgerManager
 from pybk.metrics import HistogramSnapshot, MetricKey
 

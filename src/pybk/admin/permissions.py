@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Final
 
 from pybk.errors import CookieError, MetadataError
-from pybk.metadata.lmdb import HOST_FILE
-from pybk.metadata.opening import lmdb_place
-from pybk.storage.creation import main_cookie
-from pybk.storage.filesystem import OsFileSystem
-from pybk.storage.permissions import (
+from pybk.metadata.lmdb_store import HOST_FILE
+from pybk.metadata.url import lmdb_place
+from pybk.storage.directories import main_cookie
+from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.io.permissions import (
     PRIVATE,
     Access,
     Difference,

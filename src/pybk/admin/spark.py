@@ -226,7 +226,7 @@ def _left_out(
 
 def _collect(parsed: argparse.Namespace) -> int:
     """Collect orphans; return the exit status."""
-    from pybk.spark.manifest import collect
+    from pybk.spark.sink.manifest import collect
 
     found = collect(
         parsed.path, cluster_secret=secret_of(parsed), password=password_of(parsed), older_than=parsed.older_than

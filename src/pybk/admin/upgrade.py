@@ -8,13 +8,13 @@ import os
 from typing import Final
 
 from pybk.admin.credentials import secret_of
-from pybk.cluster import open_cluster
 from pybk.config import StoreConfig
+from pybk.connect import open_cluster
 from pybk.errors import CookieError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.metadata.cluster import Upgrade
-from pybk.storage.creation import find_cookie
-from pybk.storage.filesystem import OsFileSystem
+from pybk.storage.directories import find_cookie
+from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.store import Store
 
 _NOT_RAISED: Final = 1

@@ -17,8 +17,8 @@ from pybk.transport.links import Links
 
 if TYPE_CHECKING:
     from pybk.ledger import Bookie
-    from pybk.metadata.bookies import BookieRegistration
-    from pybk.transport.keys import ClusterKeys
+    from pybk.metadata.registration import BookieRegistration
+    from pybk.transport.cluster_keys import ClusterKeys
 
 REACH_SECONDS: Final = 15.0
 """How long a bookie tries to reach itself at the address that it registers."""

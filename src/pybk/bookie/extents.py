@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 
-from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.log.commit import Commit
 
 
 class Held:

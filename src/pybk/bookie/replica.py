@@ -1,6 +1,6 @@
 """One replicated ledger as this bookie holds it: extents, fence, and what is known of its last add confirmed.
 
-An extent is a ledger of the store (``pybk.storage.extent``).
+An extent is a ledger of the store (``pybk.storage.format.extent``).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Final
 
 import numpy as np
 
-from pybk.bookie.description import Description
 from pybk.bookie.extents import Extents, Held
+from pybk.bookie.ledger_header import Description
 from pybk.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import StorageHint
+from pybk.replication.entry_runs import whole
 from pybk.replication.messages import Run, Status
-from pybk.replication.runs import whole
-from pybk.storage.commit import Commit
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.extent import STRIDE_MAX
-from pybk.storage.failures import storage_error
+from pybk.storage.format.extent import STRIDE_MAX
+from pybk.storage.io.failures import storage_error
+from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store
-from pybk.transport.log_limit import LogLimit
+from pybk.transport.logging_limit import LogLimit
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())

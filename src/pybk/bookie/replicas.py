@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from pybk.bookie.description import Description, names_bookie_record
+from pybk.bookie.directory_identity import CLUSTER_KEY, IDENTITY_KEY, Identity
 from pybk.bookie.extents import Held
-from pybk.bookie.identity import CLUSTER_KEY, IDENTITY_KEY, Identity
+from pybk.bookie.ledger_header import Description, names_bookie_record
 from pybk.bookie.replica import Replica, View
-from pybk.bookie.states import ReplicasHealth, ReplicaState
+from pybk.bookie.replica_state import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, UsageError
@@ -25,10 +25,10 @@ from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.replication.messages import Run, Status
-from pybk.storage.commit import Commit
-from pybk.storage.creation import OpenEnvironment
-from pybk.storage.extent import EXTENT_KEY, Extent
-from pybk.storage.filesystem import FileSystem
+from pybk.storage.directories import OpenEnvironment
+from pybk.storage.format.extent import EXTENT_KEY, Extent
+from pybk.storage.io.filesystem import FileSystem
+from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store, open_environment
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pybk.bookie.description import Description
+from pybk.bookie.ledger_header import Description
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CorruptError, PybkError
 

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from pybk.storage.commit import Commit
-from pybk.storage.failures import start_thread
+from pybk.storage.io.failures import start_thread
+from pybk.storage.log.commit import Commit
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.errors import PybkError
+from pybk.replication.entry_runs import whole
 from pybk.replication.messages import (
     LacReply,
     Move,
@@ -21,14 +22,13 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.replication.runs import whole
+from pybk.transport.cluster_keys import RightsKey, open_lac, seal_lac
 from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
-from pybk.transport.keys import RightsKey, open_lac, seal_lac
 from pybk.transport.link import TIMEOUT_NS, Link
 from pybk.transport.links import Links
 
 if TYPE_CHECKING:
-    from pybk.client.ledger import RemoteLedger
+    from pybk.client.remote_ledger import RemoteLedger
     from pybk.ledger import Bookie
 
 logger = logging.getLogger(__name__)

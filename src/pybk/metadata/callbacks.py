@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pybk.errors import ClosedError, MetadataUnreachableError, StorageRefusedError
-from pybk.storage.failures import start_thread
+from pybk.storage.io.failures import start_thread
 
 logger = logging.getLogger(__name__)
 

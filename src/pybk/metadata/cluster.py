@@ -22,14 +22,7 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
-from pybk.metadata.bookies import Bookies
-from pybk.metadata.ledgers import Ledgers
-from pybk.metadata.locks import Locks
-from pybk.metadata.pointers import Pointers
-from pybk.metadata.positions import Positions
-from pybk.metadata.settle import settle
-from pybk.metadata.tree import MetadataTree, Node
-from pybk.metadata.values import (
+from pybk.metadata.authenticated_values import (
     KEY_EPOCH,
     MAC_BYTES,
     TOKEN_BYTES,
@@ -44,6 +37,13 @@ from pybk.metadata.values import (
     token_of,
     unseal,
 )
+from pybk.metadata.cas import settle
+from pybk.metadata.durable_positions import Positions
+from pybk.metadata.ledgers import Ledgers
+from pybk.metadata.locks import Locks
+from pybk.metadata.pointers import Pointers
+from pybk.metadata.registration import Bookies
+from pybk.metadata.store import MetadataTree, Node
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.ledger import LedgerMetadata
-from pybk.metadata.description import LedgerDescription
-from pybk.metadata.settle import settle
-from pybk.metadata.tree import MetadataTree, Node, Watch
-from pybk.metadata.values import (
+from pybk.metadata.authenticated_values import (
     Kind,
     Records,
     decode_json,
@@ -35,6 +32,9 @@ from pybk.metadata.values import (
     token_of,
     unseal,
 )
+from pybk.metadata.cas import settle
+from pybk.metadata.ledger_description import LedgerDescription
+from pybk.metadata.store import MetadataTree, Node, Watch
 
 logger = logging.getLogger(__name__)
 

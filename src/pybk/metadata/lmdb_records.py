@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from crc32c import crc32c
 
 from pybk.errors import CorruptError
-from pybk.metadata.tree import checked_key
-from pybk.storage.environment import ReadTransaction, WriteTransaction
+from pybk.metadata.store import checked_key
+from pybk.storage.io.lmdb_environment import ReadTransaction, WriteTransaction
 
 FORMAT_NAME: Final = b"f"
 

@@ -17,10 +17,10 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.ledger import Bookie
-from pybk.metadata.bookies import OWNER_BYTES, name_in_tree
+from pybk.metadata.authenticated_values import Kind, Records, decode_json, encode_json, from_base64, to_base64
 from pybk.metadata.ledgers import leaves_after, ledger_path
-from pybk.metadata.tree import MetadataTree, Node, Watch
-from pybk.metadata.values import Kind, Records, decode_json, encode_json, from_base64, to_base64
+from pybk.metadata.registration import OWNER_BYTES, name_in_tree
+from pybk.metadata.store import MetadataTree, Node, Watch
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from pybk.errors import MetadataExistsError, MetadataVersionError, UsageError
-from pybk.metadata.bookies import name_in_tree
-from pybk.metadata.values import Kind, Records
+from pybk.metadata.authenticated_values import Kind, Records
+from pybk.metadata.registration import name_in_tree
 
 POINTERS_KEY: Final = "pointers"
 POINTER_BYTES_MAX: Final = 64 << 10

@@ -9,7 +9,8 @@ from itertools import count
 from typing import Final
 
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.replication.adding import Adds, Batch
+from pybk.replication.entry_runs import cut, entries_of, length_at
+from pybk.replication.inflight import Adds, Batch
 from pybk.replication.messages import (
     NEGATIVE,
     Answered,
@@ -38,8 +39,7 @@ from pybk.replication.messages import (
     WriteMetadata,
 )
 from pybk.replication.quorum import Quorum, places
-from pybk.replication.runs import cut, entries_of, length_at
-from pybk.replication.writing import chosen, not_enough, with_ensemble
+from pybk.replication.writer import chosen, not_enough, with_ensemble
 
 READ_ENTRIES_MAX: Final = 4096
 """Entries that one read asks for."""

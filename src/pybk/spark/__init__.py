@@ -5,18 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.spark.bookies import configure, start_bookies
-from pybk.spark.executor import ExecutorBookie, local_bookie
+from pybk.spark.executors.bookies import configure, start_bookies
+from pybk.spark.executors.executor import ExecutorBookie, local_bookie
 
 if TYPE_CHECKING:
+    from pybk.spark.source.local_read import read_local
     from pybk.spark.jobs.copy import copy
     from pybk.spark.jobs.export import export
     from pybk.spark.jobs.import_ import import_
     from pybk.spark.jobs.inventory import inventory
     from pybk.spark.jobs.tier import tier
     from pybk.spark.jobs.verify import verify
-    from pybk.spark.local import read_local
-    from pybk.spark.manifest import collect
+    from pybk.spark.sink.manifest import collect
 
 __all__ = [
     "ExecutorBookie",
@@ -35,8 +35,8 @@ __all__ = [
 
 _JOBS: Final = ("copy", "export", "import_", "inventory", "tier", "verify")
 _WHEN_ASKED: Final = {
-    "collect": "pybk.spark.manifest",
-    "read_local": "pybk.spark.local",
+    "collect": "pybk.spark.sink.manifest",
+    "read_local": "pybk.spark.source.local_read",
     **{job: f"pybk.spark.jobs.{job}" for job in _JOBS},
 }
 """Imported when they are asked for: the process of a bookie comes by here, too, and has no use for pyspark."""

@@ -8,15 +8,15 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pybk.cluster import connect
 from pybk.config import StoreConfig
+from pybk.connect import connect
 from pybk.credentials import Secret
 from pybk.errors import UsageError
 from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.seal import LedgerSeal, seal_of
-from pybk.spark.executor import local_bookie
+from pybk.spark.executors.executor import local_bookie
 
 _LMDB: Final = "lmdb://"
 

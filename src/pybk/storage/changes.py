@@ -24,18 +24,18 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.seal import names
-from pybk.storage.commit import Commit
+from pybk.storage.compaction.mover import Unmoved, UnmovedError
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.log import Log
-from pybk.storage.mover import Unmoved, UnmovedError
-from pybk.storage.record import RecordKind, encode_control
-from pybk.storage.view import StoreView
+from pybk.storage.format.record import RecordKind, encode_control
+from pybk.storage.log.commit import Commit
+from pybk.storage.log.log import Log
+from pybk.storage.store_reader import StoreView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pybk.storage.maintenance import Maintenance
-    from pybk.storage.tiering import TierQueue
+    from pybk.storage.compaction.scheduler import Maintenance
+    from pybk.storage.compaction.tier_policy import TierQueue
 
 logger = logging.getLogger(__name__)
 

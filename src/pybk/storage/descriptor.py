@@ -17,13 +17,13 @@ import numpy as np
 from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
 from pybk.ledger import LedgerMetadata
-from pybk.storage.record import RUN_DTYPE, Runs
+from pybk.storage.format.record import RUN_DTYPE, Runs
 
 if TYPE_CHECKING:
     from pybk.metrics import MetricsScope
     from pybk.seal import LedgerSeal
-    from pybk.storage.admission import Ticket
-    from pybk.storage.commit import StagedRun
+    from pybk.storage.log.admission import Ticket
+    from pybk.storage.log.commit import StagedRun
 
 RUN_WORDS: Final = 4
 

@@ -14,21 +14,21 @@ from pybk.entry import EntryBatch
 from pybk.errors import CookieError, CorruptError, NoSuchEntryError, NoSuchLedgerError
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
-from pybk.storage.cookie import Cookie
-from pybk.storage.creation import INDEX, OpenEnvironment, checked_mark, find_cookie, store_directories
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.environment import Environment, LmdbEnvironment
-from pybk.storage.failures import start_thread
-from pybk.storage.filesystem import FileSystem, OsFileSystem
-from pybk.storage.index import Index
-from pybk.storage.index_rows import Mark
-from pybk.storage.lmdb_file import LMDB_FILE
-from pybk.storage.logfile import BLOCK_BYTES, decode_file_header
-from pybk.storage.replay import LogFile, scan_commits
-from pybk.storage.tail import apply_commit
-from pybk.storage.view import StoreView
+from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, find_cookie, store_directories
+from pybk.storage.format.cookie import Cookie
+from pybk.storage.format.index_rows import Mark
+from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
+from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.index import Index
+from pybk.storage.io.failures import start_thread
+from pybk.storage.io.filesystem import FileSystem, OsFileSystem
+from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
+from pybk.storage.io.lmdb_file import LMDB_FILE
+from pybk.storage.log.recovery import apply_commit
+from pybk.storage.log.replay import LogFile, scan_commits
+from pybk.storage.store_reader import StoreView
 from pybk.storage.volumes import ENTRIES, LOG, Volumes
-from pybk.storage.watermark import Watermark
 
 logger = logging.getLogger(__name__)
 

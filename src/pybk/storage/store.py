@@ -16,13 +16,19 @@ from pybk.errors import ClosedError, CorruptError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
-from pybk.storage.ahead import LogFileSupply
-from pybk.storage.catalog import CatalogState
 from pybk.storage.changes import ChangingView
-from pybk.storage.cold import check_codec
-from pybk.storage.commit import Commit
-from pybk.storage.cookie import Cookie
-from pybk.storage.creation import (
+from pybk.storage.compaction.scheduler import Maintenance
+from pybk.storage.compaction.tier_policy import TierQueue
+from pybk.storage.consistency import (
+    OlderIndexError,
+    compare_catalogs,
+    older_environments,
+    older_log_files,
+    refuse_older,
+    short_files,
+)
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
     catalog_ids,
@@ -41,34 +47,28 @@ from pybk.storage.creation import (
     remove_leftovers,
     store_directories,
 )
-from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.entries_mark import NO_MARK, EntriesMark, write_entries_mark
-from pybk.storage.environment import Environment, LmdbEnvironment
-from pybk.storage.failures import storage_error
-from pybk.storage.filesystem import FileSystem, Lock, OsFileSystem
-from pybk.storage.group import GroupAppend, GroupAppended, LedgerEntries
-from pybk.storage.index import Index
-from pybk.storage.index_rows import Mark
-from pybk.storage.lmdb_file import LMDB_LOCK
-from pybk.storage.log import Log
-from pybk.storage.maintenance import Maintenance
-from pybk.storage.named import NamedChange
-from pybk.storage.permissions import PRIVATE, Access, access_of, excess_warning
-from pybk.storage.proof import (
-    OlderIndexError,
-    compare_catalogs,
-    older_environments,
-    older_log_files,
-    refuse_older,
-    short_files,
-)
-from pybk.storage.registry import Registry
-from pybk.storage.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
-from pybk.storage.tail import RecoveredLog, keep_log, recover_log
-from pybk.storage.tiering import TierQueue
+from pybk.storage.format.catalog import CatalogState
+from pybk.storage.format.cold_segment import check_codec
+from pybk.storage.format.cookie import Cookie
+from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
+from pybk.storage.format.index_rows import Mark
+from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.catalog_and_index import Registry
+from pybk.storage.index.index import Index
+from pybk.storage.io.failures import storage_error
+from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
+from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
+from pybk.storage.io.lmdb_file import LMDB_LOCK
+from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning
+from pybk.storage.log.commit import Commit
+from pybk.storage.log.log import Log
+from pybk.storage.log.preallocation import LogFileSupply
+from pybk.storage.log.recovery import RecoveredLog, keep_log, recover_log
+from pybk.storage.log.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
+from pybk.storage.named_records import NamedChange
+from pybk.storage.transaction_group import GroupAppend, GroupAppended, LedgerEntries
 from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import ENTRIES, Directory, Volumes, save_directories
-from pybk.storage.watermark import Watermark
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def _make_again(opening: _Opening, error: OlderIndexError) -> None:
     Raises:
         CorruptError: That would lose entries, or the catalog does not fit the log either; nothing was changed.
     """
-    from pybk.storage.rebuild import rebuild_locked  # not before it is needed: hardly any open is
+    from pybk.storage.repair.rebuild import rebuild_locked  # not before it is needed: hardly any open is
 
     root = opening.root
     logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)

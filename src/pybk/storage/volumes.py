@@ -18,10 +18,10 @@ from xxhash import xxh3_64_hexdigest
 
 from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
-from pybk.storage.failures import is_passing, refused
-from pybk.storage.filesystem import FileSystem, Populator, replace_file
-from pybk.storage.index_rows import FileRow
-from pybk.storage.mapped import populate, unreadable
+from pybk.storage.format.index_rows import FileRow
+from pybk.storage.io.failures import is_passing, refused
+from pybk.storage.io.filesystem import FileSystem, Populator, replace_file
+from pybk.storage.io.mapped_memory import populate, unreadable
 
 _DIRECTORIES_FORMAT: Final = 1
 _FILE_NAME: Final = re.compile("[0-9a-f]{16}")

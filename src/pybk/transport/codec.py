@@ -12,9 +12,9 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
-from pybk.storage.extent import STRIDE_MAX
+from pybk.storage.format.extent import STRIDE_MAX
+from pybk.transport.cluster_keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
-from pybk.transport.keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
 
 NONCE_BYTES: Final = 16
 SESSION_BYTES: Final = 16

@@ -17,7 +17,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from pybk.errors import PybkError, UsageError
-from pybk.transport.keys import CurvePair
+from pybk.transport.cluster_keys import CurvePair
 
 LIBZMQ_MIN: Final = (4, 3, 3)
 """Older ones let a stranger write into the server's memory, or stop it."""

@@ -19,8 +19,8 @@ from xxhash import xxh3_128, xxh3_128_digest
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import PybkError, UsageError
 from pybk.replication.messages import Run
-from pybk.storage.extent import STRIDE_MAX
-from pybk.transport.keys import MAC_BYTES, Mac
+from pybk.storage.format.extent import STRIDE_MAX
+from pybk.transport.cluster_keys import MAC_BYTES, Mac
 
 MAGIC: Final = b"PB"
 VERSION: Final = 1

@@ -15,6 +15,7 @@ from pybk.errors import UsageError
 from pybk.ledger import Bookie
 from pybk.replication.messages import Read, Reply, Status
 from pybk.transport import curve, frames
+from pybk.transport.cluster_keys import Mac, session_mac
 from pybk.transport.codec import (
     HELLO_ID,
     NONCE_BYTES,
@@ -38,7 +39,6 @@ from pybk.transport.frames import (
     is_whole,
     open_head,
 )
-from pybk.transport.keys import Mac, session_mac
 
 logger = logging.getLogger(__name__)
 

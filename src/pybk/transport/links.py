@@ -14,9 +14,9 @@ import zmq
 from pybk.errors import TooManyRequestsError, UsageError
 from pybk.ledger import Bookie
 from pybk.transport import curve
+from pybk.transport.cluster_keys import ClusterKeys, RightsKey, greeting_mac
 from pybk.transport.codec import Ping, WireRequest, encode
 from pybk.transport.frames import MESSAGE_BYTES_MAX, Outgoing
-from pybk.transport.keys import ClusterKeys, RightsKey, greeting_mac
 from pybk.transport.link import PING_NS, Link, Outcome
 
 _contexts: Final[set[curve.Context]] = set()

@@ -17,6 +17,7 @@ import zmq
 from pybk.errors import UsageError
 from pybk.replication.messages import Reply, Status
 from pybk.transport import curve, frames
+from pybk.transport.cluster_keys import ClusterKeys, CurvePair, Mac, greeting_mac, session_mac
 from pybk.transport.codec import (
     DAMAGED,
     NO_SESSION,
@@ -31,7 +32,7 @@ from pybk.transport.codec import (
     decode_request,
     encode,
 )
-from pybk.transport.connections import GREETING_LOOK_MS, Connections
+from pybk.transport.connection_limit import GREETING_LOOK_MS, Connections
 from pybk.transport.frames import (
     MESSAGE_BYTES_MAX,
     RUNS_MAX,
@@ -43,9 +44,8 @@ from pybk.transport.frames import (
     is_whole,
     open_head,
 )
-from pybk.transport.keys import ClusterKeys, CurvePair, Mac, greeting_mac, session_mac
 from pybk.transport.lanes import Lanes, Waiting
-from pybk.transport.log_limit import LogLimit
+from pybk.transport.logging_limit import LogLimit
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())

@@ -21,7 +21,7 @@ from pybk.admin.demo.reading import LostEntryError, read_back
 from pybk.admin.demo.replicas import BookieDirectory, Replica, fragments_of, unlocked
 from pybk.admin.demo.source import Source
 from pybk.admin.demo.writing import Progress
-from pybk.cluster import open_cluster
+from pybk.connect import open_cluster
 from pybk.errors import PybkError
 from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager

@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 from pybk.admin.demo.reading import LostEntryError
 from pybk.admin.demo.source import Source
 from pybk.bookie.replicas import Replicas
-from pybk.client.ledger import RemoteLedger
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.config import StoreConfig
 from pybk.digest import KeyRing, entry_digest
 from pybk.entry import EntryBatch
 from pybk.ledger import Fragment, LedgerMetadata
 from pybk.metadata.cluster import ClusterIdentity
+from pybk.replication.entry_runs import whole
 from pybk.replication.messages import Status
-from pybk.replication.runs import whole
 from pybk.seal import LedgerSeal, keys_of
 
 READ_BYTES: Final = 1 << 20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
-    from pybk.spark.manifest import Written
+    from pybk.spark.sink.manifest import Written
 
 _ROUND_BYTES: Final = 4 << 30
 _ROUND_LEDGERS: Final = 1000

@@ -27,7 +27,7 @@ ENTRIES = StructType(
 
 def reading(spark: SparkSession, options: SourceOptions) -> str:
     """Return the name of a format that reads ledgers as options say."""
-    from pybk.spark.columns import schema_of
+    from pybk.spark.source.columns import schema_of
 
     name, columns = _new_name(), schema_of(options)
 
@@ -45,7 +45,7 @@ def reading(spark: SparkSession, options: SourceOptions) -> str:
 
         def reader(self, schema: StructType) -> DataSourceReader:
             """Return what reads."""
-            from pybk.spark.reader import new_reader
+            from pybk.spark.source.batch_reader import new_reader
 
             return new_reader(options, schema)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pybk.credentials import Secret
     from pybk.futures import AppendFuture
-    from pybk.spark.manifest import Written
+    from pybk.spark.sink.manifest import Written
     from pybk.writer import LedgerWriter
 
 _TASKS_PER_CORE = 4

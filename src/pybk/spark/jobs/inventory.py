@@ -23,8 +23,8 @@ from pyspark.sql.types import (
 )
 
 from pybk.errors import NoSuchLedgerError, PybkError
-from pybk.replication.auditing import spans_of
-from pybk.replication.reading import stretches
+from pybk.replication.reader import stretches
+from pybk.replication.replica_check import spans_of
 from pybk.seal import end_is_sealed
 from pybk.spark.connection import Connection, Where, connection
 from pybk.spark.jobs.ledgers import Place, chosen, end_of, secret_of, where_of

@@ -13,7 +13,7 @@ from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.ledger_check import find_seal
 from pybk.seal import LedgerSeal, unlocked
 from pybk.spark.connection import Connection, Where, connection
-from pybk.storage.extent import Extent
+from pybk.storage.format.extent import Extent
 
 if TYPE_CHECKING:
     from pybk.manager import LedgerManager

@@ -13,11 +13,11 @@ from pybk.digest import DigestType
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, NoSuchLedgerError, PybkError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
-from pybk.metadata.values import decode_json, encode_json, from_base64, to_base64
+from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
 from pybk.spark.connection import Connection, Where, connection
 from pybk.spark.jobs.ledgers import exact_end_of, opens
-from pybk.spark.manifest import SINK_KEY, Sink, Written, committed, sink_ledgers
-from pybk.spark.record import Attempt
+from pybk.spark.sink.manifest import SINK_KEY, Sink, Written, committed, sink_ledgers
+from pybk.spark.sink.sink_record import Attempt
 
 if TYPE_CHECKING:
     from pybk.futures import AppendFuture

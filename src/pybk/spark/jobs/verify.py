@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pybk.client.auditing import audit
-from pybk.client.home import ClusterHome
+from pybk.client.backend import ClusterHome
+from pybk.client.replica_check import audit
 from pybk.credentials import Passwords
 from pybk.digest import DigestType, entry_digest
-from pybk.embedded import EmbeddedHome
 from pybk.errors import (
     CorruptError,
     DigestMismatchError,
@@ -26,9 +25,10 @@ from pybk.errors import (
 )
 from pybk.ledger import Bookie
 from pybk.ledger_check import Lengths, SealState, check_last, check_seal, contradictions, digest_with
-from pybk.replication.auditing import Span, joined
-from pybk.replication.copying import fragment_end
-from pybk.replication.reading import fragment_of, stretches
+from pybk.local_backend import EmbeddedHome
+from pybk.replication.reader import fragment_of, stretches
+from pybk.replication.replica_check import Span, joined
+from pybk.replication.rereplication import fragment_end
 from pybk.spark.connection import Connection, Where, connection
 from pybk.spark.jobs.ledgers import Place, chosen, end_of, seal_for, secret_of, those_there, where_of
 from pybk.spark.jobs.spreading import spread
@@ -36,9 +36,9 @@ from pybk.spark.jobs.spreading import spread
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pybk.backend import Replicated
     from pybk.credentials import Secret
     from pybk.digest import EntryDigest
-    from pybk.home import Replicated
     from pybk.ledger import LedgerMetadata
     from pybk.seal import LedgerSeal
 

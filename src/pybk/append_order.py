@@ -1,0 +1,97 @@
+"""How the appends of one ledger wait for room: in the queue of its log, with the ledger's lock or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from pybk.backend import AppendLog, LedgerHome
+from pybk.errors import TooManyRequestsError
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.log.admission import Ticket
+
+S = TypeVar("S")
+
+
+class Turns:
+    """Has a writer's appends take their turns for room; used only after one was refused for want of it.
+
+    Threads: any, except where a method says what the caller holds.
+    """
+
+    def __init__(self, home: LedgerHome, log: AppendLog, descriptor: LedgerDescriptor) -> None:
+        self._home = home
+        self._log = log
+        self._descriptor = descriptor
+
+    def in_turn(self, stage: Callable[[], S | None], nbytes: int, *, wait: bool) -> S:
+        """Return what ``stage`` does once there is room, in the order of those that wait for it.
+
+        Args:
+            stage: Called with the ledger's lock held; returns None, with nothing done, if there is no room.
+            nbytes: Bytes that it needs.
+            wait: False raises at once.
+        """
+        if not wait:
+            self.refuse(nbytes)
+        lock = self._descriptor.lock
+
+        def when_first(ticket: Ticket) -> S:
+            with lock:
+                staged = stage()  # there may be room again; if not, nobody else of this ledger joins before
+                if staged is not None:
+                    return staged
+                self._log.admission.join(ticket)
+            ticket.wait()
+            while True:
+                with lock:
+                    staged = self._stage_with(ticket, stage)
+                if staged is not None:
+                    return staged
+                self._home.wait_for_room(self._descriptor)
+
+        return self._with_ticket(when_first, nbytes)
+
+    def keeping_lock(self, stage: Callable[[], S | None], nbytes: int) -> S:
+        """Return what ``stage`` does once there is room; the caller holds the ledger's lock and keeps it."""
+
+        def when_first(ticket: Ticket) -> S:
+            self._log.admission.join(ticket, keeps_lock=True)
+            ticket.wait()
+            while (staged := self._stage_with(ticket, stage)) is None:
+                self._home.wait_for_room(self._descriptor)
+            return staged
+
+        return self._with_ticket(when_first, nbytes)
+
+    def _with_ticket(self, work: Callable[[Ticket], S], nbytes: int) -> S:
+        """Return what ``work`` does with a ticket, which has left the queue afterwards, whatever was raised."""
+        ticket = Ticket(self._descriptor, nbytes)
+        try:
+            try:
+                return work(ticket)
+            finally:
+                self._log.admission.leave(ticket)
+        except BaseException:
+            # An exception inside the line above must not leave the ticket in the queue; leaving twice is harmless.
+            self._log.admission.leave(ticket)
+            raise
+
+    def _stage_with(self, ticket: Ticket, stage: Callable[[], S | None]) -> S | None:
+        """Call ``stage`` as the append that the ticket belongs to; the caller holds the ledger's lock."""
+        before = self._descriptor.ticket
+        self._descriptor.ticket = ticket
+        try:
+            return stage()
+        finally:
+            self._descriptor.ticket = before
+
+    def refuse(self, size: int) -> NoReturn:
+        """Raise for an append that would have to wait and may not."""
+        self._home.check_space()
+        waiting = self._log.admission.waiting_bytes
+        raise TooManyRequestsError(
+            f"{self._log.outstanding_bytes} bytes are appended and not durable yet"
+            f"{f', {waiting} bytes wait for room' if waiting else ''}, and {size} more are beyond "
+            f"max_outstanding_bytes {self._home.config.max_outstanding_bytes}; wait for some futures, then try again"
+        )

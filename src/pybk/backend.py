@@ -1,0 +1,303 @@
+"""Where ledgers live, as the manager and its handles see it: a store of this process, or a cluster of bookies.
+
+One set of handles serves both; what they need of a home is written down here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from pybk.config import StoreConfig
+from pybk.digest import EntryDigest, LedgerKeys
+from pybk.entry import EntryBatch
+from pybk.errors import PybkError
+from pybk.feature_level import FeatureLevel
+from pybk.flags import StorageHint
+from pybk.ledger import LedgerMetadata
+from pybk.metrics import Metrics
+from pybk.seal import LedgerSeal
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.log.admission import Admission
+from pybk.storage.log.commit import Commit
+from pybk.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a manager is.
+
+    Attributes:
+        state: ``"ok"``; ``"degraded"`` (it serves, and ``troubles`` says what is tried again); ``"in_limbo"`` (a bookie
+            that gets back from others what it may have lost); ``"read_only"`` (opened so, or short of space); or
+            ``"failed"`` (close it and open it again).
+        reason: Why it is not ok; empty when it is.
+        outstanding_bytes: Appended and not durable yet.
+        tail_bytes: Log that the next open would read.
+        free_bytes: Free space by directory.
+        troubles: What failed or was refused, leaves no doubt about what is durable, and is tried again, one text each.
+    """
+
+    state: str
+    reason: str
+    outstanding_bytes: int
+    tail_bytes: int
+    free_bytes: Mapping[str, int]
+    troubles: tuple[str, ...] = ()
+
+
+def health_of(store: Store) -> Health:
+    """Return how a live store is."""
+    state, reason = "ok", ""
+    troubles = store.troubles.all()
+    refusal = store.log.refusal
+    if refusal is not None:
+        troubles = (f"appending: {refusal}", *troubles)
+    if store.log.error is not None:
+        state, reason = "failed", str(store.log.error)
+    elif store.maintenance.full is not None:
+        state, reason = "read_only", store.maintenance.full
+    elif troubles:
+        state, reason = "degraded", troubles[0]
+    free = {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
+    return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free, troubles)
+
+
+class Identity(NamedTuple):
+    """What passwords are made into keys with: the identity, the scrypt salt and cost of a store or cluster."""
+
+    store_id: bytes
+    salt: bytes
+    scrypt_cost: int
+
+
+class Replicated(NamedTuple):
+    """What ``LedgerManager.replicate`` did.
+
+    Attributes:
+        ledgers: Ledgers looked at.
+        fragments: Fragments that are complete again.
+        left: What could not be done, one reason each: fragments that have no end yet, or too few bookies.
+    """
+
+    ledgers: int
+    fragments: int
+    left: tuple[str, ...]
+
+
+class Quorums(NamedTuple):
+    """How a ledger is replicated."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+
+
+class AppendLog(Protocol):
+    """What makes appended entries durable, in commits; ``pybk.storage.log.log.Log`` has the meaning of each call.
+
+    Threads: any.
+    """
+
+    @property
+    def error(self) -> PybkError | None:
+        """Why it takes nothing more, or None."""
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes staged and not yet durable."""
+
+    @property
+    def admission(self) -> Admission:
+        """The queue of appends that wait for room."""
+
+    def stage(
+        self,
+        descriptor: LedgerDescriptor,
+        first_entry_id: int,
+        sizes: array[int],
+        parts: Sequence[bytes | memoryview],
+        *,
+        nbytes: int,
+        base_length: int,
+        overhead: int,
+        wanted: bool,
+    ) -> Commit | None:
+        """Stage entries; None when too much is outstanding. The caller holds ``descriptor.lock``."""
+
+    def stage_entry(
+        self,
+        descriptor: LedgerDescriptor,
+        entry_id: int,
+        prefix: bytes,
+        payload: bytes,
+        base_length: int,
+        overhead: int,
+        wanted: bool,
+    ) -> Commit | None:
+        """Stage one entry; None when too much is outstanding. The caller holds ``descriptor.lock``."""
+
+    def wait(self, commit: Commit) -> None:
+        """Return when ``commit`` is done, doing the work meanwhile if nobody does."""
+
+    def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called by a background thread once ``commit`` is done."""
+
+    def kick(self) -> None:
+        """See to it that what is staged and wanted gets done although nobody waits."""
+
+    def flush(self) -> None:
+        """Return when everything staged before the call is durable; raises if it could not be made so."""
+
+
+class LedgerHome(Protocol):
+    """Where ledgers live. What raises what is told by ``LedgerManager`` and the handles.
+
+    Threads: any.
+    """
+
+    @property
+    def config(self) -> StoreConfig:
+        """Settings."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """Where what handles do is counted."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be changed here."""
+
+    @property
+    def changes_by_password(self) -> bool:
+        """Whether a ledger is deleted and moved by those alone who know its password."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether reading is over."""
+
+    @property
+    def where(self) -> str:
+        """Names the home in messages."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened it."""
+
+    @property
+    def identity(self) -> Identity:
+        """What keys are derived with."""
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """The level whose formats are written here; it may rise while the home is in use."""
+
+    def check_usable(self) -> None:
+        """Raise unless it may be used."""
+
+    def check_writable(self) -> None:
+        """Raise unless it may be used and changed."""
+
+    def close(self) -> None:
+        """Wait for what is outstanding and let go of everything."""
+
+    def health(self) -> Health:
+        """Return how it is."""
+
+    def catch_up(self) -> None:
+        """See what others did since."""
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
+        """Return ensemble size, write quorum and ack quorum of a new ledger, of which some were asked for."""
+
+    def verifier(self, keys: LedgerKeys) -> bytes:
+        """Return what metadata keeps of a ledger's keys, so that a password can be checked."""
+
+    def new_ledger_id(self) -> int:
+        """Return a ledger id that was never given before."""
+
+    def new_creation_sequence(self) -> int:
+        """Return the next creation sequence."""
+
+    def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Create a ledger; durable on return."""
+
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor:
+        """Return a ledger's descriptor."""
+
+    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
+        """Have a ledger's keys used for what is done with this descriptor, and for the seal when it is closed."""
+
+    def log_of(self, descriptor: LedgerDescriptor) -> AppendLog:
+        """Return what makes this ledger's appends durable."""
+
+    def recover(self, descriptor: LedgerDescriptor) -> None:
+        """Fence whoever is writing, establish the end and close the ledger; a closed one stays as it is."""
+
+    def close_ledger(self, descriptor: LedgerDescriptor) -> None:
+        """Close a ledger behind everything staged so far, as its writer."""
+
+    def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
+        """Record the seal of a closed ledger, unless its end has changed since it was checked; durable on return."""
+
+    def force(self, descriptor: LedgerDescriptor) -> int:
+        """Make everything pushed so far durable and confirmed; return the last add confirmed."""
+
+    def delete(self, descriptor: LedgerDescriptor) -> None:
+        """Delete a ledger; durable on return."""
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Move a ledger to another tier; done on return.
+
+        Raises:
+            CorruptError: Damaged entries stay where they are; everything else was moved.
+        """
+
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers to another tier, given in ascending order of their ids; done on return.
+
+        A home may look at all of the iterable or at a part of it at a time.
+        """
+
+    def replicate(self, what: int | str) -> Replicated:
+        """Copy what lost bookies held of a ledger, or of all ledgers that a bookie is missing from."""
+
+    def metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Return a ledger's metadata as of now."""
+
+    def ledgers(self) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of all ledgers by ascending id."""
+
+    def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
+        """See how far a ledger has come, and whether it was closed or deleted.
+
+        Args:
+            descriptor: The ledger.
+            follows: Whoever asks waits for more and is told of it, so that what cannot be seen now is seen later.
+        """
+
+    # ---- entries -------------------------------------------------------------------------------------------------
+
+    def read_verified(
+        self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
+    ) -> EntryBatch:
+        """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``, each verified."""
+
+    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
+        """Return a buffer, start and end of one entry, if there is a short way to it; None: ``read_verified``."""
+
+    def write_buffered(self, descriptor: LedgerDescriptor) -> None:
+        """Write what appends to a ledger have buffered, without confirming it."""
+
+    def check_space(self) -> None:
+        """Raise while nothing is taken for want of space."""
+
+    def wait_for_room(self, descriptor: LedgerDescriptor) -> None:
+        """Return when an append that found too much outstanding may try again."""
+
+    def checkpoint(self) -> None:
+        """Bring everything durable to its tier and free what is dead."""

@@ -1,0 +1,86 @@
+"""What a bookie is told of a ledger with the first thing that it stores of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
+
+from pybk.digest import DigestType
+from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import LedgerMetadata
+from pybk.storage.format.extent import Extent
+
+_DESCRIPTION_KEY: Final = ".description"
+_TYPE_KEY: Final = ".type"
+
+
+class Described(Protocol):
+    """What keeping a ledger depends on, as metadata and descriptions of ledgers have it."""
+
+    @property
+    def ledger_type(self) -> LedgerType:
+        """What the ledger is for."""
+
+    @property
+    def storage_hints(self) -> frozenset[StorageHint]:
+        """Where its entries should live."""
+
+    @property
+    def write_flags(self) -> WriteFlag:
+        """How its entries are written."""
+
+    @property
+    def digest_type(self) -> DigestType:
+        """What its entries carry."""
+
+
+class Description(NamedTuple):
+    """What never changes of a replicated ledger, as a bookie is told with the first thing it stores of it.
+
+    Attributes:
+        encoded: The authenticated bytes that it came in; kept and given back as they are.
+        ledger_type: What the ledger is for.
+        storage_hints: Where its entries should live.
+        write_flags: How its entries are written.
+        digest_type: What its entries carry.
+    """
+
+    encoded: bytes
+    ledger_type: LedgerType
+    storage_hints: frozenset[StorageHint]
+    write_flags: WriteFlag
+    digest_type: DigestType
+
+    @classmethod
+    def of(cls, described: Described, encoded: bytes) -> Description:
+        """Take what a bookie needs of a ledger's description or metadata; ``encoded`` is their authenticated part."""
+        return cls(
+            encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
+        )
+
+    @property
+    def stored_type(self) -> LedgerType:
+        """The type that the ledger's extents have in the store: never that of a bookie's own records."""
+        return LedgerType("") if self.ledger_type.is_bookie_record else self.ledger_type
+
+    def keep(self) -> dict[str, bytes]:
+        """Return the custom metadata that it is kept in."""
+        return {_DESCRIPTION_KEY: self.encoded, _TYPE_KEY: self.ledger_type.encode()}
+
+    @classmethod
+    def kept(cls, metadata: LedgerMetadata, extent: Extent) -> Description | None:
+        """Return the description that a ledger of the store carries, None if it has none."""
+        encoded = metadata.custom_metadata.get(_DESCRIPTION_KEY)
+        if encoded is None:
+            return None
+        kind = LedgerType(metadata.custom_metadata.get(_TYPE_KEY, b"").decode())
+        return cls.of(replace(metadata, ledger_type=kind, write_flags=WriteFlag(extent.write_flags)), encoded)
+
+
+def names_bookie_record(metadata: LedgerMetadata) -> bool:
+    """Tell whether the description kept with a ledger of the store names a type of a bookie's own records.
+
+    Peers are refused such descriptions; bookies of older versions took them.
+    """
+    named = metadata.custom_metadata.get(_TYPE_KEY, b"")
+    return LedgerType(named.decode()).is_bookie_record

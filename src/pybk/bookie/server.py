@@ -1,0 +1,694 @@
+"""A running bookie: one thread receives requests, stores what they bring with one sync for all, and answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import lru_cache, partial
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pybk.backend import Health, health_of
+from pybk.bookie.advertising import advertised, check_reachable, is_notable
+from pybk.bookie.durable_position import PositionRecorder, find_losses
+from pybk.bookie.ledger_header import Description
+from pybk.bookie.salvaging import doubt_everything, open_replicas
+from pybk.bookie.startup import introduce
+from pybk.errors import (
+    CookieError,
+    NoSuchLedgerError,
+    PybkError,
+    StorageError,
+    StorageRefusedError,
+    UsageError,
+)
+from pybk.feature_level import NEWEST_LEVEL
+from pybk.ledger import Bookie
+from pybk.metadata.ledger_description import LedgerDescription
+from pybk.metadata.registration import BookieRegistration, RegisteredBookie
+from pybk.metrics import REQUEST_FAULTS
+from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.messages import (
+    Add,
+    Force,
+    LacReply,
+    Move,
+    Read,
+    ReadLac,
+    ReadReply,
+    Reply,
+    Request,
+    Run,
+    Status,
+    WriteLac,
+)
+from pybk.replication.rereplication import fragment_end
+from pybk.storage.io.failures import start_thread
+from pybk.transport.cluster_keys import ClusterKeys, proves_deletion, proves_right
+from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
+from pybk.transport.logging_limit import LogLimit
+from pybk.transport.server import Peer, Server
+from pybk.version import __version__
+from pybk.workers import Workers
+
+if TYPE_CHECKING:
+    from pybk.bookie.replicas import Replicas
+    from pybk.config import StoreConfig
+    from pybk.flags import LedgerType, StorageHint
+    from pybk.ledger import LedgerMetadata
+    from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
+
+_WAIT_MS: Final = 1_000
+_LOOK_SECONDS: Final = 10.0
+"""How often a bookie looks whether it is as it is registered, which it registers again if it changed notably."""
+
+_REGISTER_SECONDS: Final = 300.0
+"""How often a bookie registers again how it is, whatever has changed: each time wakes everybody who watches bookies."""
+
+_DESCRIPTIONS: Final = 4096
+_CACHED_BYTES_MAX: Final = 4096
+POSITION_SECONDS: Final = 1.0
+"""How often a bookie records how far its log is on disk, if that moved, while requests come."""
+
+COLLECT_SECONDS: Final = 60.0
+"""How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
+
+Effects = list[BookieEffect]
+
+ASIDE_BYTES_MAX: Final = 64 << 20
+"""Bytes of requests that may wait for the metadata store; more are refused."""
+
+SESSION_POLLS_MAX: Final = 1024
+"""Long polls of one session; more are answered at once."""
+
+_UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
+_REFUSED: Final = Reply(Status.REFUSED)
+_packet_lac = Struct(">8xq").unpack_from
+
+
+class BookieService:
+    """One bookie of a cluster, serving since ``open`` returned.
+
+    Attributes:
+        bookie: Its name and instance.
+        addresses: Where others reach it.
+        replicas: What it keeps.
+
+    Threads: any may call; one of its own serves, another looks after things.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        root: str,
+        listen: Sequence[str],
+        *,
+        metadata: ClusterMetadata,
+        keys: ClusterKeys | None,
+        config: StoreConfig,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+        bookie_id: str | None = None,
+        rack: str = "",
+        moved: bool = False,
+        replace_lost: bool = False,
+        advertise: Sequence[str] = (),
+        metrics: Metrics | None = None,
+    ) -> Self:
+        """Open a bookie's directory, making it if there is none, listen, and register.
+
+        If something durable is missing there that its peers have, the bookie starts with all ledgers in limbo.
+
+        Args:
+            root: The directory.
+            listen: Addresses; unless ``advertise`` names others, the first is the one that others are told.
+            metadata: The cluster's.
+            keys: The cluster's; None without a secret.
+            config: As for a store.
+            tiers: As for a store.
+            bookie_id: Its name in the cluster; None keeps that of the directory, or makes one.
+            rack: Where it stands.
+            moved: The directory was moved since the last start, not copied: no other is left.
+            replace_lost: Take the name of a bookie whose directory is lost for good.
+            advertise: Addresses that others are told instead of those listened on; the first is tried before that.
+            metrics: Where to count.
+
+        Raises:
+            CookieError: The directory is of another cluster, another bookie, a copy, or an older one.
+            PybkError: As opening a store, and what the metadata store raises.
+        """
+        replicas = open_replicas(root, config=config, tiers=tiers, metrics=metrics)
+        try:
+            known = replicas.identity
+            losses = []
+            if known is not None:
+                losses = find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
+            bookie = introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
+            if replicas.store.salvage is not None or losses:
+                doubt_everything(replicas, metadata, bookie, losses)
+            return cls(replicas, bookie, listen, metadata, keys, rack, advertise)
+        except BaseException:
+            replicas.close()
+            raise
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        bookie: Bookie,
+        listen: Sequence[str],
+        metadata: ClusterMetadata,
+        keys: ClusterKeys | None,
+        rack: str,
+        advertise: Sequence[str] = (),
+    ) -> None:
+        self.replicas: Final = replicas
+        self.bookie: Final = bookie
+        self._metadata = metadata
+        self._rack = rack
+        self._machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
+        self._final: dict[int, tuple[int, Description | None]] = {}
+        self._described = lru_cache(_DESCRIPTIONS)(self._description)
+        self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
+        self._wake_ns: int | None = None
+        self._registered: RegisteredBookie | None = None
+        self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
+        self._stopping = threading.Event()
+        self._keeper_rests = False
+        self._keeper_wakes = threading.Event()
+        self._waking = threading.Lock()
+        self._closed = False
+        self._closing = threading.Lock()  # two threads may close
+        self._ended = False
+        self._seen_deleted: set[int] = set()
+        self._served = 0
+        self._aside_bytes = 0
+        self._retired = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
+        with ExitStack() as undo:
+            undo.callback(self._server.close)
+            self.addresses: Final = advertised(listen, self._server.addresses, advertise)
+            self._looking = Workers(2, "pybk-bookie-lookup")
+            undo.callback(self._looking.close)
+            self._moving = Workers(1, "pybk-bookie-move")
+            undo.callback(self._moving.close)
+            start_thread(self._thread)
+            undo.pop_all()
+        try:
+            check_reachable(bookie, self.addresses[0], keys, self._server.public_key)
+            registered = self._registered = metadata.register(self._registration())
+            identity = replicas.identity
+            assert identity is not None, "the start recorded whose directory it is"
+            self._position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
+            self._position.record()
+            self._keeper = threading.Thread(
+                target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True
+            )
+            start_thread(self._keeper)
+        except BaseException:
+            self._unregister()
+            self._stop_serving()
+            raise
+
+    @property
+    def serving(self) -> bool:
+        """Whether it answers: no more once it failed, or found its name to be another's; the log says which."""
+        return self._thread.is_alive()
+
+    # ---- what others are told ------------------------------------------------------------------------------------
+
+    def _registration(self) -> BookieRegistration:
+        health = self.replicas.health()
+        served, self._served = self._served, 0
+        return BookieRegistration(
+            bookie=self.bookie,
+            addresses=self.addresses,
+            public_key=self._server.public_key or b"",
+            tiers=dict(health.free_bytes),
+            load=served / _LOOK_SECONDS,
+            rack=self._rack,
+            read_only=self._retired or health.full is not None or health.error is not None,
+            level_max=NEWEST_LEVEL,
+            version=__version__,
+        )
+
+    def retire(self) -> None:
+        """Take no more entries of writers, and tell everybody; what is here can be read on, and copied to others.
+
+        Raises:
+            CookieError: Another process has registered as this bookie.
+            MetadataError: The metadata store cannot be told now; it is told again later.
+        """
+        self._retired = True
+        self._machine.read_only = True
+        if self._registered is not None:
+            self._registered.update(self._registration())
+
+    # ---- serving -------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Body of the serving thread."""
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+        except BaseException as error:
+            self._error = error
+            logger.exception("bookie %s serves no more", self.bookie)
+            self._stop()
+            self._close_server()  # so that clients need not wait for what will not come
+
+    def _turn(self) -> None:
+        """Take what waits, store it together, answer."""
+        arrived = self._server.receive(self._timeout_ms())
+        if self._registered is not None and self._registered.superseded:
+            raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
+        now_ns = time.monotonic_ns()
+        works = bool(arrived or self._posted)
+        while self._posted:
+            self._do(self._posted.popleft())
+        machine = self._machine
+        for ended in self._server.take_ended():
+            machine.owner_ended(ended)
+        for peer, request_id, message in arrived:
+            self._take(peer, request_id, message, now_ns)
+        self._served += len(arrived)
+        self._perform(machine.commit())
+        if works and self._keeper_rests:
+            self._keeper_rests = False
+            self._keeper_wakes.set()
+        if self._wake_ns is not None and now_ns >= self._wake_ns:
+            self._wake_ns = None
+            self._perform(machine.woken(now_ns))
+
+    def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
+        """Take a request. An unexpected error refuses this request, is counted and logged, and ends nothing.
+
+        Doubt about durable bytes is not among them: the store turns it into ``StorageFailedError``, which is final.
+        """
+        try:
+            request = _request(message)
+            if _needs_right(request) and request.ledger_id not in peer.rights:
+                self._without_right(peer, request_id, request, now_ns)
+            elif isinstance(request, Read | ReadLac) and request.fence and self._is_new(request.ledger_id):
+                self._look_aside(peer, request_id, request, self._check_fence)
+            elif isinstance(request, Move):
+                self._moving.submit(partial(self._move, peer, request_id, request))
+            else:
+                encoded = peer.rights.get(request.ledger_id)
+                description = None if encoded is None else self._describe(encoded)
+                self._perform(self._machine.receive((peer, request_id), request, description, now_ns))
+        except Exception as error:  # noqa: BLE001  # the barrier: whatever a peer can say ends nothing
+            self._count_fault(error)
+            self._server.reply(peer, request_id, _REFUSED)
+
+    def _receive(
+        self, sender: tuple[Peer, int], request: Request, description: Description | None, now_ns: int
+    ) -> list[BookieEffect]:
+        """Have the machine take a request that waited for the metadata store, behind the same barrier as ``_take``."""
+        try:
+            return self._machine.receive(sender, request, description, now_ns)
+        except Exception as error:  # noqa: BLE001  # the barrier, as in ``_take``
+            self._count_fault(error)
+            return [Respond(sender, _REFUSED)]
+
+    def _do(self, call: Callable[[], list[BookieEffect]]) -> None:
+        """Perform what was posted by another thread; an unexpected error ends nothing."""
+        try:
+            self._perform(call())
+        except Exception as error:  # noqa: BLE001  # the barrier, as in ``_take``
+            self._count_fault(error)
+
+    def _count_fault(self, error: Exception) -> None:
+        """Count and log an error that no request should be able to cause."""
+        self.replicas.store.metrics.add(REQUEST_FAULTS)
+        logger.error("bookie %s refused a request that it failed at; this is a defect", self.bookie, exc_info=error)
+
+    def _without_right(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
+        """Refuse who does not know the ledger's password, but take copies of entries that are final.
+
+        Those add nothing to the ledger: the metadata store says that it, or the fragment, has ended behind them, and
+        readers check them by their digests.
+        """
+        if not isinstance(request, Add) or not request.recovery:
+            self._server.reply(peer, request_id, _UNAUTHORIZED)
+            return
+        final = self._final.get(request.ledger_id)
+        if final is not None and all(run.last <= final[0] for run in request.runs):
+            self._perform(self._receive((peer, request_id), request, final[1], now_ns))
+            return
+        self._look_aside(peer, request_id, request, self._look_for_end)
+
+    def _look_aside(
+        self, peer: Peer, request_id: int, request: Request, look: Callable[[Peer, int, Any], Callable[[], Effects]]
+    ) -> None:
+        """Have another thread look into the metadata store for a request, and then take the request.
+
+        ``look`` runs there, and returns what the serving thread does then. What waits for it is bounded.
+        """
+        size = 256 + (sum(map(sum, (run.sizes for run in request.runs))) if isinstance(request, Add) else 0)
+        if self._aside_bytes + size > ASIDE_BYTES_MAX:
+            self._server.reply(peer, request_id, _REFUSED)
+            return
+        self._aside_bytes += size
+
+        def aside() -> None:
+            then = look(peer, request_id, request)
+
+            def done() -> Effects:
+                self._aside_bytes -= size
+                return then()
+
+            self._post(done)
+
+        self._looking.submit(aside)
+
+    def _is_new(self, ledger_id: int) -> bool:
+        """Return whether nothing is known here that a ledger's description could be compared with."""
+        state = self.replicas.state(ledger_id)
+        return state is None or state.description is None
+
+    def _check_fence(self, peer: Peer, request_id: int, request: Read | ReadLac) -> Callable[[], Effects]:
+        """Check a right to fence against the metadata store, because the description may be the client's own."""
+        ledger_id, encoded = request.ledger_id, peer.rights.get(request.ledger_id, b"")
+        status = Status.OK
+        try:
+            metadata = self._metadata.read_ledger(ledger_id).metadata
+            if not self._is_description(encoded, metadata):
+                logger.warning("a client's right to ledger %d was refused: the description is not its own", ledger_id)
+                status = Status.UNAUTHORIZED
+        except NoSuchLedgerError:
+            status = Status.DELETED
+        except Exception as error:  # noqa: BLE001  # the client waits for an answer, whatever it is
+            logger.warning("the description of ledger %d cannot be checked: %s", ledger_id, error)
+            status = Status.UNKNOWN
+
+        def go_on() -> Effects:
+            if status is Status.OK:
+                return self._receive((peer, request_id), request, self._describe(encoded), time.monotonic_ns())
+            if status is Status.UNAUTHORIZED:
+                peer.revoke(ledger_id)
+            return [Respond((peer, request_id), Reply(status))]
+
+        return go_on
+
+    def _is_description(self, encoded: bytes, metadata: LedgerMetadata) -> bool:
+        """Return whether a description that a client showed is that of a ledger, its verifier included."""
+        described = self._metadata.check_description(encoded, where=f"ledger {metadata.ledger_id}")
+        return described == LedgerDescription.of(metadata)
+
+    def _look_for_end(self, peer: Peer, request_id: int, request: Add) -> Callable[[], Effects]:
+        """Find out how far a ledger is final, and go on with a copy of its entries."""
+        ledger_id = request.ledger_id
+        final: tuple[int, Description | None] = -1, None
+        try:
+            metadata = self._metadata.read_ledger(ledger_id).metadata
+            last = fragment_end(metadata, len(metadata.fragments) - 1)
+            if last is None:
+                last = metadata.fragments[-1].first_entry_id - 1
+            encoded = self._metadata.describe(metadata)
+            _check_type(metadata.ledger_id, metadata.ledger_type)
+            final = last, self._describe(encoded)
+        except Exception as error:  # noqa: BLE001  # as above
+            logger.warning("a copy of ledger %d was refused: %s", ledger_id, error)
+
+        def go_on() -> Effects:
+            if final[1] is None or any(run.last > final[0] for run in request.runs):
+                return [Respond((peer, request_id), _UNAUTHORIZED)]
+            if len(self._final) >= _DESCRIPTIONS:
+                self._final.clear()
+            self._final[ledger_id] = final
+            return self._receive((peer, request_id), request, final[1], time.monotonic_ns())
+
+        return go_on
+
+    def _timeout_ms(self) -> int:
+        if self._posted:
+            return 0
+        if self._wake_ns is None:
+            return _WAIT_MS
+        return max(0, min(_WAIT_MS, (self._wake_ns - time.monotonic_ns()) // 1_000_000 + 1))
+
+    def _perform(self, effects: Iterable[BookieEffect]) -> None:
+        for effect in effects:
+            if type(effect) is Respond:
+                peer, request_id = effect.sender
+                self._server.reply(peer, request_id, _wire(effect.reply))
+            elif type(effect) is LookUp:
+                self._looking.submit(partial(self._look_up, effect.ledger_id))
+            else:
+                wake_ns = effect.time_ns  # type: ignore[union-attr]
+                self._wake_ns = wake_ns if self._wake_ns is None else min(self._wake_ns, wake_ns)
+
+    def _move(self, peer: Peer, request_id: int, request: Move) -> None:
+        """Move what is here of a ledger, beside all else."""
+        status = Status.OK
+        try:
+            self.replicas.move(request.ledger_id, request.tier)
+        except Exception as error:  # noqa: BLE001  # as above
+            logger.warning("ledger %d cannot be moved to %s: %s", request.ledger_id, request.tier.value, error)
+            status = Status.READ_ONLY if isinstance(error, StorageRefusedError) else Status.UNKNOWN
+        self._post(lambda: [Respond((peer, request_id), Reply(status))])
+
+    def _look_up(self, ledger_id: int) -> None:
+        """Find out whether a ledger exists that this bookie hears of for the first time (C11)."""
+        exists: bool | None
+        metadata: LedgerMetadata | None = None
+        try:
+            metadata = self._metadata.read_ledger(ledger_id).metadata
+            exists = True
+        except NoSuchLedgerError:
+            exists = False
+        except Exception as error:  # noqa: BLE001  # whatever it is, somebody waits for an answer
+            logger.warning("whether ledger %d exists cannot be found out: %s", ledger_id, error)
+            exists = None
+
+        def is_right(description: Description | None) -> bool:
+            # The description may be the client's own, with a verifier of its own: nothing here could tell.
+            assert metadata is not None, "asked of ledgers that exist"
+            return description is not None and self._is_description(description.encoded, metadata)
+
+        def go_on() -> Effects:
+            now_ns = time.monotonic_ns()
+            return self._machine.ledger_known(ledger_id, exists, now_ns, receive=self._receive, is_right=is_right)
+
+        self._post(go_on)
+
+    def _wake(self) -> None:
+        with self._waking:
+            if not self._closed:
+                self._server.wake()
+
+    def _close_server(self) -> None:
+        with self._waking:
+            if not self._closed:
+                self._closed = True
+                self._server.close()
+
+    def _post(self, call: Callable[[], list[BookieEffect]]) -> None:
+        """Have something done by the serving thread; any thread."""
+        self._posted.append(call)
+        self._wake()
+
+    def _describe(self, encoded: bytes) -> Description:
+        """Decode a description, from the cache if it is short: long ones would fill too much memory."""
+        return self._described(encoded) if len(encoded) <= _CACHED_BYTES_MAX else self._description(encoded)
+
+    def _description(self, encoded: bytes) -> Description:
+        """Decode what never changes of a ledger; it was checked when the right to the ledger was proved."""
+        return Description.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
+
+    def _authorize(self, session_id: bytes, proof: Authorize) -> bool:
+        """Tell whether a client has proved that it knows a ledger's password (see ``docs/wire.md``)."""
+        try:
+            described = self._metadata.check_description(proof.description, where=f"ledger {proof.ledger_id}")
+            _check_type(described.ledger_id, described.ledger_type)
+        except PybkError as error:
+            logger.warning("a client's right was refused: %s", error)
+            return False
+        state = self.replicas.state(proof.ledger_id)
+        known = None if state is None else state.description
+        if known is not None and known.encoded != proof.description:
+            return False
+        return described.ledger_id == proof.ledger_id and proves_right(
+            described.verifier, proof.signature, session_id, self.bookie.instance, proof.ledger_id
+        )
+
+    # ---- looking after things ------------------------------------------------------------------------------------
+
+    def _keep(self, registered: RegisteredBookie) -> None:
+        """Body of the thread that registers how the bookie is, and drops what was deleted."""
+        now = time.monotonic()
+        look_at, register_at, collect_at = now + _LOOK_SECONDS, now + _REGISTER_SECONDS, now + COLLECT_SECONDS
+        while not self._stopping.wait(POSITION_SECONDS):
+            self._keeper_rests = True  # before the position is read, so that what moves it afterwards ends the rest
+            if not self._position.record():
+                self._keeper_wakes.wait(max(0.0, look_at - time.monotonic()))
+            self._keeper_wakes.clear()
+            now = time.monotonic()
+            if now < look_at:
+                continue
+            look_at = now + _LOOK_SECONDS
+            try:
+                registration = self._registration()
+                self._machine.read_only = registration.read_only
+                if now >= register_at or is_notable(registered.written, registration):
+                    registered.update(registration)
+                    register_at = now + _REGISTER_SECONDS
+                if now >= collect_at:
+                    self.collect()
+                    collect_at = now + COLLECT_SECONDS
+            except CookieError as error:
+                logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
+                self._error = error
+                self._stop()
+                self._wake()
+            except (PybkError, OSError) as error:
+                logger.warning("bookie %s: looking after it failed, and is tried again: %s", self.bookie, error)
+        if self._error is not None:
+            self._unregister()
+
+    def collect(self) -> None:
+        """Drop the ledgers whose tombstones are seen for the second time: nothing else shows that one is gone."""
+        deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._is_deleted(ledger_id)}
+        for ledger_id in sorted(deleted & self._seen_deleted):
+            self._post(partial(self._drop, ledger_id))
+        self._seen_deleted = deleted
+
+    def _drop(self, ledger_id: int) -> list[BookieEffect]:
+        """Drop what is here of a deleted ledger; what cannot be dropped now is tried again at the next collection."""
+        try:
+            return self._machine.ledger_deleted(ledger_id)
+        except StorageError as error:
+            logger.warning("deleted ledger %d cannot be dropped now: %s", ledger_id, error)
+            return []
+
+    def _is_deleted(self, ledger_id: int) -> bool:
+        """Tell whether a ledger's tombstone is there, made by somebody who knew the ledger's password."""
+        proof = self._metadata.deletion_proof(ledger_id)
+        if proof is None:
+            return False
+        state = self.replicas.state(ledger_id)
+        if state is None or state.description is None:
+            return True  # only a fence is here, or nothing
+        described = self._metadata.check_description(state.description.encoded, where=f"ledger {ledger_id}")
+        if proves_deletion(described.verifier, proof, ledger_id):
+            return True
+        logger.warning("ledger %d has a tombstone that nobody who knows its password made; it is kept", ledger_id)
+        return False
+
+    def health(self) -> Health:
+        """Return how the bookie is: as its store, in limbo, or failed if it serves no more."""
+        health = health_of(self.replicas.store)
+        if self._error is not None:
+            return replace(health, state="failed", reason=f"bookie {self.bookie} serves no more: {self._error!r}")
+        limbo = self.replicas.in_limbo() if health.state in ("ok", "degraded") else []
+        if not limbo:
+            return health
+        reason = f"{len(limbo)} ledgers are in limbo until bookie {self.bookie} has got back what it may lack of them"
+        return replace(health, state="in_limbo", reason=reason)
+
+    def in_limbo(self) -> list[int]:
+        """Return the ledgers in limbo."""
+        return self.replicas.in_limbo()
+
+    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+        """End a ledger's limbo, as everything that it may have lacked was brought back."""
+
+        def lift() -> list[BookieEffect]:
+            try:
+                self.replicas.lift_limbo(ledger_id, closed=closed)
+                logger.info("ledger %d is out of limbo at %s", ledger_id, self.bookie)
+            except StorageError as error:
+                logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self.bookie, error)
+            return []
+
+        self._post(lift)
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """Have the threads end."""
+        self._stopping.set()
+        self._keeper_wakes.set()
+
+    def _stop_serving(self) -> None:
+        with ExitStack() as stopping:  # each step is done, whichever of those before it fails
+            stopping.callback(self._close_server)
+            stopping.callback(self._moving.close)
+            stopping.callback(self._looking.close, wait=True)
+            stopping.callback(self._thread.join)
+            self._stop()
+            self._wake()
+
+    def _unregister(self) -> None:
+        """Register no more, as far as the metadata store takes that: no error of it may keep a bookie from ending."""
+        try:
+            if self._registered is not None:
+                self._registered.close()
+        except (PybkError, OSError) as error:
+            logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
+
+    def close(self) -> None:
+        """Register no more, answer no more, and give the directory free; may be repeated."""
+        with self._closing:
+            if self._ended:
+                return
+            self._ended = True
+            with ExitStack() as closing:  # each step is done, whichever of those before it fails
+                closing.callback(self._position.record)
+                closing.callback(self.replicas.close)
+                closing.callback(self._keeper.join)
+                closing.callback(self._stop_serving)
+                self._unregister()
+
+
+def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:
+    """Refuse a replicated ledger that has the type of a bookie's own records.
+
+    Raises:
+        UsageError: It has.
+    """
+    if ledger_type.is_bookie_record:
+        raise UsageError(
+            f"ledger {ledger_id} has type {ledger_type!r}, which bookies use for their own records: no replicated "
+            "ledger may have it; create the ledger with another type"
+        )
+
+
+def _peer_of(sender: tuple[Peer, int]) -> Peer:
+    return sender[0]
+
+
+def _needs_right(request: Request) -> bool:
+    return not isinstance(request, Read | ReadLac) or request.fence
+
+
+def _request(message: WireRequest) -> Request:
+    """Return a request as the machine takes it; who waits for a LAC checks its proof."""
+    if isinstance(message, LacPacket):
+        (lac,) = _packet_lac(message.packet)
+        return WriteLac(message.ledger_id, lac, message.packet)
+    assert isinstance(message, Add | ReadLac | Read | Force | Move), "the server answers all else itself"
+    return message
+
+
+def _wire(reply: Reply | LacReply | ReadReply) -> WireReply:
+    """Return a reply as it travels."""
+    if type(reply) is Reply:
+        return reply
+    if type(reply) is ReadReply:
+        return Answer(reply.status, reply.run)
+    assert type(reply) is LacReply
+    run = None
+    if reply.entry_id >= 0:
+        run = Run(reply.entry_id, 1, array("q", (len(reply.entry),)), (reply.entry,))
+    return Answer(reply.status, run, reply.packet)

@@ -1,0 +1,545 @@
+"""Ledgers that live on the bookies of a cluster: what ``LedgerManager.connect`` and ``open(..., metadata=...)`` use."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakSet, WeakValueDictionary
+
+from pybk.backend import Health, Identity, Quorums, Replicated
+from pybk.client.broadcast import flush, move, repair
+from pybk.client.driver import Engine
+from pybk.client.follower import Following
+from pybk.client.limbo_repair import LimboBookie, Mender
+from pybk.client.reader import LacReading, Reading, Recovering
+from pybk.client.remote_ledger import RemoteLedger
+from pybk.client.rereplication import Replicator
+from pybk.client.wire import BookieWire
+from pybk.client.writer import Writing
+from pybk.entry import ENTRY_HEADER_BYTES
+from pybk.errors import (
+    ClosedError,
+    EntryUnknownError,
+    ForkedProcessError,
+    IllegalOperationError,
+    LedgerRecoveryError,
+    MetadataError,
+    MetadataVersionError,
+    NoSuchLedgerError,
+    PybkError,
+    UsageError,
+)
+from pybk.feature_level import FeatureLevel
+from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.metrics import Metrics
+from pybk.storage.log.commit import Commit
+from pybk.transport.cluster_keys import RightsKey
+
+if TYPE_CHECKING:
+    from pybk.client.append_queue import LedgerAppender
+    from pybk.client.membership import Directory
+    from pybk.config import StoreConfig
+    from pybk.digest import EntryDigest, LedgerKeys
+    from pybk.entry import EntryBatch
+    from pybk.flags import StorageHint
+    from pybk.metadata.ledgers import StoredLedger
+    from pybk.seal import LedgerSeal
+    from pybk.storage.descriptor import LedgerDescriptor
+    from pybk.transport.links import Links
+
+STRAGGLER_BYTES: Final = 16 << 20
+"""Confirmed bytes that a bookie may owe before it is replaced."""
+
+_PAGE: Final = 500
+_DEFAULTS: Final = Quorums(3, 3, 2)
+_ENTRIES_GUESSED: Final = 64
+_CUT_OFF: Final = "the manager was closed while this was under way; open it again, and see whether it was done"
+
+
+logger = logging.getLogger(__name__)
+
+_HOMES: Final[WeakSet[ClusterHome]] = WeakSet()
+
+
+def _mark_forked() -> None:
+    for home in _HOMES:
+        home.after_fork()
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+class LocalBookie(LimboBookie, Protocol):
+    """The bookie that serves in this process."""
+
+    def health(self) -> Health:
+        """Return how it is."""
+
+    def close(self) -> None:
+        """Serve no more."""
+
+
+class Beside(Protocol):
+    """A bookie of this host whose files this process may read."""
+
+    def read_verified(
+        self, ledger_id: int, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
+    ) -> EntryBatch | None:
+        """Return entries from ``first`` on, at least one and verified; None if bookies are to be asked."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class ClusterHome:
+    """The ledgers of a cluster; see ``LedgerHome`` for what is not said here.
+
+    Args:
+        where: Names the metadata store in messages; no secret is in it.
+        directory: Who is there.
+        make_links: Makes the links to the bookies.
+        config: Settings of handles.
+        bookie: The bookie of this process, closed with this; None for none.
+        beside: A bookie whose files are looked at before bookies are asked, closed with this; None for none.
+
+    Threads: any.
+    """
+
+    read_only = False
+    changes_by_password = True
+
+    def __init__(
+        self,
+        where: str,
+        directory: Directory,
+        make_links: Callable[[], Links],
+        config: StoreConfig,
+        bookie: LocalBookie | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        self.where = where
+        self.config = config
+        self.metrics = Metrics()
+        self.ended = False
+        self.forked = False
+        self.directory: Final = directory
+        self.bookie: Final = bookie
+        self._beside = beside
+        self._metadata = directory.metadata
+        self._wire = BookieWire(make_links, directory)
+        self.engine: Final = Engine(self._wire, directory)
+        self._following = Following(self.engine, directory)
+        self._held: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
+        """The ledgers that somebody has, by identity."""
+        self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
+        self._mender = None if bookie is None else Mender(self.engine, directory, bookie)
+        directory.on_change = self._bookies_changed
+        _HOMES.add(self)
+
+    # ---- the home itself -----------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """That of the cluster."""
+        found = self._metadata.identity
+        return Identity(found.cluster_id, found.salt, found.cost)
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """That of the cluster."""
+        return self._metadata.feature_level
+
+    def check_usable(self) -> None:
+        """Raise if the manager is closed."""
+        if self.forked:
+            raise self._fork_error()
+        if self.ended:
+            raise ClosedError(f"the manager of {self.where} is closed; open it again")
+
+    def _bookies_changed(self) -> None:
+        """Have writers look again for bookies in the places of those that they went on without."""
+
+        def look_again() -> None:
+            for ledger in self._ledgers():
+                if ledger.writing is not None:
+                    ledger.writing.bookies_changed(time.monotonic_ns())
+
+        self.engine.post(look_again)
+
+    def check_writable(self) -> None:
+        """Raise if the manager is closed."""
+        self.check_usable()
+
+    def after_fork(self) -> None:
+        """Be of no use in a forked child; called in it before anything else."""
+        self.forked = self.ended = True
+        self._following.end()
+        self.engine.after_fork()
+        error = self._fork_error()
+        for ledger in self._ledgers():
+            ledger.lock = threading.Lock()
+            ledger.place_lock = threading.Lock()
+            if ledger.writing is not None:
+                ledger.writing.appender.after_fork(error)
+
+    def _fork_error(self) -> ForkedProcessError:
+        return ForkedProcessError(f"{self.where} was opened before this process was forked; open it here again")
+
+    def close(self) -> None:
+        """Wait for what is outstanding, and record what bookies miss of closed ledgers; open ledgers stay open."""
+        for ledger in self._ledgers():
+            if ledger.writing is not None and ledger.writing.appender.error is None:
+                self._settle(ledger.writing)
+        self.ended = True
+        with ExitStack() as closing:  # each step is done, whichever of those before it fails
+            closing.callback(self._metadata.close)
+            if self._beside is not None:
+                closing.callback(self._beside.close)
+            if self.bookie is not None:
+                closing.callback(self.bookie.close)
+            closing.callback(self._wire.close)
+            closing.callback(self.directory.close)
+            if self._mender is not None:
+                self._mender.stop()
+            self._following.end()
+            error = ClosedError("the manager is closed; open it again")
+            self.engine.close(error, ClosedError(_CUT_OFF, outcome_unknown=True))
+            for ledger in self._ledgers():
+                ledger.wake_followers()
+
+    def _settle(self, writing: Writing) -> None:
+        """Wait for a writer's appends; those that fail tell who waits for them."""
+        try:
+            if writing.ledger.deferred:
+                self._force(writing, writing.ledger.last_pushed)
+            else:
+                writing.appender.flush()
+        except PybkError as error:
+            logger.warning("ledger %d: what was appended last may be lost: %s", writing.ledger.ledger_id, error)
+
+    def health(self) -> Health:
+        """Return how the client is."""
+        outstanding = sum(
+            ledger.writing.appender.outstanding_bytes for ledger in self._ledgers() if ledger.writing is not None
+        )
+        if self.bookie is not None:
+            health = self.bookie.health()
+            return replace(health, outstanding_bytes=health.outstanding_bytes + outstanding)
+        there = len(self.directory.bookies)
+        state, reason = ("ok", "") if there else ("failed", f"no bookie is registered at {self.where}")
+        return Health(state, reason, outstanding, 0, {})
+
+    def catch_up(self) -> None:
+        """Nothing to do: what others did is asked for each ledger."""
+
+    def checkpoint(self) -> None:
+        """Nothing to do: bookies look after their disks."""
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
+        """Fill in what was not asked for: 3 bookies, written to all, acknowledged by 2, or what the others allow."""
+        ensemble, write, ack = asked
+        ensemble = _DEFAULTS.ensemble_size if ensemble is None else ensemble
+        write = min(_DEFAULTS.write_quorum, ensemble) if write is None else write
+        ack = min(_DEFAULTS.ack_quorum, write) if ack is None else ack
+        if not ensemble >= write >= ack >= 1:
+            raise UsageError(
+                f"ensemble_size {ensemble}, write_quorum {write}, ack_quorum {ack}: each is at least 1, and none "
+                "larger than the one before it"
+            )
+        return Quorums(ensemble, write, ack)
+
+    def verifier(self, keys: LedgerKeys) -> bytes:
+        """Return the public half of the key that shows bookies the right to write."""
+        return RightsKey(keys.right_key).public
+
+    def new_ledger_id(self) -> int:
+        """Return an id that the cluster never gave."""
+        return self._metadata.new_ledger_id()
+
+    def new_creation_sequence(self) -> int:
+        """Return a number above those of ledgers that this process created before."""
+        return time.time_ns()
+
+    def create(self, metadata: LedgerMetadata) -> RemoteLedger:
+        """Choose an ensemble and record the ledger."""
+        ensemble = self.directory.ensemble(metadata)
+        metadata = replace(metadata, fragments=(Fragment(0, ensemble),))
+        return self._hold(metadata, self._metadata.create_ledger(metadata))
+
+    def _hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
+        ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
+        ledger.on_followed = self._following.follow
+        ledger.ends_are_sealed = lambda: self.feature_level >= FeatureLevel.SEALS
+        self._held[id(ledger)] = ledger
+        return ledger
+
+    def _ledgers(self) -> list[RemoteLedger]:
+        """Return the ledgers that somebody has; other threads may open some meanwhile."""
+        return [ledger for reference in self._held.valuerefs() if (ledger := reference()) is not None]
+
+    def descriptor(self, ledger_id: int) -> RemoteLedger:
+        """Return a ledger as the metadata store has it now."""
+        return self._hold(*self._metadata.read_ledger(ledger_id))
+
+    def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
+        """Have entries checked, rights shown, and the ledger sealed when it is closed."""
+        _remote(descriptor).unlock(keys, seal)
+
+    def log_of(self, descriptor: LedgerDescriptor) -> LedgerAppender:
+        """Begin to write a ledger that was just created."""
+        ledger = _remote(descriptor)
+        writing = Writing(
+            self.engine,
+            ledger,
+            self.metrics.scope(ledger.metadata.ledger_type, ledger.metadata.tier),
+            straggler_bytes=STRAGGLER_BYTES,
+            outstanding_bytes_max=self.config.max_outstanding_bytes,
+        )
+        ledger.writing = writing
+        self._writers[ledger.ledger_id] = ledger
+        return writing.appender
+
+    def recover(self, descriptor: LedgerDescriptor) -> None:
+        """Fence, find the end, write back, close."""
+        ledger = _remote(descriptor)
+        if ledger.metadata.state is not LedgerState.CLOSED:
+            recovering = Recovering(self.engine, ledger)
+            self.engine.run(recovering, recovering.machine.start)
+
+    def close_ledger(self, descriptor: LedgerDescriptor) -> None:
+        """Close behind everything appended."""
+        ledger = _remote(descriptor)
+        writing = ledger.writing
+        assert writing is not None, "only a writer closes a ledger"
+        if writing.commit.done:
+            if writing.commit.error is not None:
+                raise writing.commit.error.with_traceback(None)
+            return
+        if ledger.deferred:
+            self.force(descriptor)
+        else:
+            writing.appender.flush()
+        self._know_last(ledger)
+        self.engine.run(writing, writing.close)
+
+    def _know_last(self, ledger: RemoteLedger) -> None:
+        """Read the last entry of a ledger that is about to be closed, if an interrupt left its digest unknown."""
+        last = ledger.last_add_confirmed
+        if last >= 0 and ledger.seals and ledger.last_prefix[8:16] != last.to_bytes(8, "big"):
+            batch = self.read_verified(ledger, last, last, 1, digest=ledger.digest, direct=False)
+            ledger.last_prefix = bytes(batch.buffer[int(batch.offsets[0]) :][: ENTRY_HEADER_BYTES + ledger.digest.size])
+
+    def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
+        """Record the seal by compare-and-swap; tier and bookies may have changed since the ledger was checked."""
+        ledger = _remote(descriptor)
+        while True:
+            found = self._metadata.read_ledger(ledger.ledger_id)
+            wanted = found.metadata.with_seal(sealed.seal, sealed.last_digest)
+            same = replace(wanted, tier=sealed.tier, version=sealed.version, fragments=sealed.fragments)
+            if same != sealed:
+                raise IllegalOperationError(f"ledger {ledger.ledger_id} was changed while it was checked; try again")
+            wanted = replace(wanted, version=wanted.version + 1)
+            try:
+                ledger.renew(wanted, self._metadata.write_ledger(wanted, found.version), anyway=True)
+            except MetadataVersionError:
+                continue
+            return
+
+    def force(self, descriptor: LedgerDescriptor) -> int:
+        """Have everything pushed so far made durable by its quorums."""
+        ledger = _remote(descriptor)
+        writing = ledger.writing
+        assert writing is not None, "only a writer forces"
+        if ledger.is_final:
+            return ledger.last_add_confirmed  # closing forced everything
+        with ledger.lock:
+            if ledger.error is not None:
+                raise ledger.error.with_traceback(None)
+            ledger.account_staged()
+            last = ledger.last_pushed
+        self._force(writing, last)
+        return ledger.last_add_confirmed
+
+    def _force(self, writing: Writing, last: int) -> None:
+        if last > writing.ledger.last_add_confirmed:
+            commit = Commit()
+            self.engine.do(lambda: writing.force(last, commit), commit)
+            if commit.error is not None:
+                raise commit.error.with_traceback(None)
+
+    def delete(self, descriptor: LedgerDescriptor) -> None:
+        """Leave a tombstone; bookies drop the entries when they see it."""
+        ledger_id = descriptor.ledger_id
+        proof = RightsKey(_remote(descriptor).keys.right_key).sign_deletion(ledger_id)
+        while True:
+            try:
+                self._metadata.delete_ledger(ledger_id, self._metadata.read_ledger(ledger_id).version, proof)
+                break
+            except MetadataVersionError:
+                continue
+        gone = NoSuchLedgerError(f"ledger {ledger_id} was deleted")
+        for ledger in [held for held in self._ledgers() if held.ledger_id == ledger_id]:
+            ledger.deleted = True
+            if ledger.writing is not None:
+                # The driver may be finishing the ledger's appends, so the driver alone fails them. It is not waited
+                # for, because it may be the frame that a signal handler interrupted to delete the ledger.
+                self.engine.post(partial(ledger.writing.appender.fail, gone))
+            ledger.wake_followers()
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Record the tier, so that later bookies know it, and have those that there are move what they have."""
+        ledger = _remote(descriptor)
+        while ledger.metadata.tier is not tier:
+            moved = replace(ledger.metadata, tier=tier, version=ledger.metadata.version + 1)
+            try:
+                ledger.renew(moved, self._metadata.write_ledger(moved, ledger.version), anyway=True)
+            except MetadataVersionError:
+                ledger.renew(*self._metadata.read_ledger(ledger.ledger_id), anyway=True)
+        move(self.engine, ledger, tier)
+
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers one after the other: each has bookies of its own."""
+        for descriptor in descriptors:
+            self.move(descriptor, tier)
+
+    def replicate(self, what: int | str) -> Replicated:
+        """Complete a ledger, or all ledgers that a bookie is missing from."""
+        replicator = Replicator(self.engine, self.directory)
+        if isinstance(what, str):
+            self._check_known(what)
+            return replicator.replicate(self._ledgers_on(what), what)
+        return replicator.replicate([self._metadata.read_ledger(what)], None)
+
+    def _check_known(self, bookie_id: str) -> None:
+        """Raise unless the cluster knows a bookie of this name: registered, with a cookie, or named by a ledger.
+
+        Raises:
+            UsageError: It does not; the error names those that it knows.
+        """
+        known = {cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()} | self.directory.bookies.keys()
+        if bookie_id not in known and not any(self._ledgers_on(bookie_id)):
+            names = ", ".join(sorted(known)) or "none"
+            raise UsageError(f"no bookie of {self.where} is called {bookie_id!r:.100}; there are {names}")
+
+    def _ledgers_on(self, bookie_id: str) -> Iterator[tuple[LedgerMetadata, int]]:
+        """Yield the ledgers whose fragments name a bookie."""
+        for found in self._stored():
+            if any(bookie.bookie_id == bookie_id for each in found.metadata.fragments for bookie in each.ensemble):
+                yield found
+
+    def metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Return what the metadata store has."""
+        return self._metadata.read_ledger(ledger_id).metadata
+
+    def ledgers(self) -> Iterator[LedgerMetadata]:
+        """Yield all ledgers."""
+        for found in self._stored():
+            yield found.metadata
+
+    def _stored(self) -> Iterator[StoredLedger]:
+        after = -1
+        while ids := self._metadata.list_ledgers(after=after, count=_PAGE):
+            yield from self._metadata.read_sound_ledgers(ids)
+            after = ids[-1]
+
+    # ---- entries -------------------------------------------------------------------------------------------------
+
+    def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
+        """See how far an open ledger is: the LAC first, then the metadata, whose end is final.
+
+        A follower looks once, when it begins to wait: from then on ``Following`` reports every change. If that look
+        fails because too few bookies answer, the long poll of ``Following`` finds what it missed.
+        """
+        ledger = _remote(descriptor)
+        if ledger.writing is not None or ledger.is_final:
+            return
+        if not follows:
+            self._look(ledger)
+        elif not ledger.looked:
+            try:
+                self._look(ledger)
+            except (LedgerRecoveryError, EntryUnknownError, MetadataError) as error:
+                logger.warning("ledger %d: how far it is cannot be seen now: %s", ledger.ledger_id, error)
+            ledger.looked = True
+
+    def _look(self, ledger: RemoteLedger) -> None:
+        reading = LacReading(self.engine, ledger, rank=self.directory.rank())
+        error = None
+        try:
+            self.engine.run(reading, reading.machine.start)
+        except PybkError as failed:
+            error = failed
+        self._following.renew(ledger)
+        if not ledger.is_final:
+            if error is not None:
+                raise error.with_traceback(None)
+            writer = self._writers.get(ledger.ledger_id, ledger)  # one in this process knows best
+            ledger.heard(max(reading.last_add_confirmed, writer.last_add_confirmed))
+
+    def read_verified(
+        self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
+    ) -> EntryBatch:
+        """Read from the nearest replica with sound copies."""
+        ledger = _remote(descriptor)
+        newest = ledger.newest_from(first)
+        if newest is not None:
+            return newest
+        if self._beside is not None and first <= ledger.last_add_confirmed:
+            upto = min(last, ledger.last_add_confirmed)
+            found = self._beside.read_verified(ledger.ledger_id, first, upto, max_bytes, digest=digest, direct=direct)
+            if found is not None:
+                return found
+        last = min(last, first + self._guess(ledger, max_bytes) - 1)
+        rank, shared = self.directory.rank(), self.directory.reads_are_shared
+        reading = Reading(self.engine, ledger, first, last, max_bytes, rank, shared=shared)
+        self.engine.run(reading, reading.machine.start)
+        batch = reading.batch()
+        ledger.entry_bytes = max(1, int(batch.sizes.sum()) // len(batch))
+        if reading.bad:
+            repair(self.engine, ledger, batch, reading.bad)
+        return batch
+
+    @staticmethod
+    def _guess(ledger: RemoteLedger, max_bytes: int) -> int:
+        """Guess how many entries have so many bytes, from those read last."""
+        if ledger.entry_bytes:
+            return max(1, max_bytes // ledger.entry_bytes)
+        return min(_ENTRIES_GUESSED, max_bytes)
+
+    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
+        """Nothing lies here."""
+        return None
+
+    def write_buffered(self, descriptor: LedgerDescriptor) -> None:
+        """Have bookies sync what they took from a deferred writer, and see how far that goes."""
+        ledger = _remote(descriptor)
+        if not ledger.is_final:
+            flush(self.engine, ledger)
+            self._look(ledger)
+
+    def check_space(self) -> None:
+        """Bookies say for themselves when they are full."""
+
+    def wait_for_room(self, descriptor: LedgerDescriptor) -> None:
+        """Wait until fewer bytes are outstanding; a deferred writer forces."""
+        ledger = _remote(descriptor)
+        writing = ledger.writing
+        assert writing is not None, "only a writer waits for room"
+        if ledger.deferred:
+            self._force(writing, ledger.last_pushed)  # the caller may hold the ledger's lock
+        else:
+            writing.appender.wait_for_space()
+
+
+def _remote(descriptor: LedgerDescriptor) -> RemoteLedger:
+    assert isinstance(descriptor, RemoteLedger), "descriptors of a cluster's home are its own"
+    return descriptor

@@ -1,0 +1,89 @@
+"""What several bookies are told at once: repairs after a read, and moves."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from typing import TYPE_CHECKING
+
+from pybk.client.driver import Conversation
+from pybk.errors import StorageFullError
+from pybk.replication.broadcast import TellMachine
+from pybk.replication.messages import Add, Effect, Force, Move, Run, Status, Told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pybk.client.driver import Engine
+    from pybk.client.remote_ledger import RemoteLedger
+    from pybk.entry import EntryBatch
+    from pybk.flags import StorageHint
+    from pybk.ledger import Bookie
+
+logger = logging.getLogger(__name__)
+
+
+class Telling(Conversation[TellMachine]):
+    """Tells bookies something.
+
+    Attributes:
+        refused: Who did not do it, and what was answered.
+    """
+
+    refused: tuple[tuple[Bookie, Status | None], ...] = ()
+
+    def take(self, effect: Effect) -> None:
+        """End, as all have answered or will not."""
+        assert type(effect) is Told
+        self.refused = effect.refused
+        for bookie, status in effect.refused:
+            said = "nothing" if status is None else status.name
+            logger.warning("ledger %d: %s answered %s", self.ledger.ledger_id, bookie, said)
+        self.end()
+
+
+def repair(engine: Engine, ledger: RemoteLedger, batch: EntryBatch, bad: Iterable[tuple[Bookie, int]]) -> None:
+    """Send sound entries of a batch to bookies that have no sound copies; returns at once, any thread.
+
+    Args:
+        engine: The driver.
+        ledger: The ledger, opened with its password, which gives the right to this.
+        batch: What was read.
+        bad: Bookies and the entries that they could not give.
+    """
+    places = {entry_id: number for number, entry_id in enumerate(batch.entry_ids.tolist())}
+    adds = []
+    for bookie, entry_id in bad:
+        number = places.get(entry_id)
+        if number is not None:
+            start, size = int(batch.offsets[number]), int(batch.sizes[number])
+            run = Run(entry_id, 1, array("q", (size,)), (bytes(batch.buffer[start : start + size]),))
+            adds.append((bookie, Add(ledger.ledger_id, (run,), ledger.last_add_confirmed, recovery=True)))
+    if adds:
+        logger.warning("ledger %d: %d copies were not sound and are sent again", ledger.ledger_id, len(adds))
+        telling = Telling(engine, ledger, TellMachine(adds))
+        engine.start(telling, telling.machine.start)
+        engine.baton.kick()
+
+
+def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
+    """Have every bookie of a ledger bring what it has to a tier; returns when all have.
+
+    Raises:
+        StorageFullError: Some did not; what they have stays readable where it is.
+    """
+    bookies = dict.fromkeys(bookie for fragment in ledger.metadata.fragments for bookie in fragment.ensemble)
+    telling = Telling(engine, ledger, TellMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
+    engine.run(telling, telling.machine.start)
+    if telling.refused:
+        said = ", ".join(f"{bookie}: {status.name if status else 'no answer'}" for bookie, status in telling.refused)
+        raise StorageFullError(
+            f"ledger {ledger.ledger_id} is not all on {tier.value}: {said}; move it again when they can"
+        )
+
+
+def flush(engine: Engine, ledger: RemoteLedger) -> None:
+    """Have the bookies of a ledger's last fragment sync what they acknowledged before; returns when they answered."""
+    ensemble = ledger.metadata.fragments[-1].ensemble
+    telling = Telling(engine, ledger, TellMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
+    engine.run(telling, telling.machine.start)

@@ -1,0 +1,506 @@
+"""Drives the protocol's machines: performs what they ask for, and tells them what came of it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from pybk.client.baton import Baton
+from pybk.client.missing_entries import Reports, Unrecorded
+from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
+from pybk.replication.messages import (
+    Answered,
+    ChooseBookies,
+    Effect,
+    Event,
+    MetadataUnreachable,
+    ReadMetadata,
+    Request,
+    Send,
+    Unanswered,
+    UnderReplicated,
+    WakeAt,
+    Woken,
+    WriteMetadata,
+)
+from pybk.replication.reader import LacMachine, ReadMachine
+from pybk.replication.recovery import RecoveryMachine
+from pybk.replication.writer import WriterMachine
+from pybk.storage.log.commit import Commit
+from pybk.workers import Workers
+
+if TYPE_CHECKING:
+    from pybk.client.remote_ledger import RemoteLedger
+    from pybk.ledger import Bookie
+    from pybk.replication.messages import LacReply, ReadReply, Reply
+
+logger = logging.getLogger(__name__)
+
+_INTERRUPTED: Final = (
+    "the client was interrupted in the middle of its work, and what was under way is not known: read again, and open "
+    "ledgers that were being written to recover them"
+)
+_WAIT_SECONDS: Final = 1.0
+_QUIET_MS: Final = 1
+_METADATA_THREADS: Final = 4
+_LATE_SECONDS: Final = 0.3
+"""How long closing waits for bookies that have not answered adds and fences of closed ledgers."""
+_LATE_LOOKS: Final = 100
+_REPORT_SECONDS: Final = 5.0
+"""How long closing waits until it is recorded what bookies miss."""
+
+
+class Machine(Protocol):
+    """A machine of ``pybk.replication``."""
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take an event; return what is to be done."""
+
+
+class Wire(Protocol):
+    """The links to bookies; used by the holder of the baton alone, but for ``interrupt``."""
+
+    def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
+        """Send a request, now or when there is room; False if the bookie is not there."""
+
+    def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
+        """Return replies by request id, None for those that will not come; waits for the first of them."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
+
+    def begin_turn(self) -> None:
+        """Take note that ``poll`` is not waiting."""
+
+    def begin_again(self) -> None:
+        """Drop all links and what was asked; may be repeated."""
+
+    def interrupt(self) -> None:
+        """Have ``poll`` return at once, now or the next time; any thread."""
+
+
+class MetadataStore(Protocol):
+    """The metadata store as machines use it; each call may take long and is made in a thread of its own."""
+
+    def read(self, ledger: RemoteLedger) -> Event:
+        """Read a ledger's metadata."""
+
+    def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
+        """Compare-and-swap a ledger's metadata, settling ambiguous outcomes."""
+
+    def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
+        """Find bookies for places of an ensemble."""
+
+    def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
+        """Record that a bookie misses entries."""
+
+
+class Writer(Protocol):
+    """A writer's conversation; called by the holder of the baton."""
+
+    def submit(self, now_ns: int) -> None:
+        """Send the batches that have formed, as many as may be under way."""
+
+    def tell_lac(self) -> None:
+        """Tell bookies the LAC if no add will."""
+
+    def give_up(self, error: PybkError, under_way: PybkError) -> None:
+        """Fail for good, unless it has ended; what was sent or staged with the second error."""
+
+
+M_co = TypeVar("M_co", bound=Machine, covariant=True)
+
+
+class Conversation(ABC, Generic[M_co]):
+    """One machine, the ledger it is about, and who waits for it.
+
+    Attributes:
+        ledger: The ledger.
+        machine: The machine.
+        commit: Done when the conversation has ended.
+        unrecorded: What bookies miss that is not recorded in the metadata store yet.
+    """
+
+    def __init__(self, engine: Engine, ledger: RemoteLedger, machine: M_co) -> None:
+        self.engine = engine
+        self.ledger = ledger
+        self.machine: Final = machine
+        self.commit = Commit()
+        self.unrecorded: Final = Unrecorded(ledger)
+
+    @abstractmethod
+    def take(self, effect: Effect) -> None:
+        """Act on an effect that is not the engine's business; called by the driver."""
+
+    def end(self, error: PybkError | None = None) -> None:
+        """End the conversation; called by the driver."""
+        self.engine.ended(self, error)
+
+
+AnyConversation = Conversation[Any]
+
+
+class _Asked(NamedTuple):
+    """What a request id stands for."""
+
+    conversation: AnyConversation
+    token: int
+
+
+class Engine:
+    """The driver of all conversations of one client.
+
+    Threads: ``run``, ``start``, ``post`` and what ``Baton`` allows: any. All else: the holder of the baton.
+    """
+
+    def __init__(self, wire: Wire, metadata: MetadataStore) -> None:
+        self._wire = wire
+        self._metadata = metadata
+        self._asked: dict[int, _Asked] = {}
+        self._request_ids = itertools.count(1)
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wakes: list[tuple[int, int, AnyConversation]] = []
+        self._wake_at: dict[AnyConversation, int] = {}
+        self._waited: set[AnyConversation] = set()
+        self._fresh: dict[AnyConversation, Callable[[], None]] = {}
+        """What begins conversations that have not begun; an interrupt may lose it after it was posted."""
+        self._unmet: set[Commit] = set()
+        self._broken = False
+        self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()
+        self._formed: dict[Writer, None] = {}
+        self._active: dict[Writer, None] = {}
+        self._untold: dict[Writer, None] = {}
+        self._closed: PybkError | None = None
+        self._cut_off: PybkError | None = None
+        with ExitStack() as opened:
+            self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
+            opened.callback(self._workers.close)
+            self._reports = Reports(metadata.report_missing)
+            opened.callback(self._reports.close, 0.0)
+            self.baton = Baton(self, "pybk-client")
+            opened.pop_all()
+
+    # ---- any thread ----------------------------------------------------------------------------------------------
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made by the driver, soon."""
+        self._posted.append(call)
+        self.baton.kick()
+
+    def start(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
+        """Begin a conversation: the driver performs what ``begin(now_ns)`` returns; its ``commit`` is its end."""
+
+        def first() -> None:
+            self._waited.add(conversation)
+            self._fresh.pop(conversation, None)
+            self.perform(conversation, begin(time.monotonic_ns()))
+
+        self._fresh[conversation] = first
+        self._posted.append(first)
+
+    def run(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
+        """Begin a conversation and wait until it has ended; raises what it ended with."""
+        self.start(conversation, begin)
+        self.baton.wait(conversation.commit)
+        error = conversation.commit.error
+        if error is not None:
+            raise error.with_traceback(None)
+
+    def do(self, call: Callable[[], None], commit: Commit) -> None:
+        """Have ``call`` made by the driver, and return when ``commit`` is done, which it sees to.
+
+        If the call is lost to an interrupt, or the engine is closed before it ends, ``commit`` gets an error.
+        """
+        self._unmet.add(commit)
+        self._posted.append(call)
+        try:
+            self.baton.wait(commit)
+        finally:
+            self._unmet.discard(commit)
+
+    def have_done(self, call: Callable[[], None]) -> None:
+        """Have the driver make ``call``, and return afterwards; an interrupt of the driver may lose the call."""
+        done = Commit()
+        self._posted.append(call)
+        self.do(lambda: self.baton.finish(done), done)
+
+    def interrupt(self) -> None:
+        """See ``Work.interrupt``."""
+        self._wire.interrupt()
+
+    # ---- what the baton's holder does ----------------------------------------------------------------------------
+
+    def busy(self) -> bool:
+        """Tell whether somebody waits for anything."""
+        return bool(self._posted or self._waited or self._formed or self._active)
+
+    def turn(self) -> None:
+        """Send what there is, wait for what comes, and act on it.
+
+        An exception in the middle of it, such as KeyboardInterrupt, leaves machines of which nothing is known: they are
+        given up in the next turn, so that nobody waits for them for ever. Once the engine is closed, the wire may be
+        closed, too: a turn then ends what threads began that did not know of it.
+        """
+        if self._closed is not None:
+            self._do_posted()
+            self._end_all(self._closed, self._cut_off or self._closed)
+            return
+        if self._broken:
+            self._give_up()
+            return  # it may have been all that somebody waits for
+        self._wire.begin_turn()
+        try:
+            self._turn()
+        except BaseException:
+            self._broken = not self._wire.waiting
+            raise
+
+    def _turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        self._do_posted()
+        if self._closed is not None:
+            return
+        self._submit(now_ns)
+        # What was finished may have been all that somebody waits for.
+        timeout_ms = 0 if self.baton.finished or self._posted else self._timeout_ms(now_ns)
+        if not self._untold or self._active:
+            self._receive(timeout_ms)
+        elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
+            self._tell_lacs()  # whoever waits here may wait long, as for a ledger to go on
+
+    def idle(self) -> bool:
+        """Take what late bookies say, and do what waits for quiet; tell whether there was or may be more."""
+        if self._closed is not None:
+            return False
+        if self._broken:
+            self._give_up()
+        self._receive(0)
+        told = bool(self._untold)
+        self._tell_lacs()
+        return told or bool(self._asked)
+
+    def _give_up(self) -> None:
+        """End all that an interrupt in the middle of a turn may have left half done; may be repeated."""
+        self._end_all(EntryUnknownError(_INTERRUPTED), LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
+        self._wire.begin_again()
+        self._broken = False
+
+    def _end_all(self, error: PybkError, of_changes: PybkError) -> None:
+        """End all that is under way, reads with one error and changes with another; may be repeated."""
+        for reference in self._writers.valuerefs():  # a copy: other threads attach writers meanwhile
+            writer = reference()
+            if writer is not None:
+                writer.give_up(error if self._closed else of_changes, of_changes)
+                self._formed.pop(writer, None)  # a writer that another thread attached meanwhile stays
+        lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self._posted]
+        for conversation in (*self._waited, *lost):
+            reads = isinstance(conversation.machine, ReadMachine | LacMachine)
+            conversation.end(error if reads else of_changes)
+            self._fresh.pop(conversation, None)
+        for commit in list(self._unmet):
+            if not commit.done:
+                commit.error = of_changes
+            self.baton.finish(commit)
+        self._asked.clear()
+        self._active.clear()
+        self._untold.clear()
+        self._wakes.clear()
+        self._wake_at.clear()
+
+    def _tell_lacs(self) -> None:
+        while self._untold:
+            writer, _ = self._untold.popitem()
+            writer.tell_lac()
+
+    def _do_posted(self) -> None:
+        while self._posted:
+            self._posted.popleft()()
+
+    def _submit(self, now_ns: int) -> None:
+        while self._formed:
+            writer, _ = self._formed.popitem()
+            writer.submit(now_ns)
+
+    def _timeout_ms(self, now_ns: int) -> int:
+        if not self._wakes:
+            return int(_WAIT_SECONDS * 1000)
+        wait_ns = self._wakes[0][0] - now_ns
+        return max(0, min(int(_WAIT_SECONDS * 1000), -(-wait_ns // 1_000_000)))
+
+    def _receive(self, timeout_ms: int) -> bool:
+        """Act on what comes; tell whether anything did."""
+        replies = self._wire.poll(timeout_ms)
+        for request_id, reply in replies:
+            asked = self._asked.pop(request_id, None)
+            if asked is None:
+                continue
+            event: Event = Unanswered(asked.token) if reply is None else Answered(asked.token, reply)
+            self.tell(asked.conversation, event)
+        if self._formed and not self.baton.woke:  # else those woken come first: what they append makes it one batch
+            self._submit(time.monotonic_ns())
+        if self._wakes:
+            self._wake_up(time.monotonic_ns())
+        return bool(replies)
+
+    def _wake_up(self, now_ns: int) -> None:
+        while self._wakes and self._wakes[0][0] <= now_ns:
+            at, _, conversation = heapq.heappop(self._wakes)
+            if self._wake_at.get(conversation) == at:
+                del self._wake_at[conversation]
+                self.tell(conversation, Woken())
+
+    def tell(self, conversation: AnyConversation, event: Event) -> None:
+        """Tell a machine an event, and perform what it asks for; one that has ended may still learn who missed what."""
+        self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
+
+    def perform(self, conversation: AnyConversation, effects: list[Effect]) -> None:
+        """Do what a machine asked for; nothing once the engine is closed, as the next turn ends all conversations."""
+        if self._closed is not None:
+            return
+        for effect in effects:
+            if type(effect) is Send:
+                self._send(conversation, effect)
+            elif type(effect) is WriteMetadata:
+                self._ask_metadata(conversation, partial(self._write_metadata, conversation, effect))
+            elif type(effect) is ReadMetadata:
+                self._ask_metadata(conversation, partial(self._metadata.read, conversation.ledger))
+            elif type(effect) is ChooseBookies:
+                self._ask_metadata(conversation, partial(self._metadata.choose, conversation.ledger, effect))
+            elif type(effect) is WakeAt:
+                self._wake_at[conversation] = effect.time_ns
+                heapq.heappush(self._wakes, (effect.time_ns, id(effect), conversation))
+            else:
+                conversation.take(effect)
+
+    def _send(self, conversation: AnyConversation, effect: Send) -> None:
+        request_id = next(self._request_ids)
+        self._asked[request_id] = _Asked(conversation, effect.token)
+        if not self._wire.send(request_id, effect.bookie, conversation.ledger, effect.request):
+            del self._asked[request_id]
+            self._posted.append(lambda: self.tell(conversation, Unanswered(effect.token)))
+
+    def _ask_metadata(self, conversation: AnyConversation, ask: Callable[[], Event]) -> None:
+        def work() -> None:
+            event: Event
+            try:
+                event = ask()
+            except PybkError as error:
+                logger.warning("ledger %d: the metadata store: %s", conversation.ledger.ledger_id, error)
+                event = MetadataUnreachable()
+            except Exception:
+                logger.exception("ledger %d: asking the metadata store failed", conversation.ledger.ledger_id)
+                event = MetadataUnreachable()
+            self.post(lambda: self.tell(conversation, event))
+
+        self.in_background(work)
+
+    def _write_metadata(self, conversation: AnyConversation, effect: WriteMetadata) -> Event:
+        """Record what bookies miss, and then write a ledger's metadata, which may name other bookies (C13)."""
+        self._reports.record_before_write(conversation.unrecorded)
+        return self._metadata.write(conversation.ledger, effect)
+
+    def in_background(self, work: Callable[[], None]) -> None:
+        """Have something done by another thread; by this one once the engine is closed.
+
+        Threads: any.
+        """
+        if self._workers.submit(work) is None:
+            work()
+
+    def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
+        """Let go of a conversation and wake who waits for it."""
+        if not conversation.commit.done:
+            conversation.commit.error = error
+        self.baton.finish(conversation.commit)
+        self._wake_at.pop(conversation, None)
+        self._waited.discard(conversation)  # last: until then an interrupt has it ended again
+
+    # ---- writers -------------------------------------------------------------------------------------------------
+
+    def attach(self, writer: Writer) -> None:
+        """Take note of a writer, for as long as it is there; any thread."""
+        self._writers[id(writer)] = writer
+        if self._closed is not None:  # too late to be seen by who closed the engine
+            writer.give_up(self._closed, self._closed)
+
+    def formed(self, writer: Writer) -> None:
+        """Have a writer asked for its batches in the next turn; any thread."""
+        self._formed[writer] = None
+
+    def active(self, writer: Writer, *, waited: bool) -> None:
+        """Take note whether somebody waits for what a writer has under way, and that its LAC may have moved."""
+        self._untold[writer] = None
+        if waited:
+            self._active[writer] = None
+        else:
+            self._active.pop(writer, None)
+
+    def report_missing(self, conversation: AnyConversation, effect: UnderReplicated) -> None:
+        """Have it recorded that a bookie misses entries, before anything that the conversation writes from now on."""
+        self._reports.add(conversation.unrecorded, effect)
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, error: PybkError, of_changes: PybkError) -> None:
+        """End all conversations with an error, and stop, once it is recorded which bookies miss what.
+
+        Args:
+            error: For reads, and for all that begins from now on.
+            of_changes: For changes and appends that are under way, of which nobody knows whether they were made.
+
+        That takes some tenths of a second if a bookie owes answers, and some seconds if the metadata store does.
+        """
+
+        def end_all() -> None:
+            self._cut_off = of_changes
+            self._closed = error  # from now on nobody uses the wire
+            self._end_all(error, of_changes)
+
+        self._end_late_answers()
+        while self._closed is None:  # an interrupt of the driver may have lost the call
+            self.have_done(end_all)
+        self.baton.stop()
+        self._reports.close(_REPORT_SECONDS)
+        self._workers.close()
+
+    def _end_late_answers(self) -> None:
+        """Give bookies a moment to answer the adds and fences of closed ledgers, then record what they miss (C13).
+
+        An open ledger is not waited for: its recovery finds out.
+        """
+        late: list[int] = []
+
+        def look() -> None:
+            late[:] = (
+                request_id
+                for request_id, (conversation, _) in self._asked.items()
+                if conversation.commit.done and isinstance(conversation.machine, WriterMachine | RecoveryMachine)
+            )
+
+        def end() -> None:
+            look()
+            for request_id in late:
+                asked = self._asked.pop(request_id)
+                self.tell(asked.conversation, Unanswered(asked.token))
+
+        self.have_done(look)
+        end_at = time.monotonic() + _LATE_SECONDS
+        while late and time.monotonic() < end_at:
+            time.sleep(_LATE_SECONDS / _LATE_LOOKS)
+            self.have_done(look)
+        if late:
+            self.have_done(end)
+
+    def after_fork(self) -> None:
+        """Be of no use in a forked child."""
+        self.baton.after_fork()

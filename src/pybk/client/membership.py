@@ -1,0 +1,210 @@
+"""The metadata store as the client uses it: who is there, who may form an ensemble, and ledgers' metadata."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import (
+    LedgerDeletedError,
+    MetadataError,
+    MetadataVersionError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+)
+from pybk.ledger import Bookie, LedgerMetadata
+from pybk.replication.messages import (
+    BookiesChosen,
+    ChooseBookies,
+    Event,
+    MetadataIs,
+    MetadataRefused,
+    MetadataWritten,
+    UnderReplicated,
+    WriteMetadata,
+)
+from pybk.replication.placement import Candidate, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pybk.client.remote_ledger import RemoteLedger
+    from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metadata.registration import BookieRegistration
+
+logger = logging.getLogger(__name__)
+
+_FRESH_NS: Final = 1_000_000_000
+"""How old what is known of bookies may be when the ensemble of a new ledger is chosen.
+
+Reading the registrations for each ledger took a third of the time of creating and closing one. Of what a bookie that
+has just become read-only gets by mistake, it refuses the entries, and another bookie takes its place.
+"""
+
+
+class Directory:
+    """Who is there, as the metadata store says, and what it says of ledgers.
+
+    Args:
+        metadata: The cluster's.
+        near: Name of the bookie that comes first in ensembles and reads while it is there: that of this process, or one
+            beside it; None for none.
+
+    Attributes:
+        bookies: Those that are there, by name.
+        too_old: Those that are there and run a pybk that does not know the cluster's feature level, by name.
+        reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt what they
+            send, which takes longer than all else.
+        on_change: Called after bookies came or went, in a thread of the metadata store.
+
+    Threads: any.
+    """
+
+    def __init__(self, metadata: ClusterMetadata, near: str | None = None) -> None:
+        self.metadata: Final = metadata
+        self.near = near
+        self._random = random.Random()
+        self._lock = threading.Lock()
+        self.bookies: Mapping[str, BookieRegistration] = {}
+        self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
+        self.too_old: Mapping[str, BookieRegistration] = {}
+        self._seen_ns = 0
+        self.reads_are_shared = False
+        self.on_change: Callable[[], None] | None = None
+        self._watch = metadata.watch_bookies(self._changed)
+        self.refresh()
+
+    # ---- bookies -------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """See who is there, as somebody came or went, and tell it on."""
+        self.refresh()
+        if self.on_change is not None:
+            self.on_change()
+
+    def refresh(self) -> None:
+        """See who is there now."""
+        seen_ns = time.monotonic_ns()
+        try:
+            there = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
+        except MetadataError as error:
+            logger.warning("who is there cannot be seen now, so who was there counts: %s", error)
+            return
+        level = self.metadata.feature_level
+        self.too_old = {name: found for name, found in there.items() if found.level_max < level}
+        for name, found in self.too_old.items():
+            del there[name]
+            logger.warning(
+                "bookie %s is left out: it runs pybk %s, which knows feature levels up to %d, and the cluster has %d; "
+                "upgrade and restart it",
+                *(name, found.version or "before 0.2", found.level_max, level),
+            )
+        self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
+        self.bookies = there
+        self._seen_ns = seen_ns
+        self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
+
+    def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
+        """Return a bookie's address and CURVE key; None if it is not there, or another instance is."""
+        return self._places.get(bookie)
+
+    def rank(self) -> dict[Bookie, int]:
+        """Return which bookies to read from first: the near one, then others at random, so that all share."""
+        ranks = {found.bookie: 1 + self._random.getrandbits(16) for found in self.bookies.values()}
+        near = None if self.near is None else self.bookies.get(self.near)
+        if near is not None:
+            ranks[near.bookie] = 0
+        return ranks
+
+    def _candidates(self) -> list[Candidate]:
+        return [
+            Candidate(
+                bookie=found.bookie,
+                tiers=dict(found.tiers),
+                load=found.load,
+                rack=found.rack,
+                read_only=found.read_only,
+                local=found.bookie.bookie_id == self.near,
+            )
+            for found in self.bookies.values()
+        ]
+
+    def ensemble(self, metadata: LedgerMetadata) -> tuple[Bookie, ...]:
+        """Choose the first ensemble of a ledger.
+
+        Raises:
+            NotEnoughBookiesError: There are too few.
+        """
+        size = metadata.ensemble_size
+        # A bookie that turned read-only stays registered, and of such changes no watch tells.
+        if time.monotonic_ns() - self._seen_ns > _FRESH_NS:
+            self.refresh()
+        found = self._choose(tuple(range(size)), (), frozenset(), metadata)
+        if len(found) < size:
+            self.refresh()
+            found = self._choose(tuple(range(size)), (), frozenset(), metadata)
+        if len(found) < size:
+            raise NotEnoughBookiesError(
+                f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({self._there()}): start "
+                "more, make room where it is read-only, or create the ledger with a smaller ensemble_size"
+            )
+        return tuple(found[place] for place in range(size))
+
+    def _there(self) -> str:
+        """Say who is there, and who of them takes no new ledgers."""
+        named = (f"{name} read-only" if found.read_only else name for name, found in sorted(self.bookies.items()))
+        old = (f"{name} too old for the cluster's feature level" for name in sorted(self.too_old))
+        return ", ".join([*named, *old]) or "none"
+
+    def _choose(
+        self,
+        places: tuple[int, ...],
+        ensemble: tuple[Bookie, ...],
+        excluded: frozenset[Bookie],
+        metadata: LedgerMetadata,
+    ) -> dict[int, Bookie]:
+        with self._lock:
+            random_source = random.Random(self._random.getrandbits(64))
+        return choose(
+            self._candidates(),
+            places=places,
+            ensemble=ensemble,
+            excluded=excluded,
+            hints=metadata.storage_hints,
+            source=random_source,
+        )
+
+    # ---- what machines ask ---------------------------------------------------------------------------------------
+
+    def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
+        """Find bookies for places of an ensemble; those that were there last may have gone since."""
+        self.refresh()
+        return BookiesChosen(self._choose(effect.places, effect.ensemble, effect.excluded, ledger.metadata))
+
+    def read(self, ledger: RemoteLedger) -> Event:
+        """Read a ledger's metadata."""
+        return MetadataIs(*self._read(ledger.ledger_id))
+
+    def _read(self, ledger_id: int) -> tuple[LedgerMetadata | None, int]:
+        try:
+            return self.metadata.read_ledger(ledger_id)
+        except (LedgerDeletedError, NoSuchLedgerError):
+            return None, -1
+
+    def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
+        """Compare-and-swap a ledger's metadata."""
+        try:
+            return MetadataWritten(self.metadata.write_ledger(effect.metadata, effect.version))
+        except MetadataVersionError:
+            return MetadataRefused(*self._read(ledger.ledger_id))
+
+    def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
+        """Record that a bookie misses entries."""
+        self.metadata.mark_under_replicated(ledger.ledger_id, effect.bookie, effect.first_entry_id)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._watch.cancel()

@@ -1,0 +1,141 @@
+"""Reports that bookies miss entries, on their way to the metadata store (C13).
+
+The driver adds reports and does not wait. One thread records them, each ledger's in order, and tries again what fails
+after pauses that grow; one ledger whose report fails does not hold up another's. Who is about to write a ledger's
+metadata records first what was reported of that ledger. Reports are kept until they are recorded or the client closes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import wait as wait_for
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import PybkError
+from pybk.workers import Workers
+
+if TYPE_CHECKING:
+    from pybk.client.remote_ledger import RemoteLedger
+    from pybk.replication.messages import UnderReplicated
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_SECONDS: Final = 0.1
+_PAUSE_SECONDS_MAX: Final = 2.0
+"""How long what failed waits before the next try, at first and at most."""
+_PAUSES_BEFORE_WRITE: Final = (0.1, 0.3)
+"""The pauses between the tries before metadata are written: for a short fault, as a recovery does not try again."""
+
+
+class Unrecorded:
+    """What bookies miss of a ledger, as one writer or recovery found, and is not recorded yet.
+
+    Args:
+        ledger: The ledger.
+    """
+
+    def __init__(self, ledger: RemoteLedger) -> None:
+        self.ledger: Final = ledger
+        self._reports: Final[deque[UnderReplicated]] = deque()
+        self._recording: Final = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return how many reports there are."""
+        return len(self._reports)
+
+    def add(self, report: UnderReplicated) -> None:
+        """Take one more."""
+        self._reports.append(report)
+
+    def record(self, record: Callable[[RemoteLedger, UnderReplicated], None]) -> None:
+        """Record all, in order; what cannot be recorded stays, and the error is raised."""
+        with self._recording:
+            while self._reports:
+                record(self.ledger, self._reports[0])
+                self._reports.popleft()
+
+
+class Reports:
+    """Records what bookies miss, in a thread of its own.
+
+    Args:
+        record: Records one report in the metadata store; may take long.
+
+    Raises:
+        StorageRefusedError: The operating system gives no thread.
+
+    Threads: ``add`` one at a time, all else any.
+    """
+
+    def __init__(self, record: Callable[[RemoteLedger, UnderReplicated], None]) -> None:
+        self._record: Final = record
+        self._waiting: dict[Unrecorded, None] = {}
+        self._news = threading.Event()
+        self._closed = threading.Event()
+        self._thread = Workers(1, "pybk-reports")
+
+    def add(self, unrecorded: Unrecorded, report: UnderReplicated) -> None:
+        """Have a report recorded soon."""
+        unrecorded.add(report)
+        self._waiting[unrecorded] = None
+        self._news.set()
+        self._thread.submit(self._record_waiting)
+
+    def record_before_write(self, unrecorded: Unrecorded) -> None:
+        """Record what was reported of a ledger whose metadata are to be written; raises if that is not possible.
+
+        What fails is tried again after short pauses, without them once this was closed.
+        """
+        for pause_s in _PAUSES_BEFORE_WRITE:
+            try:
+                return unrecorded.record(self._record)
+            except PybkError:
+                self._closed.wait(pause_s)
+        return unrecorded.record(self._record)
+
+    def _record_waiting(self) -> None:
+        """Record until nothing waits, or until the client has closed."""
+        failing = set[Unrecorded]()
+        pause_s = _PAUSE_SECONDS
+        while self._waiting and not self._closed.is_set():
+            self._news.clear()
+            for unrecorded in list(self._waiting):
+                self._try(unrecorded, failing)
+            if self._waiting:
+                pause_s = _PAUSE_SECONDS if self._news.wait(pause_s) else min(2 * pause_s, _PAUSE_SECONDS_MAX)
+
+    def _try(self, unrecorded: Unrecorded, failing: set[Unrecorded]) -> None:
+        """Record what one ledger's bookies miss; the first failure in a row is logged."""
+        try:
+            unrecorded.record(self._record)
+        except Exception as error:
+            if unrecorded not in failing:
+                ledger_id, trace = unrecorded.ledger.ledger_id, not isinstance(error, PybkError)
+                logger.warning("ledger %d: what bookies miss is not recorded yet: %s", ledger_id, error, exc_info=trace)
+            failing.add(unrecorded)
+        else:
+            failing.discard(unrecorded)
+            del self._waiting[unrecorded]
+            if unrecorded:  # one more was added since
+                self._waiting[unrecorded] = None
+
+    def close(self, timeout_s: float) -> None:
+        """Try at once what failed, and stop when all is recorded, or when the time is over; may be repeated.
+
+        Args:
+            timeout_s: Seconds.
+        """
+        self._news.set()
+        last = self._thread.submit(self._record_waiting)
+        try:
+            if last is not None:
+                wait_for((last,), timeout_s)
+            if self._waiting:
+                logger.warning("of %d ledgers it may not be recorded what bookies miss", len(self._waiting))
+        finally:
+            self._closed.set()
+            self._news.set()
+            self._thread.close()

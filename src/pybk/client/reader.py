@@ -1,0 +1,212 @@
+"""Conversations that read: entries, the last add confirmed, and the end of a ledger that nobody closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pybk.client.driver import Conversation
+from pybk.client.writer import error_of
+from pybk.entry import EntryBatch
+from pybk.errors import CorruptError, EntryUnknownError
+from pybk.replication.entry_runs import whole
+from pybk.replication.messages import (
+    Confirmed,
+    Done,
+    Effect,
+    Failed,
+    Got,
+    LacIs,
+    ReadEnded,
+    Run,
+    Status,
+    UnderReplicated,
+)
+from pybk.replication.reader import LacMachine, ReadMachine
+from pybk.replication.recovery import RecoveryMachine
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pybk.client.driver import Engine
+    from pybk.client.remote_ledger import RemoteLedger
+    from pybk.ledger import Bookie
+
+REPLY_BYTES_MAX: Final = 4 << 20
+"""Encoded bytes that one reply of a read may have."""
+
+PARTS_MAX: Final = 4
+PART_BYTES: Final = 1 << 20
+"""What a bookie reads at least, where several share a read."""
+
+_MARGIN_BYTES: Final = PART_BYTES // 16
+"""What the reply to a part may have more than its share, as entries are not of one size."""
+
+SPECULATIVE_NS: Final = 500_000_000
+"""Time without an answer after which another replica is asked, too."""
+
+
+class Reading(Conversation[ReadMachine]):
+    """Reads a range of entries.
+
+    Args:
+        engine: Drives it.
+        ledger: The ledger.
+        first: First entry.
+        last: Last entry, inclusive.
+        max_bytes: About how many bytes to read: fewer entries where they have more, and one at least.
+        rank: Which bookies to ask first.
+        shared: Have several bookies read parts of it at a time if it is long.
+
+    Attributes:
+        runs: What was read, in the order in which it came.
+        ended: How it ended.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: RemoteLedger,
+        first: int,
+        last: int,
+        max_bytes: int,
+        rank: Mapping[Bookie, int],
+        *,
+        shared: bool,
+    ) -> None:
+        parts = min(PARTS_MAX, max_bytes // PART_BYTES) if shared else 1
+        reply_bytes = max_bytes // parts + _MARGIN_BYTES if parts > 1 else max_bytes
+        machine = ReadMachine(
+            ledger.metadata,
+            first,
+            last,
+            bytes_max=min(reply_bytes, REPLY_BYTES_MAX),
+            total_bytes=max_bytes,
+            parts=max(1, parts),
+            speculative_ns=SPECULATIVE_NS,
+            rank=rank,
+        )
+        super().__init__(engine, ledger, machine)
+        self.first = first
+        self.last = last
+        self.runs: list[Run] = []
+        self.ended: ReadEnded | None = None
+
+    def take(self, effect: Effect) -> None:
+        """Collect entries; end with the read, or as it fails."""
+        if type(effect) is Got:
+            self.runs.append(effect.run)
+        elif type(effect) is ReadEnded:
+            self.ended = effect
+            self.ledger.renew(self.machine.metadata, self.ledger.version)
+            self.end()
+        elif type(effect) is Failed:
+            self.end(error_of(effect))
+
+    @property
+    def bad(self) -> tuple[tuple[Bookie, int], ...]:
+        """Bookies that gave no sound copy of an entry, and which."""
+        return () if self.ended is None else self.ended.bad
+
+    def batch(self) -> EntryBatch:
+        """Return what was read, from the first entry on and without a gap.
+
+        Raises:
+            CorruptError: Every bookie of the first entry denies that it has it, though it was confirmed.
+            EntryUnknownError: No bookie that could be asked has a sound copy of the first entry.
+        """
+        assert self.ended is not None
+        batch = joined(self.ledger, self.runs)
+        if self.ended.missing is not None:
+            batch = _before(batch, self.ended.missing)
+        if len(batch):
+            return batch
+        asked = f"ledger {self.ledger.ledger_id} entry {self.first}"
+        if self.ended.status is Status.NO_SUCH_ENTRY:
+            raise CorruptError(
+                f"{asked}: no bookie of its ensemble has it, although it was confirmed; restore a replica"
+            )
+        raise EntryUnknownError(f"{asked}: no bookie that answers has a sound copy; start the bookies that are missing")
+
+
+def joined(ledger: RemoteLedger, runs: list[Run]) -> EntryBatch:
+    """Return runs as one batch in the order of the ids; copied if there are several."""
+    if len(runs) == 1:
+        return ledger.batch_of(runs[0], whole(runs[0]))
+    batches = [ledger.batch_of(run, whole(run)) for run in runs]
+    if not batches:
+        nothing = np.empty(0, np.int64)
+        return EntryBatch(ledger.ledger_id, nothing, memoryview(b""), nothing, nothing, ledger.digest.size)
+    starts = np.cumsum([0, *(len(batch.buffer) for batch in batches)])
+    ids = np.concatenate([batch.entry_ids for batch in batches])
+    order = np.argsort(ids, kind="stable")
+    offsets = np.concatenate([batch.offsets + start for batch, start in zip(batches, starts, strict=False)])
+    sizes = np.concatenate([batch.sizes for batch in batches])
+    buffer = memoryview(b"".join(batch.buffer for batch in batches))
+    return EntryBatch(ledger.ledger_id, ids[order], buffer, offsets[order], sizes[order], ledger.digest.size)
+
+
+def _before(batch: EntryBatch, entry_id: int) -> EntryBatch:
+    """Return the entries of a batch before one that is missing."""
+    count = int(np.searchsorted(batch.entry_ids, entry_id))
+    return EntryBatch(
+        batch.ledger_id,
+        batch.entry_ids[:count],
+        batch.buffer,
+        batch.offsets[:count],
+        batch.sizes[:count],
+        batch.digest_bytes,
+    )
+
+
+class LacReading(Conversation[LacMachine]):
+    """Reads the last add confirmed, or waits until it is above what is known.
+
+    Attributes:
+        last_add_confirmed: What was read, -1 for none.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: RemoteLedger,
+        *,
+        beyond: int | None = None,
+        wait_ns: int = 0,
+        pause_ns: int = 0,
+        retry_ns: int = 0,
+        rank: Mapping[Bookie, int],
+    ) -> None:
+        machine = LacMachine(
+            ledger.metadata, beyond=beyond, wait_ns=wait_ns, pause_ns=pause_ns, retry_ns=retry_ns, rank=rank
+        )
+        super().__init__(engine, ledger, machine)
+        self.last_add_confirmed = -1
+
+    def take(self, effect: Effect) -> None:
+        """Keep the LAC; whether it may be read is for the caller to see."""
+        if type(effect) is LacIs:
+            self.last_add_confirmed = effect.last_add_confirmed
+            self.end()
+        elif type(effect) is Failed:
+            self.end(error_of(effect))
+
+
+class Recovering(Conversation[RecoveryMachine]):
+    """Establishes the end of a ledger and closes it."""
+
+    def __init__(self, engine: Engine, ledger: RemoteLedger) -> None:
+        super().__init__(engine, ledger, RecoveryMachine(ledger.metadata, ledger.version, seal=ledger.sealed))
+
+    def take(self, effect: Effect) -> None:
+        """Take the closed metadata over."""
+        if type(effect) is Done:
+            self.ledger.renew(effect.metadata, effect.version)
+            self.end()
+        elif type(effect) is UnderReplicated:
+            self.engine.report_missing(self, effect)
+        elif type(effect) is Failed:
+            self.end(error_of(effect))
+        else:
+            assert type(effect) is Confirmed

@@ -1,0 +1,165 @@
+"""A writer's conversation with its ensemble: batches out, acknowledgements in, and the end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from pybk.client.append_queue import LedgerAppender
+from pybk.client.driver import Conversation
+from pybk.errors import (
+    LedgerClosedError,
+    LedgerFencedError,
+    LedgerRecoveryError,
+    MetadataError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+    PybkError,
+    UnauthorizedError,
+)
+from pybk.replication.entry_runs import cut
+from pybk.replication.inflight import Batch
+from pybk.replication.messages import Confirmed, Done, Effect, Failed, Reason, UnderReplicated
+from pybk.replication.quorum import Quorum
+from pybk.replication.writer import WriterMachine
+from pybk.storage.log.commit import Commit
+
+if TYPE_CHECKING:
+    from pybk.client.driver import Engine
+    from pybk.client.remote_ledger import RemoteLedger
+    from pybk.metrics import MetricsScope
+    from pybk.storage.log.commit import StagedRun
+
+_ERRORS: Final[dict[Reason, type[PybkError]]] = {
+    Reason.FENCED: LedgerFencedError,
+    Reason.CLOSED: LedgerClosedError,
+    Reason.DELETED: NoSuchLedgerError,
+    Reason.UNAUTHORIZED: UnauthorizedError,
+    Reason.NOT_ENOUGH_BOOKIES: NotEnoughBookiesError,
+    Reason.METADATA_UNREACHABLE: MetadataError,
+    Reason.UNDECIDED: LedgerRecoveryError,
+    Reason.CONFLICT: LedgerFencedError,
+}
+
+
+def error_of(failed: Failed, *, outcome_unknown: bool | None = None) -> PybkError:
+    """Return what the application is told when a machine gave up."""
+    return _ERRORS[failed.reason](failed.detail, outcome_unknown=outcome_unknown)
+
+
+class Writing(Conversation[WriterMachine]):
+    """The writer of one ledger.
+
+    Attributes:
+        appender: Where appends are staged.
+
+    Threads: the appender's are any; all else is called by the driver.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: RemoteLedger,
+        meter: MetricsScope,
+        *,
+        straggler_bytes: int,
+        outstanding_bytes_max: int,
+    ) -> None:
+        metadata = ledger.metadata
+        machine = WriterMachine(
+            metadata,
+            ledger.version,
+            straggler_bytes=straggler_bytes,
+            deferred=ledger.deferred,
+            seal=lambda closed: ledger.sealed(closed, ledger.last_prefix),
+        )
+        super().__init__(engine, ledger, machine)
+        self.appender = LedgerAppender(ledger, engine.baton, lambda: engine.formed(self), outstanding_bytes_max)
+        self._meter = meter
+        self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._forcing: list[tuple[int, Commit]] = []
+        engine.attach(self)
+
+    # ---- what the engine asks ------------------------------------------------------------------------------------
+
+    def submit(self, now_ns: int) -> None:
+        """Send the batches that have formed, as many as may be under way."""
+        while (run := self.appender.take()) is not None:
+            self.engine.perform(self, self.machine.submit(self._batch(run), now_ns))
+        self._tell_activity()
+
+    def _tell_activity(self) -> None:
+        waited = bool(self._forcing) or (not self.ledger.deferred and self.machine.outstanding > 0)
+        self.engine.active(self, waited=waited and not self.commit.done)
+
+    def _batch(self, run: StagedRun) -> Batch:
+        return Batch(run.first, run.last(), run.length_at_end, cut(run.first, run.sizes, run.parts, self._quorum))
+
+    def tell_lac(self) -> None:
+        """Tell bookies the LAC if no add will."""
+        self.engine.perform(self, self.machine.tell_lac())
+
+    # ---- what the machine says -----------------------------------------------------------------------------------
+
+    def take(self, effect: Effect) -> None:
+        """Act on what the machine says."""
+        if type(effect) is Confirmed:
+            self._confirmed(effect.last_add_confirmed)
+        elif type(effect) is UnderReplicated:
+            self.engine.report_missing(self, effect)
+        elif type(effect) is Failed:
+            error = error_of(effect, outcome_unknown=True)
+            self.appender.fail(error)
+            self._forced(error)
+            self.end(error)
+            self._tell_activity()
+        elif type(effect) is Done:
+            self.ledger.renew(effect.metadata, effect.version)
+            error = LedgerClosedError(f"ledger {self.ledger.ledger_id} is closed; create another ledger to append more")
+            self.appender.fail(error)
+            self._forced(error)
+            self.end()
+            self._tell_activity()
+
+    def _confirmed(self, last: int) -> None:
+        now_ns = time.monotonic_ns()
+        for run in self.appender.acknowledged(last):
+            self._meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
+        while self._forcing and self._forcing[0][0] <= last:
+            self.engine.baton.finish(self._forcing[0][1])
+            self._forcing.pop(0)
+        self.engine.formed(self)
+
+    def _forced(self, error: PybkError) -> None:
+        for _, commit in self._forcing:
+            if not commit.done:
+                commit.error = error
+            self.engine.baton.finish(commit)
+        self._forcing = []
+
+    # ---- what the application asks, through the engine -----------------------------------------------------------
+
+    def close(self, now_ns: int) -> list[Effect]:
+        """Begin to close the ledger; everything staged was acknowledged, or will not be of it."""
+        return self.machine.close(now_ns)
+
+    def bookies_changed(self, now_ns: int) -> None:
+        """Look again for bookies in the places of those that were given up."""
+        if not self.commit.done:
+            self.engine.perform(self, self.machine.bookies_changed(now_ns))
+
+    def give_up(self, error: PybkError, under_way: PybkError) -> None:
+        """Fail for good, what was sent or staged with the second error, as the machine is not asked any more."""
+        self.appender.fail(self.appender.error or error, under_way)
+        self._forced(under_way)
+        self.end(under_way)
+
+    def force(self, last: int, commit: Commit) -> None:
+        """Have everything up to an entry made durable, and ``commit`` done then."""
+        if self.commit.done:
+            commit.error = self.commit.error or self.appender.error
+            self.engine.baton.finish(commit)
+            return
+        self.submit(time.monotonic_ns())
+        self._forcing.append((last, commit))
+        self.engine.perform(self, self.machine.force(time.monotonic_ns()))

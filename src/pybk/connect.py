@@ -1,0 +1,125 @@
+"""Puts a cluster's client together, and a bookie beside it: what ``LedgerManager.connect`` and ``open`` use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from pybk.bookie.local_reader import BesideBookie
+from pybk.bookie.server import BookieService
+from pybk.client.backend import ClusterHome
+from pybk.client.membership import Directory
+from pybk.config import StoreConfig
+from pybk.errors import PybkError, UsageError
+from pybk.flags import StorageHint
+from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
+from pybk.metadata.url import open_metadata
+from pybk.transport.cluster_keys import ClusterKeys
+from pybk.transport.links import Links
+
+logger = logging.getLogger(__name__)
+
+
+def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[ClusterMetadata, ClusterKeys | None]:
+    """Open a cluster's metadata store.
+
+    Args:
+        url: ``zk://host:port,host:port/path`` or ``lmdb:///path``.
+        secret: The cluster's secret, None for a cluster without one.
+        create: Make the cluster if there is none.
+
+    Raises:
+        UsageError: The URL or the secret cannot be.
+        MetadataError: The store cannot be reached, or the secret is another.
+    """
+    if secret is not None and not isinstance(secret, bytes):
+        raise UsageError(f"cluster_secret is a {type(secret).__name__}; it takes bytes")
+    tree = open_metadata(url, create=create)
+    try:
+        if secret is None:
+            return ClusterMetadata(tree, create=create), None
+
+        def key_for(identity: ClusterIdentity) -> bytes:
+            return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
+
+        metadata = ClusterMetadata(tree, key_for=key_for, create=create)
+        return metadata, ClusterKeys.derive(secret, metadata.cluster_id)
+    except BaseException:
+        tree.close()
+        raise
+
+
+def connect(
+    url: str, secret: bytes | None, config: StoreConfig, *, near: str | None = None, directory: str | None = None
+) -> ClusterHome:
+    """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``.
+
+    Args:
+        url: As for ``open_cluster``.
+        secret: As for ``open_cluster``.
+        config: Settings of handles.
+        near: Name of a bookie, such as one of this host, that comes first in ensembles and reads while it is there.
+        directory: That bookie's, to read what it has from its files if this process may; None to ask it for everything.
+    """
+    metadata, keys = open_cluster(url, secret, create=False)
+    with ExitStack() as undo:
+        undo.callback(metadata.close)
+        beside = None
+        if near is not None and directory is not None:
+            beside = _beside(directory, metadata.cluster_id, near, config)
+        if beside is not None:
+            undo.callback(beside.close)
+        home = ClusterHome(url, Directory(metadata, near), lambda: Links(keys), config, beside=beside)
+        undo.pop_all()
+    return home
+
+
+def _beside(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> BesideBookie | None:
+    """Return a bookie's files, None if they cannot be read here."""
+    try:
+        return BesideBookie.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)
+    except (PybkError, OSError) as error:
+        logger.warning("bookie %s is asked for what it has, as its directory cannot be read: %s", bookie_id, error)
+        return None
+
+
+def join(
+    path: str,
+    listen: Sequence[str],
+    url: str,
+    secret: bytes | None,
+    config: StoreConfig,
+    *,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+    bookie_id: str | None = None,
+    rack: str = "",
+    moved: bool = False,
+    replace_lost: bool = False,
+    advertise: Sequence[str] = (),
+) -> ClusterHome:
+    """Return the ledgers of a cluster, for a process that is a bookie, too; it serves on return.
+
+    Raises:
+        PybkError: As ``open_cluster`` and ``BookieService.open``.
+    """
+    metadata, keys = open_cluster(url, secret, create=True)
+    with ExitStack() as undo:
+        undo.callback(metadata.close)
+        bookie = BookieService.open(
+            path,
+            listen,
+            metadata=metadata,
+            keys=keys,
+            config=config,
+            tiers=tiers,
+            bookie_id=bookie_id,
+            rack=rack,
+            moved=moved,
+            replace_lost=replace_lost,
+            advertise=advertise,
+        )
+        undo.callback(bookie.close)
+        home = ClusterHome(url, Directory(metadata, bookie.bookie.bookie_id), lambda: Links(keys), config, bookie)
+        undo.pop_all()
+    return home

@@ -1,0 +1,85 @@
+"""Appends of coroutines that wait for room: a thread makes them, in order, while the event loops run on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from pybk.futures import AppendFuture
+from pybk.loop_calls import LoopCalls
+from pybk.storage.io.failures import start_thread
+
+
+class _Waiting(NamedTuple):
+    """One append that waits: the call that makes it, and where its future is delivered."""
+
+    append: Callable[[], AppendFuture[int]]
+    loop: asyncio.AbstractEventLoop
+    delivered: asyncio.Future[AppendFuture[int]]
+
+
+class Backlog:
+    """The appends of one writer that wait for room so that no event loop has to.
+
+    The thread runs only while anything waits. It cannot be a task of a loop: a loop that is busy would then keep the
+    appends of all others waiting. Threads: any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[_Waiting] = deque()
+        self._running = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits; what is appended while something does has to queue up, too, to keep the order."""
+        return not self._waiting
+
+    def add(self, append: Callable[[], AppendFuture[int]]) -> asyncio.Future[AppendFuture[int]]:
+        """Have ``append`` called by the thread, after all that was added before; called in an event loop.
+
+        Returns:
+            A future of that loop of what ``append`` returns or raises. Cancelling it does not cancel the append.
+
+        Raises:
+            StorageRefusedError: The operating system gives no thread; nothing was added.
+        """
+        loop = asyncio.get_running_loop()
+        delivered: asyncio.Future[AppendFuture[int]] = loop.create_future()
+        with self._lock:
+            if not self._running:
+                start_thread(threading.Thread(target=self._run, name="pybk-backlog", daemon=True))
+                self._running = True
+            self._waiting.append(_Waiting(append, loop, delivered))
+        return delivered
+
+    def _run(self) -> None:
+        """Body of the thread."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running = False
+                    return
+                append, loop, delivered = self._waiting[0]
+            deliver: Callable[[], None]
+            try:
+                deliver = partial(_succeed, delivered, append())
+            except BaseException as error:  # noqa: BLE001  # it belongs to the coroutine that waits
+                deliver = partial(_fail, delivered, error)
+            with self._lock:
+                self._waiting.popleft()
+            LoopCalls.of(loop).post(deliver)
+
+
+def _succeed(delivered: asyncio.Future[AppendFuture[int]], future: AppendFuture[int]) -> None:
+    if not delivered.done():
+        delivered.set_result(future)
+
+
+def _fail(delivered: asyncio.Future[AppendFuture[int]], error: BaseException) -> None:
+    if not delivered.done():
+        delivered.set_exception(error)

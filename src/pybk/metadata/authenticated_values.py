@@ -1,0 +1,232 @@
+"""The bytes of a cluster's values in the metadata store: the writer, the kind, and the proof of both.
+
+A value of format 1 is ``format u8 | kind u8 | MAC size u8 | token (16) | MAC | payload``; it is written below feature
+level SEALS. A value of format 2 is ``format u8 | kind u8 | MAC size u8 | reserved u8 | key epoch u32 | token (16) | MAC
+| payload``. The token is the writer's, new for each change. The MAC is HMAC-SHA256 with the cluster's metadata key over
+the header, the key in the tree and the payload; a cluster without a secret has none. The key epoch names the secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final, TypeVar
+
+from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError, UsageError
+from pybk.feature_level import FeatureLevel
+from pybk.metadata.cas import settle
+from pybk.metadata.store import MetadataTree, Node
+
+VALUE_FORMAT_BASE: Final = 1
+VALUE_FORMAT: Final = 2
+KEY_EPOCH: Final = 0
+"""The epoch of a cluster's first secret. Others are not made yet; a value of another epoch is refused."""
+
+TOKEN_BYTES: Final = 16
+MAC_BYTES: Final = 32
+
+_HEADER_BASE: Final = Struct(f">BBB{TOKEN_BYTES}s")
+_HEADER: Final = Struct(f">BBBBI{TOKEN_BYTES}s")
+_SIZE: Final = Struct(">I")
+_LABELS: Final = {VALUE_FORMAT_BASE: b"pybk metadata value 1\0", VALUE_FORMAT: b"pybk metadata value 2\0"}
+
+T = TypeVar("T")
+
+
+class Kind(IntEnum):
+    """What a value is about."""
+
+    CLUSTER = 1
+    IDS = 2
+    LEDGER = 3
+    DELETED = 4
+    COOKIE = 5
+    BOOKIE = 6
+    LOCK = 7
+    UNDER_REPLICATED = 8
+    NEWS = 9
+    POINTER = 10
+    POSITION = 11
+
+
+def new_token() -> bytes:
+    """Return a token that nobody else has."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def token_of(value: bytes) -> bytes:
+    """Return the token of a value's writer."""
+    end = (_HEADER_BASE if value[:1] == b"\x01" else _HEADER).size
+    return value[end - TOKEN_BYTES : end]
+
+
+def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
+    """Return the MAC of a label and parts, each written with its size, so that no two lists read the same."""
+    mac = hmac.new(key, label, hashlib.sha256)
+    for part in parts:
+        mac.update(_SIZE.pack(len(part)) + part)
+    return mac.digest()
+
+
+def seal(kind: Kind, key: str, token: bytes, payload: bytes, mac_key: bytes | None, level: FeatureLevel) -> bytes:
+    """Make a value.
+
+    Args:
+        kind: What it is about.
+        key: Where in the tree it stands.
+        token: Its writer's.
+        payload: What it says.
+        mac_key: The cluster's metadata key, None for a cluster without a secret.
+        level: The cluster's feature level, which decides the format.
+    """
+    mac_bytes = 0 if mac_key is None else MAC_BYTES
+    if level < FeatureLevel.SEALS:
+        header = _HEADER_BASE.pack(VALUE_FORMAT_BASE, kind, mac_bytes, token)
+    else:
+        header = _HEADER.pack(VALUE_FORMAT, kind, mac_bytes, 0, KEY_EPOCH, token)
+    mac = b"" if mac_key is None else mac_of(mac_key, _LABELS[header[0]], header, key.encode(), payload)
+    return header + mac + payload
+
+
+def unseal(key: str, value: bytes, mac_key: bytes | None) -> tuple[Kind, bytes]:
+    """Check a value, in constant time where it matters, and return its kind and payload.
+
+    Raises:
+        UnsupportedFormatError: It is of a newer format, or of another key epoch.
+        CorruptError: It is no value of a cluster.
+        MetadataForgedError: Its MAC is not the one that the cluster's secret makes.
+    """
+    if not value or len(value) < (_HEADER_BASE if value[0] == VALUE_FORMAT_BASE else _HEADER).size:
+        raise CorruptError(f"metadata key {key!r}: {len(value)} bytes are no value of pybk; restore it or remove it")
+    number, kind, mac_size = value[0], value[1], value[2]
+    if number not in _LABELS:
+        raise UnsupportedFormatError(
+            f"metadata key {key!r}: format {number}; this pybk reads formats up to {VALUE_FORMAT}: install a newer pybk"
+        )
+    header = value[: (_HEADER_BASE if number == VALUE_FORMAT_BASE else _HEADER).size]
+    if number != VALUE_FORMAT_BASE:
+        _, _, _, reserved, key_epoch, _ = _HEADER.unpack(header)
+        if reserved or key_epoch != KEY_EPOCH:
+            raise UnsupportedFormatError(
+                f"metadata key {key!r}: reserved byte {reserved}, key epoch {key_epoch}; this pybk knows 0 and "
+                f"{KEY_EPOCH}: install a newer pybk"
+            )
+    at = len(header) + mac_size
+    if mac_size not in (0, MAC_BYTES) or len(value) < at or kind not in Kind.__members__.values():
+        raise CorruptError(f"metadata key {key!r}: kind {kind} with a MAC of {mac_size} bytes is no value of pybk")
+    if (mac_key is None) != (mac_size == 0):
+        raise MetadataForgedError(
+            f"metadata key {key!r} was written without a cluster secret, but one is given here: give none, or remove it"
+            if mac_size == 0
+            else f"metadata key {key!r} was written with a cluster secret, but none is given here: give it"
+        )
+    payload = value[at:]
+    if mac_key is not None:
+        mac = mac_of(mac_key, _LABELS[number], header, key.encode(), payload)
+        if not hmac.compare_digest(mac, value[len(header) : at]):
+            raise MetadataForgedError(
+                f"metadata key {key!r} was not written with the cluster secret that is given here; check the secret, "
+                "and who may write to the metadata store"
+            )
+    return Kind(kind), payload
+
+
+class Records:
+    """The parts of a cluster's metadata build on this: sealed values in a tree.
+
+    Args:
+        tree: The store.
+        mac_key: The cluster's metadata key, None without a cluster secret.
+
+    Attributes:
+        feature_level: The level whose formats are written; it rises when the cluster's does.
+    """
+
+    feature_level: FeatureLevel
+
+    def __init__(self, tree: MetadataTree, mac_key: bytes | None) -> None:
+        if mac_key is not None and len(mac_key) < MAC_BYTES:
+            raise UsageError(f"the metadata key has {len(mac_key)} bytes; it takes at least {MAC_BYTES}")
+        self._tree = tree
+        self._mac_key = mac_key
+
+    def _unseal(self, kind: Kind, key: str, value: bytes) -> bytes:
+        """Return the payload of a value, which must be of this kind."""
+        found, payload = unseal(key, value, self._mac_key)
+        if found is not kind:
+            raise CorruptError(f"metadata key {key!r}: kind {found.name} where {kind.name} belongs; restore it")
+        return payload
+
+    def _create(self, kind: Kind, key: str, payload: bytes, *, leased: bool = False) -> int:
+        """Make a key, once, whatever becomes of the answers; returns its version."""
+        token = new_token()
+        value = seal(kind, key, token, payload, self._mac_key, self.feature_level)
+        return settle(self._tree, key, lambda: self._tree.create(key, value, leased=leased), _wrote(token))
+
+    def _put(self, kind: Kind, key: str, payload: bytes, version: int) -> int:
+        """Replace a key's value, once, whatever becomes of the answers; returns its version."""
+        token = new_token()
+        value = seal(kind, key, token, payload, self._mac_key, self.feature_level)
+        return settle(self._tree, key, lambda: self._tree.put(key, value, version), _wrote(token))
+
+    def _delete(self, key: str, version: int) -> None:
+        """Remove a key; that it is gone when an answer was lost counts as removed."""
+
+        def change() -> int:
+            self._tree.delete(key, version)
+            return 0
+
+        settle(self._tree, key, change, lambda node: node is None)
+
+
+def _wrote(token: bytes) -> Callable[[Node | None], bool]:
+    return lambda node: node is not None and token_of(node.value) == token
+
+
+_encode_json: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+
+def encode_json(values: dict[str, Any]) -> bytes:
+    """Return JSON in UTF-8 with sorted keys and no spaces."""
+    return _encode_json(values).encode()
+
+
+def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str) -> T:
+    """Decode what ``encode_json`` made.
+
+    Args:
+        data: The bytes.
+        make: Makes the result of the values; a missing or wrong one raises what Python raises for wrong values: a
+            number too large for a float becomes infinity, for one, which no whole number is.
+        where: Names the place in errors.
+
+    Raises:
+        CorruptError: The bytes say something else.
+    """
+    try:
+        values = json.loads(data.decode())
+        if not isinstance(values, dict):
+            raise ValueError("no object")
+        return make(values)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CorruptError(
+            f"{where}: {len(data)} bytes do not say what belongs there: {error!r}; restore it"
+        ) from error
+
+
+def to_base64(data: bytes) -> str:
+    """Return bytes as base64."""
+    return b2a_base64(data, newline=False).decode()
+
+
+def from_base64(text: object) -> bytes:
+    """Return the bytes of base64, or raise ValueError."""
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no base64")
+    return a2b_base64(text, strict_mode=True)

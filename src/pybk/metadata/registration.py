@@ -1,0 +1,500 @@
+"""Bookies in the metadata store: cookies, which say who may be a bookie, and registrations, which say who is there."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from pybk.errors import (
+    ClosedError,
+    CookieError,
+    CorruptError,
+    MetadataExistsError,
+    MetadataForgedError,
+    MetadataVersionError,
+    UnsupportedFormatError,
+    UsageError,
+)
+from pybk.flags import StorageHint
+from pybk.frozen_dict import FrozenDict
+from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.metadata.authenticated_values import Kind, Records, decode_json, encode_json, from_base64, to_base64, unseal
+from pybk.metadata.store import Node, Watch
+
+logger = logging.getLogger(__name__)
+
+BOOKIES_KEY: Final = "bookies"
+COOKIES_KEY: Final = "cookies"
+BOOKIE_ID_BYTES_MAX: Final = 128
+OWNER_BYTES: Final = 16
+REGISTRATION_BYTES_MAX: Final = 64 << 10
+
+
+def name_in_tree(name: str) -> str:
+    """Return a name as one name of a key, whatever it is made of; ``unquote`` makes it what it was."""
+    if type(name) is not str or not 0 < len(name.encode()) <= BOOKIE_ID_BYTES_MAX:
+        raise UsageError(f"name {name!r:.200} takes a string of 1 to {BOOKIE_ID_BYTES_MAX} bytes")
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
+
+
+@dataclass(frozen=True, slots=True)
+class BookieCookie:
+    """Which instance of a bookie belongs to the cluster.
+
+    Attributes:
+        bookie: The bookie.
+        cluster_id: The cluster.
+        boots: The last start that was recorded.
+    """
+
+    bookie: Bookie
+    cluster_id: bytes
+    boots: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieRegistration:
+    """What a bookie that is there tells about itself.
+
+    Attributes:
+        bookie: The bookie.
+        addresses: Where it listens, such as ``tcp://10.0.0.1:3181``.
+        public_key: Its CURVE public key, empty without a cluster secret.
+        tiers: Free bytes of each tier that it has.
+        load: How busy it is, from 0 up; for comparing only.
+        rack: Where it stands, such as ``/room/rack``; empty if nobody said.
+        read_only: It takes no new ledgers.
+        level_max: The highest feature level that it knows; 0 for a pybk that registers none.
+        version: The version of pybk that it runs, empty if it registers none.
+    """
+
+    bookie: Bookie
+    addresses: tuple[str, ...]
+    public_key: bytes = b""
+    tiers: Mapping[StorageHint, int] = field(default_factory=dict, hash=False)
+    load: float = 0.0
+    rack: str = ""
+    read_only: bool = False
+    level_max: int = 0
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        name_in_tree(self.bookie.bookie_id)
+        if len(self.bookie.instance) != INSTANCE_BYTES:
+            raise UsageError(f"{self.bookie}: its instance has {len(self.bookie.instance)} bytes, not {INSTANCE_BYTES}")
+        if not self.addresses or not all(type(address) is str and address for address in self.addresses):
+            raise UsageError(f"{self.bookie}: addresses are {self.addresses!r}; at least one string is needed")
+        for tier, free in self.tiers.items():
+            if type(free) is not int or free < 0:
+                raise UsageError(f"{self.bookie}: free bytes of {tier} are {free!r}; it takes a whole number from 0 up")
+        if not 0.0 <= self.load < float("inf"):
+            raise UsageError(f"{self.bookie}: load is {self.load!r}; it takes a finite number from 0 up")
+        tiers = {StorageHint(tier): free for tier, free in self.tiers.items()}
+        object.__setattr__(self, "addresses", tuple(self.addresses))
+        object.__setattr__(self, "tiers", FrozenDict(tiers))
+
+
+class RegisteredBookie:
+    """A bookie's registration while it is there; made by ``Bookies.register``.
+
+    When the store's session ends, the bookie is registered again as soon as that is possible. Threads: any.
+
+    Attributes:
+        key: Where it stands in the store.
+        written: What this process wrote to the store last.
+    """
+
+    def __init__(self, bookies: Bookies, registration: BookieRegistration, on_lost: Callable[[], None] | None) -> None:
+        self.key = f"{BOOKIES_KEY}/{name_in_tree(registration.bookie.bookie_id)}"
+        self._bookies = bookies
+        self._registration = registration
+        self.written = registration
+        self._on_lost = on_lost
+        self._lock = threading.RLock()
+        self._closed = False
+        self._owner = secrets.token_hex(OWNER_BYTES)
+        self._superseded = False
+        self._watches: list[Watch] = []
+        tree = bookies._tree
+        self._session, self._version = bookies._take_over(self.key, registration, self._owner, old=True)
+        try:
+            # A registration that somebody removed is made again, too.
+            self._watches.append(tree.on_session_end(self._look_after))
+            self._watches.append(tree.watch(self.key, self._look_after))
+            self._look_after()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def registered(self) -> bool:
+        """Whether others see the registration, as far as can be known without asking."""
+        return not self._closed and self._bookies._tree.alive(self._session)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another process has registered as this bookie, as far as was told."""
+        return self._superseded
+
+    def update(self, registration: BookieRegistration) -> None:
+        """Tell something else about the same instance of the bookie.
+
+        Raises:
+            CookieError: Another instance, or another process with a copy of the directories, has registered meanwhile.
+            UsageError: It is another bookie.
+            ClosedError: The registration is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"the registration of {self._registration.bookie} is closed")
+            if registration.bookie != self._registration.bookie:
+                raise UsageError(f"{registration.bookie} cannot update the registration of {self._registration.bookie}")
+            self._registration = registration  # told when the bookie is registered again, if it is not now
+            if self.registered:
+                payload = _registration_json(registration, self._owner)
+                try:
+                    self._version = self._bookies._put(Kind.BOOKIE, self.key, payload, self._version)
+                    self.written = registration
+                except MetadataVersionError:
+                    tree = self._bookies._tree
+                    self._superseded = tree.alive(self._session) and tree.get(self.key, latest=True) is not None
+                    self._look_after()
+            if self._superseded:
+                raise CookieError(
+                    f"{registration.bookie}: another process has registered as this bookie; end one of the two"
+                )
+
+    def close(self) -> None:
+        """Take the registration back; again does nothing.
+
+        Raises:
+            MetadataUnreachableError: It could not be taken back, and ends with the tree's session.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._cancel()
+            try:
+                self._bookies._delete(self.key, self._version)
+            except MetadataVersionError:
+                logger.info("%s: the registration was somebody else's by now", self._registration.bookie)
+
+    def _cancel(self) -> None:
+        self._closed = True
+        for watch in self._watches:
+            watch.cancel()
+
+    def _look_after(self) -> None:
+        """Register again if the registration is gone."""
+        with self._lock:
+            if self._closed:
+                return
+            alive = self._bookies._tree.alive(self._session)
+            node = self._bookies._tree.get(self.key, latest=True) if alive else None
+            if node is not None and node.version == self._version:
+                return  # as it was written here, as after most calls
+            if node is not None:
+                _, owner = self._bookies._registration(self.key, node)
+                if owner != self._owner and not self._superseded:
+                    self._superseded = True
+                    logger.warning("%s is registered by another process now", self._registration.bookie)
+                return
+            told, self._session = self._session == 0, 0
+            if not told and self._on_lost is not None:
+                self._on_lost()
+            try:
+                self._session, self._version = self._bookies._take_over(
+                    self.key, self._registration, self._owner, old=False
+                )
+                self._superseded = False
+                self.written = self._registration
+            except CookieError as error:
+                # Registering over it would have two processes with one instance's directories take turns.
+                self._superseded = True
+                logger.warning("%s is registered by another process now: %s", self._registration.bookie, error)
+
+
+class Bookies(Records):
+    """The bookies of a cluster. Threads: any. Every method raises MetadataUnreachableError, too.
+
+    Attributes:
+        cluster_id: The cluster's.
+    """
+
+    cluster_id: bytes
+    _registrations: dict[str, tuple[bytes, tuple[BookieRegistration, str]]]
+    """By key, as they were when they were last decoded."""
+
+    def claim_cookie(self, bookie: Bookie, *, replace: bool = False) -> BookieCookie:
+        """Say that a bookie belongs to the cluster, or make sure that it does.
+
+        Args:
+            bookie: The bookie, with the instance that its directories name.
+            replace: Let this instance take the place of another one, whose entries then count as lost.
+
+        Returns:
+            The cookie.
+
+        Raises:
+            CookieError: Another instance of the bookie belongs to the cluster.
+        """
+        key = f"{COOKIES_KEY}/{name_in_tree(bookie.bookie_id)}"
+        cookie = BookieCookie(bookie, self.cluster_id)
+        while True:
+            node = self._tree.get(key, latest=True)
+            try:
+                if node is None:
+                    self._create(Kind.COOKIE, key, _cookie_json(cookie))
+                    return cookie
+                found = self._cookie(key, node)
+                if found is not None and found.bookie == bookie:
+                    return found
+                if found is not None and not replace:
+                    raise CookieError(
+                        f"bookie {bookie.bookie_id!r} of this cluster is instance {found.bookie.instance.hex()}, "
+                        f"and these directories are of {bookie.instance.hex()}: start it on its own directories, "
+                        "under another name, or, if those are lost for good, replace them: replace=True, or "
+                        "`pybk bookie --replace`"
+                    )
+                self._put(Kind.COOKIE, key, _cookie_json(cookie), node.version)
+                return cookie
+            except (MetadataExistsError, MetadataVersionError):
+                continue
+
+    def read_cookie(self, bookie_id: str) -> BookieCookie | None:
+        """Return the cookie of a bookie, None if none of this name belongs to the cluster."""
+        key = f"{COOKIES_KEY}/{name_in_tree(bookie_id)}"
+        node = self._tree.get(key, latest=True)
+        return None if node is None else self._cookie(key, node)
+
+    def list_cookies(self) -> list[BookieCookie]:
+        """Return the cookies of all bookies that belong to the cluster, there or not, by name."""
+        keys = [f"{COOKIES_KEY}/{name}" for name in self._tree.children(COOKIES_KEY)]
+        cookies = []
+        for key, node in zip(keys, self._tree.get_many(keys), strict=True):
+            try:
+                cookie = None if node is None else self._cookie(key, node)
+            except (CookieError, CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                logger.warning("a bookie's cookie is left out of a listing: %s", error)
+                continue
+            if cookie is not None:
+                cookies.append(cookie)
+        return cookies
+
+    def remove_cookie(self, bookie: Bookie) -> None:
+        """Say that a bookie does not belong to the cluster any more; if it does not, nothing happens.
+
+        Raises:
+            CookieError: Another instance of the bookie belongs to the cluster.
+        """
+        key = f"{COOKIES_KEY}/{name_in_tree(bookie.bookie_id)}"
+        while (node := self._tree.get(key, latest=True)) is not None:
+            found = self._cookie(key, node)
+            if found is None:
+                return
+            if found.bookie != bookie:
+                raise CookieError(f"the cluster's cookie is of {found.bookie}, not of {bookie}; name that one")
+            with suppress(MetadataVersionError):
+                self._put(Kind.DELETED, key, encode_json({"bookie_id": bookie.bookie_id}), node.version)
+                return
+
+    def record_boot(self, bookie: Bookie, boot: int) -> bool:
+        """Record a start of a bookie, so that older directories put in place of newer ones are found out.
+
+        Args:
+            bookie: The bookie.
+            boot: The number of this start, which its directories keep: one more than the last, written there durably
+                before it is told here.
+
+        Returns:
+            Whether the directories are those of the last start. If not, a later start than the one before ``boot`` is
+            on record: entries acknowledged since are missing.
+
+        Raises:
+            CookieError: The cookie is missing or another instance's.
+        """
+        key = f"{COOKIES_KEY}/{name_in_tree(bookie.bookie_id)}"
+        while True:
+            node = self._tree.get(key, latest=True)
+            found = None if node is None else self._cookie(key, node)
+            if node is None or found is None or found.bookie != bookie:
+                raise CookieError(f"the cluster has no cookie of {bookie}, but {found}; claim it first")
+            if boot <= found.boots:
+                return False
+            try:
+                self._put(Kind.COOKIE, key, _cookie_json(BookieCookie(bookie, self.cluster_id, boot)), node.version)
+            except MetadataVersionError:
+                continue
+            return True
+
+    def register(
+        self, registration: BookieRegistration, *, on_lost: Callable[[], None] | None = None
+    ) -> RegisteredBookie:
+        """Say that a bookie is there; the store forgets it when this process is no more.
+
+        A registration that the same instance left is taken over at once.
+
+        Args:
+            registration: What others need to know.
+            on_lost: Called, in a thread of the store, after the registration was lost and before it is made again.
+
+        Raises:
+            CookieError: The cookie is missing or another instance's, or another instance is there.
+        """
+        found = self.read_cookie(registration.bookie.bookie_id)
+        if found is None or found.bookie != registration.bookie:
+            raise CookieError(f"the cluster has no cookie of {registration.bookie}, but {found}; claim it first")
+        return RegisteredBookie(self, registration, on_lost)
+
+    def list_bookies(self) -> list[BookieRegistration]:
+        """Return what the bookies that are there tell about themselves, by name.
+
+        A registration that is damaged or forged is left out, with a warning in the log: its bookie counts as absent.
+        """
+        keys = [f"{BOOKIES_KEY}/{name}" for name in self._tree.children(BOOKIES_KEY)]
+        found = []
+        for key, node in zip(keys, self._tree.get_many(keys), strict=True):
+            if node is None:
+                continue
+            try:
+                found.append(self._registration(key, node)[0])
+            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                logger.warning("a bookie is taken for absent: %s", error)
+        for key in set(self._registrations) - set(keys):
+            self._registrations.pop(key, None)
+        return found
+
+    def find_bookie(self, bookie_id: str) -> BookieRegistration | None:
+        """Return what a bookie tells about itself, None if it is not there.
+
+        Raises:
+            CorruptError, MetadataForgedError, UnsupportedFormatError: What is there is no registration of the cluster.
+        """
+        key = f"{BOOKIES_KEY}/{name_in_tree(bookie_id)}"
+        node = self._tree.get(key, latest=True)
+        return None if node is None else self._registration(key, node)[0]
+
+    def watch_bookies(self, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after bookies came or went, as ``MetadataTree.watch`` does.
+
+        What a bookie tells anew about itself without going need not be noticed.
+        """
+        return self._tree.watch(BOOKIES_KEY, callback)
+
+    def _take_over(self, key: str, registration: BookieRegistration, owner: str, *, old: bool) -> tuple[int, int]:
+        """Register, and return session and version.
+
+        Args:
+            key: Where.
+            registration: What to tell.
+            owner: Names the ``RegisteredBookie``, so that it knows what it wrote itself.
+            old: Take the place of what the same instance has there.
+        """
+        payload = _registration_json(registration, owner)
+        while True:
+            session = self._tree.session()
+            try:
+                version = self._create(Kind.BOOKIE, key, payload, leased=True)
+                if self._tree.alive(session):
+                    return session, version
+                continue
+            except MetadataExistsError:
+                node = self._tree.get(key, latest=True)
+            if node is None:
+                continue
+            found, by = self._registration(key, node)
+            if by != owner and (found.bookie != registration.bookie or not old):
+                raise CookieError(
+                    f"{found.bookie} is registered, so {registration.bookie} cannot be: end that one first"
+                )
+            with suppress(MetadataVersionError):
+                self._delete(key, node.version)
+
+    def _cookie(self, key: str, node: Node) -> BookieCookie | None:
+        """Return a cookie, None for one that was removed: its key stays, so that its versions go on."""
+        kind, payload = unseal(key, node.value, self._mac_key)
+        if kind is Kind.DELETED:
+            return None
+        if kind is not Kind.COOKIE:
+            raise CorruptError(f"metadata key {key!r}: kind {kind.name} where COOKIE belongs; restore it")
+
+        def make(values: dict[str, Any]) -> BookieCookie:
+            bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
+            return BookieCookie(bookie, from_base64(values["cluster_id"]), int(values["boots"]))
+
+        cookie = decode_json(payload, make, where=f"metadata key {key!r}")
+        if cookie.cluster_id != self.cluster_id:
+            raise CookieError(
+                f"metadata key {key!r} is of cluster {cookie.cluster_id.hex()}, not {self.cluster_id.hex()}"
+            )
+        return cookie
+
+    def _registration(self, key: str, node: Node) -> tuple[BookieRegistration, str]:
+        """Return a registration and its owner; one that has not changed is not decoded again."""
+        known = self._registrations.get(key)
+        if known is not None and known[0] == node.value:
+            return known[1]
+        where = f"metadata key {key!r}"
+        if len(node.value) > REGISTRATION_BYTES_MAX:
+            raise CorruptError(f"{where}: {len(node.value)} bytes; a registration has at most {REGISTRATION_BYTES_MAX}")
+        found, owner = decode_json(self._unseal(Kind.BOOKIE, key, node.value), _registration_from, where=where)
+        if found.bookie.bookie_id != unquote(key.rpartition("/")[2]):
+            raise CorruptError(f"{where} holds the registration of {found.bookie}")
+        self._registrations[key] = node.value, (found, owner)
+        return found, owner
+
+
+def _cookie_json(cookie: BookieCookie) -> bytes:
+    return encode_json(
+        {
+            "bookie_id": cookie.bookie.bookie_id,
+            "instance": to_base64(cookie.bookie.instance),
+            "cluster_id": to_base64(cookie.cluster_id),
+            "boots": cookie.boots,
+        }
+    )
+
+
+def _registration_json(registration: BookieRegistration, owner: str) -> bytes:
+    return encode_json(
+        {
+            "bookie_id": registration.bookie.bookie_id,
+            "instance": to_base64(registration.bookie.instance),
+            "addresses": list(registration.addresses),
+            "public_key": to_base64(registration.public_key),
+            "tiers": {tier.value: free for tier, free in registration.tiers.items()},
+            "load": float(registration.load),
+            "rack": registration.rack,
+            "read_only": registration.read_only,
+            "level": registration.level_max,
+            "version": registration.version,
+            "owner": owner,
+        }
+    )
+
+
+def _registration_from(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
+    if not isinstance(values["rack"], str) or type(values["read_only"]) is not bool:
+        raise ValueError("rack is no string, or read_only no truth value")
+    level_max, version = values.get("level", 0), values.get("version", "")
+    if type(level_max) is not int or level_max < 0 or not isinstance(version, str):
+        raise ValueError("level is no whole number from 0 up, or version no string")
+    registration = BookieRegistration(
+        bookie=Bookie(values["bookie_id"], from_base64(values["instance"])),
+        addresses=tuple(values["addresses"]),
+        public_key=from_base64(values["public_key"]),
+        tiers={StorageHint(tier): free for tier, free in values["tiers"].items()},
+        load=float(values["load"]),
+        rack=values["rack"],
+        read_only=values["read_only"],
+        level_max=level_max,
+        version=version,
+    )
+    return registration, str(values["owner"])

@@ -1,0 +1,348 @@
+"""The metadata store of many hosts: ZooKeeper, through kazoo. See :class:`ZooKeeperTree`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+    ZookeeperError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
+
+from pybk.errors import (
+    ClosedError,
+    ForkedProcessError,
+    MetadataError,
+    MetadataExistsError,
+    MetadataUnreachableError,
+    MetadataVersionError,
+)
+from pybk.metadata.callbacks import Callback, Callbacks
+from pybk.metadata.store import Node, checked_key, checked_value
+
+logger = logging.getLogger(__name__)
+logging.getLogger("kazoo").addHandler(logging.NullHandler())  # else it writes to stderr where nobody set up logging
+
+T = TypeVar("T")
+
+_LOST: Final = (
+    ConnectionLoss,
+    SessionExpiredError,
+    SessionMovedError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    KazooTimeoutError,
+)
+"""After these nobody knows what became of a request."""
+
+_PIPELINE: Final = 500
+"""Reads that are under way at once."""
+
+_VERSION_BITS: Final = 32
+_READ_PAUSE_S: Final = 0.05
+_RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 2.0, "max_jitter": 0.2}
+
+
+class ZooKeeperTree:
+    """A metadata tree in ZooKeeper; see :class:`pybk.metadata.store.MetadataTree`.
+
+    Keys are znodes below ``root``; those that only have others below them are empty. Leases are ephemeral znodes. A
+    version joins the znode's creation and its data version, so that a key that was removed and made again never has the
+    same version; ZooKeeper compares the latter only, so before a key is removed, or a leased one replaced, its creation
+    is looked at.
+
+    A request whose connection is lost is not sent again. Reads of the latest value are preceded by a ``sync``, so that
+    they see whatever became of a change whose answer was lost: ZooKeeper refuses what an earlier connection of the
+    session sent.
+
+    Args:
+        hosts: ``host:port``, several separated by commas.
+        root: Path of a znode, made if it is missing.
+        timeout_s: Deadline of each call, seconds.
+        session_timeout_s: Seconds without a sign of life after which the servers end the session; they may choose
+            another time.
+
+    Raises:
+        MetadataUnreachableError: No server answered in time.
+
+    Threads: any. In a forked child every call raises ForkedProcessError; open another there.
+    """
+
+    def __init__(self, hosts: str, root: str, *, timeout_s: float = 10.0, session_timeout_s: float = 10.0) -> None:
+        self._hosts = hosts
+        self._root = root
+        self._timeout_s = timeout_s
+        self._session_timeout_s = session_timeout_s
+        self._pid = os.getpid()
+        self._closed = False
+        self._connected = threading.Event()
+        self._session = 0
+        self._lost_at: float | None = None
+        self._leased: set[str] = set()
+        self._callbacks = Callbacks(f"pybk metadata {hosts}{root}")
+        self._client = KazooClient(hosts=hosts, timeout=session_timeout_s, connection_retry=_RECONNECT)
+        self._client.add_listener(self._state_changed)
+        self._client.start_async()
+        try:
+            deadline = self._deadline()
+            self._wait_connected(deadline)
+            self._outcome(self._client.ensure_path_async(root), deadline)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, _LOST):
+                raise self._unreachable(f"make {root}", error) from error
+            raise
+
+    # ---- keys ----------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, latest: bool = False) -> Node | None:
+        """See ``MetadataTree.get``; one round trip."""
+        path = self._path(key)
+
+        def read(deadline: float) -> Node | None:
+            # The session's requests are answered in order, so the read need not wait for the sync.
+            synced = self._client.sync_async(path) if latest else None
+            result = self._client.get_async(path)
+            if synced is not None:
+                self._outcome(synced, deadline)
+            return self._node(result, deadline)
+
+        return self._read(f"get {key!r}", read)
+
+    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
+        """See ``MetadataTree.get_many``; requests are sent without waiting for the answers."""
+        paths = [self._path(key) for key in keys]
+
+        def read(deadline: float) -> list[Node | None]:
+            found: list[Node | None] = []
+            for at in range(0, len(paths), _PIPELINE):
+                results = [self._client.get_async(path) for path in paths[at : at + _PIPELINE]]
+                found += [self._node(result, deadline) for result in results]
+            return found
+
+        return self._read(f"get {len(keys)} keys", read)
+
+    def children(self, key: str) -> list[str]:
+        """See ``MetadataTree.children``; one round trip."""
+        path = self._path(key)
+
+        def read(deadline: float) -> list[str]:
+            try:
+                return sorted(self._outcome(self._client.get_children_async(path), deadline))
+            except NoNodeError:
+                return []
+
+        return self._read(f"children of {key!r}", read)
+
+    def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
+        """See ``MetadataTree.create``; one round trip, and some more where there is nothing yet at the key's parent."""
+        path, value = self._path(key), checked_value(key, value)
+        if leased:
+            self._leased.add(key)
+
+        def write(deadline: float) -> int:
+            result = self._client.create_async(path, value, ephemeral=leased, makepath=True, include_data=True)
+            try:
+                return _version(self._outcome(result, deadline)[1])
+            except NodeExistsError as error:
+                raise MetadataExistsError(f"metadata key {key!r} exists") from error
+
+        return self._write(f"create {key!r}", write)
+
+    def put(self, key: str, value: bytes, version: int) -> int:
+        """See ``MetadataTree.put``; one round trip, two for a leased key."""
+        path, value = self._path(key), checked_value(key, value)
+        if key in self._leased:
+            self._check_creation(key, version)
+
+        def write(deadline: float) -> int:
+            return _version(self._outcome(self._client.set_async(path, value, _data_version(version)), deadline))
+
+        return self._write(f"put {key!r}", write, key, version)
+
+    def delete(self, key: str, version: int) -> None:
+        """See ``MetadataTree.delete``; two round trips."""
+        path = self._path(key)
+        self._check_creation(key, version)
+
+        def write(deadline: float) -> None:
+            self._outcome(self._client.delete_async(path, _data_version(version)), deadline)
+
+        self._write(f"delete {key!r}", write, key, version)
+
+    # ---- sessions and watches ------------------------------------------------------------------------------------
+
+    def session(self) -> int:
+        """See ``MetadataTree.session``; waits for the connection."""
+        self._wait_connected(self._deadline())
+        return self._session
+
+    def alive(self, session: int) -> bool:
+        """See ``MetadataTree.alive``.
+
+        The client notices a lost connection two thirds of the session timeout after the last sign of life; so from
+        then on the session counts as alive for a third of it.
+        """
+        lost_at = self._lost_at
+        sure = lost_at is None or time.monotonic() - lost_at < self._session_timeout_s / 3
+        return 0 != session == self._session and sure and not self._closed and os.getpid() == self._pid
+
+    def watch(self, key: str, callback: Callable[[], None]) -> Callback:
+        """See ``MetadataTree.watch``."""
+        path = self._path(key)
+
+        def changed(_: object) -> None:
+            self._callbacks.due(watch)
+
+        def arm(deadline: float) -> None:
+            # ZooKeeper tells once; both requests are answered before anything else is looked at.
+            exists = self._client.exists_async(path, watch=changed)
+            children = self._client.get_children_async(path, watch=changed)
+            self._outcome(exists, deadline)
+            try:
+                self._outcome(children, deadline)
+            except NoNodeError:
+                return  # the first watch tells when it comes into being
+
+        def call() -> None:
+            self._read(f"watch {key!r}", arm)
+            callback()
+
+        watch = self._callbacks.add(key, call)
+        try:
+            self._read(f"watch {key!r}", arm)
+        except BaseException:
+            watch.cancel()
+            raise
+        return watch
+
+    def on_session_end(self, callback: Callable[[], None]) -> Callback:
+        """See ``MetadataTree.on_session_end``."""
+        return self._callbacks.add(None, callback)
+
+    def close(self) -> None:
+        """See ``MetadataTree.close``; in a forked child it does nothing."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._callbacks.close()
+        try:
+            self._client.stop()
+            self._client.close()
+        except KazooException as error:
+            logger.warning("%s: the connection could not be closed properly: %s", self._hosts, error)
+        self._connected.set()  # who waits for it learns that the store is closed
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str:
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                f"{self._hosts}: opened before the fork that made this process; open it again here"
+            )
+        if self._closed:
+            raise ClosedError(f"{self._hosts}: this metadata store is closed")
+        return f"{self._root}/{checked_key(key)}"
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout_s
+
+    def _outcome(self, result: Any, deadline: float) -> Any:
+        return result.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    def _node(self, result: Any, deadline: float) -> Node | None:
+        try:
+            value, stat = self._outcome(result, deadline)
+        except NoNodeError:
+            return None
+        return Node(value, _version(stat)) if value else None
+
+    def _wait_connected(self, deadline: float) -> None:
+        """Wait for the connection, so that what is not sent is known not to be."""
+        if not self._connected.wait(max(0.0, deadline - time.monotonic())):
+            raise MetadataUnreachableError(
+                f"{self._hosts}: no ZooKeeper server could be reached within {self._timeout_s} s; see that they run"
+            )
+        if self._closed:
+            raise ClosedError(f"{self._hosts}: this metadata store is closed")
+
+    def _unreachable(self, what: str, error: Exception, *, unknown: bool = False) -> MetadataUnreachableError:
+        return MetadataUnreachableError(
+            f"{self._hosts}: {what}: no answer ({type(error).__name__} {error}); see that the servers run",
+            outcome_unknown=unknown,
+        )
+
+    def _read(self, what: str, read: Callable[[float], T]) -> T:
+        """Read, again after a lost connection, until the deadline."""
+        deadline = self._deadline()
+        while True:
+            self._wait_connected(deadline)
+            try:
+                return read(deadline)
+            except _LOST as error:
+                if time.monotonic() + _READ_PAUSE_S >= deadline:
+                    raise self._unreachable(what, error) from error
+                time.sleep(_READ_PAUSE_S)
+            except ZookeeperError as error:
+                raise MetadataError(f"{self._hosts}: {what}: {type(error).__name__} {error}") from error
+
+    def _write(self, what: str, write: Callable[[float], T], key: str = "", version: int = 0) -> T:
+        """Change something, once."""
+        deadline = self._deadline()
+        self._wait_connected(deadline)
+        try:
+            return write(deadline)
+        except (BadVersionError, NoNodeError) as error:
+            raise MetadataVersionError(
+                f"metadata key {key!r} has another version than {version}, or no value; read it again"
+            ) from error
+        except _LOST as error:
+            raise self._unreachable(what, error, unknown=True) from error
+        except ZookeeperError as error:
+            raise MetadataError(f"{self._hosts}: {what}: {type(error).__name__} {error}") from error
+
+    def _check_creation(self, key: str, version: int) -> None:
+        """Make sure that a key is the one that had this version, and not another one that was made since."""
+        node = self.get(key, latest=True)
+        if node is None or node.version >> _VERSION_BITS != version >> _VERSION_BITS:
+            raise MetadataVersionError(
+                f"metadata key {key!r} was removed since it had version {version}; read it again"
+            )
+
+    def _state_changed(self, state: str) -> None:
+        """Told by the client's own thread, which must not wait for anything."""
+        if state == KazooState.CONNECTED:
+            self._session = self._client.client_id[0]
+            self._lost_at = None
+            self._connected.set()
+            return
+        self._connected.clear()
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+        if state == KazooState.LOST:
+            self._session = 0
+            self._callbacks.session_ended()
+
+
+def _version(stat: Any) -> int:
+    return int(stat.czxid) << _VERSION_BITS | int(stat.version)
+
+
+def _data_version(version: int) -> int:
+    return version & ((1 << _VERSION_BITS) - 1)

@@ -1,0 +1,461 @@
+"""Reads of entries with fallback to other replicas, and reads of the last add confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from types import MappingProxyType
+from typing import Final
+
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.replication.entry_runs import since
+from pybk.replication.messages import (
+    NEGATIVE,
+    Answered,
+    Effect,
+    Event,
+    Failed,
+    Got,
+    LacIs,
+    LacReply,
+    MetadataIs,
+    MetadataUnreachable,
+    Read,
+    ReadEnded,
+    ReadLac,
+    ReadMetadata,
+    ReadReply,
+    Reason,
+    Run,
+    Send,
+    Status,
+    Unanswered,
+    WakeAt,
+    Woken,
+)
+from pybk.replication.quorum import Quorum, places
+
+NO_RANK: Final[Mapping[Bookie, int]] = MappingProxyType({})
+NO_LIMIT: Final = (1 << 63) - 1
+"""Bytes that no read has."""
+
+
+@dataclass(slots=True, eq=False)
+class _Strand:
+    """The entries of one residue in one fragment, of which one replica at a time is read."""
+
+    ensemble: tuple[Bookie, ...]
+    order: tuple[int, ...]
+    first: int
+    last: int
+    next: int
+    read_bytes: int = 0
+    denied: int = 0
+    failed: int = 0
+    asking: int = 0
+    asked_ns: int = 0
+    refreshed: bool = False
+    current: bool = False
+    ended: bool = False
+    missing: Status = Status.OK
+
+
+class ReadMachine:
+    """Reads a range of a ledger from its replicas, each entry from the first one that has a sound copy.
+
+    Ends with ``ReadEnded``, or ``Failed`` if the ledger was deleted.
+
+    Args:
+        metadata: The ledger's.
+        first: First entry.
+        last: Last entry, inclusive.
+        bytes_max: Encoded bytes that one reply may have.
+        speculative_ns: Time without an answer after which the next replica is asked, too.
+        rank: Which bookies to ask first: the lowest; 0 for those not named.
+        residues: Read only entries whose id modulo the ensemble's size is one of these; None reads all.
+        checked: Have bookies check what they read, because who reads cannot.
+        parts: Where every bookie has every entry, cut them into so many parts that different bookies read at a time.
+        total_bytes: Encoded bytes, at least 1, after which it ends; it then has one entry at least.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        first: int,
+        last: int,
+        *,
+        bytes_max: int,
+        speculative_ns: int,
+        rank: Mapping[Bookie, int] = NO_RANK,
+        residues: frozenset[int] | None = None,
+        checked: bool = False,
+        parts: int = 1,
+        total_bytes: int = NO_LIMIT,
+    ) -> None:
+        self.metadata = metadata
+        self._total_bytes = total_bytes
+        self._parts = parts
+        self._residues = residues
+        self._checked = checked
+        self._first = first
+        self._last = last
+        self._bytes_max = bytes_max
+        self._speculative_ns = speculative_ns
+        self._rank = rank
+        self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._stride = len(self._quorum.masks())
+        self._tokens = count(1)
+        self._asked: dict[int, tuple[_Strand, int, int]] = {}
+        self._strands: list[_Strand] = []
+        self._bad: dict[tuple[Bookie, int], None] = {}
+        self._refreshing = False
+        self._ended = False
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begin.
+
+        Args:
+            now_ns: The time.
+        """
+        effects: list[Effect] = []
+        for fragment, low, high in stretches(self.metadata.fragments, self._first, self._last):
+            for number, (first, last) in enumerate(self._cut(low, high)):
+                turned = number if self._stride == 1 else 0
+                strand = _Strand(fragment.ensemble, self._order(fragment.ensemble, first, turned), first, last, first)
+                self._strands.append(strand)
+                effects += self._ask(strand, now_ns)
+        effects.append(WakeAt(now_ns + self._speculative_ns))
+        return effects + self._end_if_done()
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take what happened and return what to do.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if self._ended:
+            return []
+        effects: list[Effect] = []
+        if isinstance(event, Answered | Unanswered):
+            asked = self._asked.pop(event.token, None)
+            if asked is not None:
+                effects = self._heard(*asked, event.reply if isinstance(event, Answered) else None, now_ns)
+        elif isinstance(event, Woken):
+            effects = self._speculate(now_ns)
+        elif isinstance(event, MetadataIs):
+            effects = self._refresh(event.metadata, now_ns)
+        elif isinstance(event, MetadataUnreachable):
+            effects = self._refresh(self.metadata, now_ns, current=False)
+        return effects + self._end_if_done()
+
+    def _cut(self, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Yield the first entry and the bound of each strand of a stretch: its residues, or parts if it has but one."""
+        if self._stride == 1:
+            size = -(-(high - low + 1) // self._parts)
+            for first in range(low, high + 1, size):
+                yield first, min(first + size - 1, high)
+            return
+        for first in range(low, min(low + self._stride, high + 1)):
+            if self._residues is None or first % self._stride in self._residues:
+                yield first, high
+
+    def _order(self, ensemble: tuple[Bookie, ...], entry_id: int, turned: int) -> tuple[int, ...]:
+        """Return the places of an entry's write set, those to ask first at the front, but so many of them last."""
+        order = sorted(self._quorum.write_set(entry_id), key=lambda place: self._rank.get(ensemble[place], 0))
+        turned %= len(order)
+        return (*order[turned:], *order[:turned])
+
+    def _ask(self, strand: _Strand, now_ns: int, place: int | None = None) -> list[Effect]:
+        """Ask a replica, or the next one that has neither failed nor been asked, for what a strand still lacks."""
+        if place is None:
+            tried = strand.denied | strand.failed | strand.asking
+            place = next((each for each in strand.order if not tried >> each & 1), None)
+            if place is None:
+                return []
+        strand.asking |= 1 << place
+        strand.asked_ns = now_ns
+        token = next(self._tokens)
+        self._asked[token] = (strand, place, strand.next)
+        request = Read(
+            self.metadata.ledger_id,
+            strand.next,
+            strand.last,
+            self._stride,
+            min(self._bytes_max, max(0, self._left(strand))),
+            checked=self._checked,
+        )
+        return [Send(token, strand.ensemble[place], request)]
+
+    def _heard(self, strand: _Strand, place: int, first: int, reply: object, now_ns: int) -> list[Effect]:
+        """Take the entries of an answer, and go on with another replica where it ends too early."""
+        if strand.ended:
+            return []
+        bit = 1 << place
+        strand.asking &= ~bit
+        effects: list[Effect] = []
+        after, status, room = first, Status.UNKNOWN, 0
+        if isinstance(reply, ReadReply):
+            status = reply.status
+            run = reply.run
+            if run is not None and len(run.sizes) and run.first == first and run.stride == self._stride:
+                after = run.last + run.stride
+                rest = since(run, strand.next)
+                if rest is not None:
+                    effects.append(Got(rest))
+                    strand.next, strand.denied, strand.failed = after, 0, 0
+                    strand.read_bytes += _bytes_of(rest)
+                    if status is Status.OK:
+                        room = self._bytes_max - _bytes_of(run)
+            elif status is Status.OK:
+                status = Status.UNKNOWN
+            if status is Status.UNKNOWN:
+                self._bad[strand.ensemble[place], after] = None
+        if strand.next > strand.last:
+            strand.ended = True
+            return effects
+        if self._left(strand) <= room:  # the next entry is longer than the room that was left for it
+            self._stop_before(strand.next)
+            return effects
+        if status is Status.OK:
+            return effects + (self._ask(strand, now_ns, place) if effects or not strand.asking else [])
+        if after == strand.next:
+            if status in NEGATIVE:
+                strand.denied |= bit
+            else:
+                strand.failed |= bit
+        if strand.asking:
+            return effects
+        return effects + (self._ask(strand, now_ns) or self._exhausted(strand))
+
+    def _left(self, strand: _Strand) -> int:
+        """Return how many bytes are still wanted from a strand's next entry on."""
+        return self._total_bytes - sum(each.read_bytes for each in self._strands if each.first < strand.next)
+
+    def _stop_before(self, entry_id: int) -> None:
+        """End the strands that have all that they had to read before an entry."""
+        for strand in self._strands:
+            if strand.next >= entry_id:
+                strand.ended = True
+
+    def _exhausted(self, strand: _Strand) -> list[Effect]:
+        """No replica that is known has the entry: maybe others do by now (C17)."""
+        if not strand.refreshed:
+            if self._refreshing:
+                return []
+            self._refreshing = True
+            return [ReadMetadata()]
+        strand.ended = True
+        everyone = sum(1 << place for place in strand.order)
+        denied = strand.current and strand.denied == everyone
+        strand.missing = Status.NO_SUCH_ENTRY if denied else Status.UNKNOWN
+        return []
+
+    def _refresh(self, metadata: LedgerMetadata | None, now_ns: int, *, current: bool = True) -> list[Effect]:
+        """Try again what is exhausted, with the ensembles as they are now, or as they were when that is not known.
+
+        Those who had an entry's place before deny what is only at who has it now, so that only a denial by the bookies
+        of current metadata is one.
+        """
+        if metadata is None:
+            self._ended = True
+            return [Failed(Reason.DELETED, f"ledger {self.metadata.ledger_id} was deleted")]
+        self._refreshing = False
+        self.metadata = metadata
+        effects: list[Effect] = []
+        for strand in self._strands:
+            if strand.ended or strand.asking:
+                continue
+            strand.refreshed = True
+            strand.current = current
+            ensemble = fragment_of(metadata.fragments, strand.next).ensemble
+            for place in strand.order:
+                if ensemble[place] != strand.ensemble[place]:
+                    strand.denied &= ~(1 << place)
+                    strand.failed &= ~(1 << place)
+            strand.ensemble = ensemble
+            self._cut_at_fragments(strand)
+        for strand in self._strands:
+            if not strand.ended and not strand.asking:
+                effects += self._ask(strand, now_ns) or self._exhausted(strand)
+        return effects
+
+    def _cut_at_fragments(self, strand: _Strand) -> None:
+        """Make strands of their own of what is in later fragments: their entries are at other bookies."""
+        step = self._stride
+        for fragment in self.metadata.fragments:
+            if strand.next < fragment.first_entry_id <= strand.last:
+                first = fragment.first_entry_id + (strand.next - fragment.first_entry_id) % step
+                last, strand.last = strand.last, fragment.first_entry_id - 1
+                if first > last:
+                    return
+                order = self._order(fragment.ensemble, first, 0)
+                strand = _Strand(fragment.ensemble, order, first, last, first, refreshed=True, current=strand.current)
+                self._strands.append(strand)
+
+    def _speculate(self, now_ns: int) -> list[Effect]:
+        """Ask another replica where one is slow, without giving up the slow one."""
+        effects: list[Effect] = [WakeAt(now_ns + self._speculative_ns)]
+        for strand in self._strands:
+            if not strand.ended and strand.asking and now_ns - strand.asked_ns >= self._speculative_ns:
+                effects += self._ask(strand, now_ns)
+        return effects
+
+    def _end_if_done(self) -> list[Effect]:
+        """Tell the end once every strand has ended."""
+        if self._ended or not all(strand.ended for strand in self._strands):
+            return []
+        self._ended = True
+        unread = [strand for strand in self._strands if strand.next <= strand.last]
+        bad = tuple(self._bad)
+        if not unread:
+            return [ReadEnded(None, Status.OK, bad)]
+        strand = min(unread, key=lambda strand: strand.next)
+        return [ReadEnded(strand.next, strand.missing, bad)]
+
+
+class LacMachine:
+    """Reads the last add confirmed of a ledger that may be open.
+
+    Without ``beyond`` it asks the whole last ensemble, and is sure not to miss an entry confirmed before it began. With
+    ``beyond`` it waits at enough bookies that one of them takes part in every acknowledgement. Ends with ``LacIs``, or
+    ``Failed``.
+
+    Args:
+        metadata: The ledger's.
+        beyond: Wait until the LAC is above this.
+        wait_ns: Nanoseconds to wait at most.
+        pause_ns: Nanoseconds to let pass before the first bookie is asked.
+        retry_ns: While others wait, bookies that did not answer are asked again at this interval, if there is no other
+            bookie to wait at; 0: never.
+        rank: Which bookies to wait at first: the lowest.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        *,
+        beyond: int | None = None,
+        wait_ns: int = 0,
+        pause_ns: int = 0,
+        retry_ns: int = 0,
+        rank: Mapping[Bookie, int] = NO_RANK,
+    ) -> None:
+        self._metadata = metadata
+        self._pause_ns = pause_ns
+        self._retry_ns = retry_ns
+        self._retrying = False
+        self._lost: list[int] = []
+        self._beyond = beyond
+        self._request = ReadLac(metadata.ledger_id, False, beyond, wait_ns)
+        self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        ensemble = metadata.fragments[-1].ensemble
+        self._ensemble = ensemble
+        self._waiting = sorted(range(len(ensemble)), key=lambda place: rank.get(ensemble[place], 0))
+        self._tokens = count(1)
+        self._asked: dict[int, int] = {}
+        self._enough = len(ensemble) if beyond is None else len(ensemble) - metadata.ack_quorum + 1
+        self._known = 0
+        self._lac = metadata.fragments[-1].first_entry_id - 1
+        self._ended = False
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begin.
+
+        Args:
+            now_ns: The time.
+        """
+        if self._metadata.state is LedgerState.CLOSED:
+            return self._end(self._metadata.last_entry_id)
+        if self._beyond is not None and self._lac > self._beyond:
+            return self._end(self._lac)
+        if self._pause_ns:
+            return [WakeAt(now_ns + self._pause_ns)]
+        return self._begin()
+
+    def _begin(self) -> list[Effect]:
+        """Ask the first bookies."""
+        self._pause_ns = 0
+        return [effect for _ in range(self._enough) for effect in self._ask()]
+
+    def _ask_lost(self) -> list[Effect]:
+        """Ask those again that did not answer, as too few others wait."""
+        self._retrying = False
+        self._waiting, self._lost = self._lost, []
+        missing = min(len(self._waiting), max(1, self._enough - len(self._asked)))
+        return [effect for _ in range(missing) for effect in self._ask()]
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take what happened and return what to do.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if isinstance(event, Woken) and not self._ended:
+            return self._begin() if self._pause_ns else self._ask_lost()
+        if self._ended or not isinstance(event, Answered | Unanswered) or event.token not in self._asked:
+            return []
+        place = self._asked.pop(event.token)
+        reply = event.reply if isinstance(event, Answered) else None
+        if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
+            self._known |= 1 << place
+            self._lac = max(self._lac, reply.lac)
+            if self._beyond is not None and self._lac > self._beyond:
+                return self._end(self._lac)
+            if self._beyond is None and self._quorum.covered(self._known):
+                return self._end(self._lac)
+        elif self._beyond is not None:
+            self._lost.append(place)
+            if self._waiting:
+                return self._ask()
+            if self._asked and self._retry_ns and not self._retrying:
+                self._retrying = True
+                return [WakeAt(now_ns + self._retry_ns)]
+        if self._asked:
+            return []
+        if self._beyond is not None and self._known:
+            return self._end(self._lac)
+        self._ended = True
+        answered = [str(self._ensemble[place]) for place in places(self._known)]
+        detail = (
+            f"ledger {self._metadata.ledger_id}: of its last {len(self._ensemble)} bookies only "
+            f"{', '.join(answered) or 'none'} told the last add confirmed, which is too few; read it again later"
+        )
+        return [Failed(Reason.UNDECIDED, detail)]
+
+    def _ask(self) -> list[Effect]:
+        """Ask the next bookie."""
+        place = self._waiting.pop(0)
+        token = next(self._tokens)
+        self._asked[token] = place
+        return [Send(token, self._ensemble[place], self._request)]
+
+    def _end(self, lac: int) -> list[Effect]:
+        """End with a result."""
+        self._ended = True
+        return [LacIs(lac)]
+
+
+def _bytes_of(run: Run) -> int:
+    return sum(map(len, run.body))
+
+
+def fragment_of(fragments: tuple[Fragment, ...], entry_id: int) -> Fragment:
+    """Return the fragment that an entry is in."""
+    return next(each for each in reversed(fragments) if each.first_entry_id <= entry_id)
+
+
+def stretches(fragments: tuple[Fragment, ...], first: int, last: int) -> list[tuple[Fragment, int, int]]:
+    """Return the fragments that a range lies in, each with the first and last of its entries that belong to it."""
+    ends = [each.first_entry_id - 1 for each in fragments[1:]] + [last]
+    return [
+        (fragment, max(first, fragment.first_entry_id), min(last, end))
+        for fragment, end in zip(fragments, ends, strict=True)
+        if max(first, fragment.first_entry_id) <= min(last, end)
+    ]

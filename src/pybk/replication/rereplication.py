@@ -1,0 +1,286 @@
+"""Re-replication: a fragment's entries are copied, byte for byte, to bookies that take the places of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.replication.messages import (
+    Add,
+    Answered,
+    BookiesChosen,
+    ChooseBookies,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Got,
+    MetadataIs,
+    MetadataRefused,
+    MetadataUnreachable,
+    MetadataWritten,
+    ReadEnded,
+    ReadMetadata,
+    Reason,
+    Reply,
+    Run,
+    Send,
+    Status,
+    Unanswered,
+    WakeAt,
+    Woken,
+    WriteMetadata,
+)
+from pybk.replication.quorum import Quorum
+from pybk.replication.reader import ReadMachine
+from pybk.replication.writer import chosen
+
+WINDOW_ENTRIES: Final = 4096
+"""Entries that are read, and then written, at a time."""
+
+READ_BYTES_MAX: Final = 1 << 20
+_SPECULATIVE_NS: Final = 1_000_000_000
+
+
+class CopyMachine:
+    """Copies what some bookies of a fragment hold, or should hold, to others, and swaps these in.
+
+    The fragment must have an end: it is not the last one, or the ledger is closed. A bookie that is alive and only
+    misses entries is filled up in its place by naming it in ``stay``. Ends with ``Done`` and the metadata, also if
+    there was nothing to do, or with ``Failed``, after which it may be tried again.
+
+    Args:
+        ledger_id: The ledger.
+        first_entry_id: First entry of the fragment.
+        lost: Bookies to replace, or to fill up.
+        stay: Those of them that keep their places.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        first_entry_id: int,
+        lost: frozenset[Bookie],
+        *,
+        stay: frozenset[Bookie] = frozenset(),
+    ) -> None:
+        self._ledger_id = ledger_id
+        self._first = first_entry_id
+        self._lost = lost
+        self._stay = stay
+        self._tokens = count(1)
+        self._targets: dict[int, Bookie] = {}
+        self._places: tuple[int, ...] = ()
+        self._reader: ReadMachine | None = None
+        self._read_tokens: dict[int, int] = {}
+        self._adding: set[int] = set()
+        self._ended = False
+        self._chosen = False
+        self._wanted: LedgerMetadata | None = None
+        self._writing = False
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Begin by looking whether there still is something to copy.
+
+        Args:
+            now_ns: The time.
+        """
+        return [ReadMetadata()]
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take what happened and return what to do.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if self._ended:
+            return []
+        if isinstance(event, Answered | Unanswered):
+            return self._told(event, now_ns)
+        if isinstance(event, MetadataIs | MetadataRefused):
+            return self._metadata_is(event.metadata, event.version, now_ns)
+        if isinstance(event, MetadataWritten):
+            assert self._wanted is not None
+            return self._end(Done(self._wanted, event.version))
+        if isinstance(event, BookiesChosen):
+            return self._bookies_chosen(event, now_ns)
+        if isinstance(event, Woken):
+            return self._read(Woken(), now_ns) if self._reader is not None else []
+        assert isinstance(event, MetadataUnreachable)
+        return self._fail(Reason.METADATA_UNREACHABLE, "the metadata store cannot be reached; try again later")
+
+    # ---- metadata --------------------------------------------------------------------------------------------------
+
+    def _metadata_is(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
+        """Look at the ledger as it is now: before copying, when entries cannot be read, and when a swap was refused."""
+        if found is None:
+            return self._fail(Reason.DELETED, "it was deleted")
+        if self._reader is not None and not self._writing:
+            self._metadata, self._version = found, version
+            return self._read(MetadataIs(found, version), now_ns)
+        if self._writing and found == self._wanted:
+            return self._end(Done(found, version))
+        index = next((i for i, each in enumerate(found.fragments) if each.first_entry_id == self._first), None)
+        if index is None:
+            return self._end(Done(found, version))
+        last = fragment_end(found, index)
+        if last is None:
+            return self._fail(Reason.UNDECIDED, f"its fragment from {self._first} on has no end yet; recover it first")
+        self._metadata, self._version, self._last = found, version, last
+        self._fragment = found.fragments[index]
+        if self._writing:
+            return self._swap()
+        bits = [i for i, bookie in enumerate(self._fragment.ensemble) if bookie in self._lost]
+        if not bits:
+            return self._end(Done(found, version))
+        self._targets = {i: self._fragment.ensemble[i] for i in bits if self._fragment.ensemble[i] in self._stay}
+        self._places = tuple(i for i in bits if i not in self._targets)
+        if not self._places:
+            return self._begin(now_ns)
+        return [ChooseBookies(self._places, self._fragment.ensemble, self._lost)]
+
+    def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
+        """Copy to the bookies that were found; the other places stay as they are."""
+        if self._chosen:
+            return []
+        self._chosen = True
+        self._targets |= chosen(event.bookies, self._places, list(self._fragment.ensemble))
+        if not self._targets:
+            lost = ", ".join(str(self._fragment.ensemble[place]) for place in self._places)
+            return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"nobody can take the places of {lost}: start more bookies")
+        return self._begin(now_ns)
+
+    def _swap(self) -> list[Effect]:
+        """Put the copies' bookies into the fragment, and change nothing else (I11)."""
+        ensemble = list(self._fragment.ensemble)
+        for place, bookie in self._targets.items():
+            if ensemble[place] not in self._lost or (bookie in ensemble and bookie != ensemble[place]):
+                return self._fail(Reason.UNDECIDED, "its ensemble was changed meanwhile; look at it again")
+            ensemble[place] = bookie
+        if tuple(ensemble) == self._fragment.ensemble:
+            return self._end(Done(self._metadata, self._version))
+        fragments = tuple(
+            Fragment(each.first_entry_id, tuple(ensemble)) if each is self._fragment else each
+            for each in self._metadata.fragments
+        )
+        self._wanted = replace(self._metadata, fragments=fragments, version=self._metadata.version + 1)
+        self._writing = True
+        return [WriteMetadata(self._wanted, self._version)]
+
+    # ---- copying ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, now_ns: int) -> list[Effect]:
+        """Copy from the first entry on."""
+        self._quorum = Quorum(self._metadata.ensemble_size, self._metadata.write_quorum, self._metadata.ack_quorum)
+        self._next = self._first
+        return self._window(now_ns)
+
+    def _window(self, now_ns: int) -> list[Effect]:
+        """Read the next entries, or swap when there are no more; the fragment's end counts, not the LAC (C15)."""
+        self._reader = None
+        if self._next > self._last:
+            return self._swap()
+        first, last = self._next, min(self._next + WINDOW_ENTRIES - 1, self._last)
+        self._next = last + 1
+        residues = frozenset(residue for place in self._targets for residue in self._quorum.residues(place))
+        self._reader = ReadMachine(
+            self._metadata,
+            first,
+            last,
+            bytes_max=READ_BYTES_MAX,
+            speculative_ns=_SPECULATIVE_NS,
+            rank=dict.fromkeys(self._lost, 1),
+            residues=residues,
+            checked=True,
+        )
+        return self._reads(self._reader.start(now_ns), now_ns)
+
+    def _read(self, event: Event, now_ns: int) -> list[Effect]:
+        """Let the reader take what happened."""
+        assert self._reader is not None
+        return self._reads(self._reader.step(event, now_ns), now_ns)
+
+    def _reads(self, wanted: list[Effect], now_ns: int) -> list[Effect]:
+        """Pass on what the reader asks for, and write what it got."""
+        effects: list[Effect] = []
+        for effect in wanted:
+            if isinstance(effect, Send):
+                token = next(self._tokens)
+                self._read_tokens[token] = effect.token
+                effects.append(Send(token, effect.bookie, effect.request))
+            elif isinstance(effect, Got):
+                effects += self._write(effect.run)
+            elif isinstance(effect, ReadEnded):
+                if effect.missing is not None:
+                    detail = (
+                        f"entry {effect.missing} can be read from none of its bookies; try again when more are back"
+                    )
+                    return effects + self._fail(Reason.UNDECIDED, detail)
+                self._reader = None
+            elif isinstance(effect, WakeAt | ReadMetadata):
+                effects.append(effect)
+            elif isinstance(effect, Failed):
+                return effects + self._fail(effect.reason, effect.detail)
+        return effects + self._go_on(now_ns)
+
+    def _write(self, run: Run) -> list[Effect]:
+        """Add entries to those targets that take them, as a recovery does, as the ledger may be fenced there (C7)."""
+        effects: list[Effect] = []
+        mask = self._quorum.mask(run.first) if run.stride > 1 else self._quorum.everyone
+        add = Add(self._ledger_id, (run,), self._last, recovery=True)
+        for place, bookie in self._targets.items():
+            if mask >> place & 1:
+                token = next(self._tokens)
+                self._adding.add(token)
+                effects.append(Send(token, bookie, add))
+        return effects
+
+    def _go_on(self, now_ns: int) -> list[Effect]:
+        """Go on with the next entries when these are read and written everywhere."""
+        if self._reader is not None or self._adding or self._writing or self._ended:
+            return []
+        return self._window(now_ns)
+
+    def _told(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
+        """A read or an add was answered, or was not."""
+        if event.token in self._read_tokens:
+            token = self._read_tokens.pop(event.token)
+            if self._reader is None:
+                return []
+            told = Answered(token, event.reply) if isinstance(event, Answered) else Unanswered(token)
+            return self._read(told, now_ns)
+        if event.token not in self._adding:
+            return []
+        self._adding.discard(event.token)
+        reply = event.reply if isinstance(event, Answered) else None
+        if not isinstance(reply, Reply) or reply.status is not Status.OK:
+            said = reply.status.name if isinstance(reply, Reply) else "nothing"
+            return self._fail(Reason.UNDECIDED, f"a bookie that was to take copies answered {said}; try again")
+        return self._go_on(now_ns)
+
+    def _end(self, done: Done) -> list[Effect]:
+        """End with success."""
+        self._ended = True
+        return [done]
+
+    def _fail(self, reason: Reason, detail: str) -> list[Effect]:
+        """End without success."""
+        self._ended = True
+        return [Failed(reason, f"ledger {self._ledger_id}: {detail}")]
+
+
+def fragment_end(metadata: LedgerMetadata, index: int) -> int | None:
+    """Return the last entry of a fragment, or None if it has no end yet.
+
+    Args:
+        metadata: The ledger's.
+        index: Which fragment.
+    """
+    if index + 1 < len(metadata.fragments):
+        return metadata.fragments[index + 1].first_entry_id - 1
+    return metadata.last_entry_id if metadata.state is LedgerState.CLOSED else None

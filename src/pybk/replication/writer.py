@@ -1,0 +1,457 @@
+"""The writer of one ledger: acknowledgements in order, ensemble changes, force, close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.replication.inflight import Adds, Batch, Pending
+from pybk.replication.messages import (
+    Acknowledged,
+    Answered,
+    BookiesChosen,
+    ChooseBookies,
+    Confirmed,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Force,
+    MetadataIs,
+    MetadataRefused,
+    MetadataUnreachable,
+    MetadataWritten,
+    ReadMetadata,
+    Reason,
+    Reply,
+    Send,
+    Status,
+    Unanswered,
+    WakeAt,
+    Woken,
+    WriteLac,
+    WriteMetadata,
+)
+from pybk.replication.quorum import Quorum, places
+
+METADATA_TRIES: Final = 8
+METADATA_RETRY_NS: Final = 100_000_000
+"""Wait before the metadata store is asked again; doubles with each try."""
+
+_ENDS: Final = {
+    Status.FENCED: Reason.FENCED,
+    Status.UNAUTHORIZED: Reason.UNAUTHORIZED,
+    Status.CONFLICT: Reason.CONFLICT,
+    Status.DELETED: Reason.DELETED,
+}
+"""Answers after which nothing more can be written to the ledger."""
+
+
+class _Phase(Enum):
+    """What is under way besides adds."""
+
+    STEADY = 0
+    CHOOSING = 1
+    CHANGING = 2
+    CLOSING = 3
+    ENDED = 4
+
+
+class WriterMachine:
+    """Writes one open ledger, as its only writer.
+
+    Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
+    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum. Below that, those
+    that failed are tried once more before the writer ends. After ``Done`` or ``Failed`` the machine does nothing more,
+    except that after ``Done`` it still takes answers to adds, and tells who failed as under-replicated.
+
+    Args:
+        metadata: The ledger's, open, with at least one fragment.
+        version: The metadata store's.
+        straggler_bytes: A bookie that owes more confirmed bytes than this is replaced.
+        deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
+        seal: Returns the metadata of the closed ledger with what proves its end; a function of its argument alone.
+            None leaves the metadata as it is.
+
+    Attributes:
+        metadata: The ledger's metadata as far as this writer knows that it is written.
+        last_submitted: Last entry submitted, -1 for none.
+
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        version: int,
+        *,
+        straggler_bytes: int,
+        deferred: bool = False,
+        seal: Callable[[LedgerMetadata], LedgerMetadata] | None = None,
+    ) -> None:
+        self.metadata = metadata
+        self.last_submitted = -1
+        self._version = version
+        self._deferred = deferred
+        self._seal = seal
+        self._tokens = count(1)
+        quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._adds = Adds(
+            metadata.ledger_id,
+            quorum,
+            metadata.fragments[-1].ensemble,
+            lac=-1,
+            length=0,
+            next_token=self._tokens.__next__,
+            straggler_bytes=straggler_bytes,
+        )
+        self._phase = _Phase.STEADY
+        self._places: tuple[int, ...] = ()
+        self._replacements: dict[int, Bookie] = {}
+        self._wanted = metadata
+        self._tries = 0
+        self._forgiven_at = -2
+        self._close_asked = False
+        self._watched = False
+        self._lac_told = -1
+        self._force_target = -1
+        self._forces: dict[int, tuple[int, Bookie, int]] = {}
+        self._steps = {
+            Answered: self._answered,
+            Unanswered: self._unanswered,
+            BookiesChosen: self._bookies_chosen,
+            MetadataWritten: self._metadata_written,
+            MetadataRefused: self._metadata_refused,
+            MetadataIs: self._metadata_is,
+            MetadataUnreachable: self._metadata_unreachable,
+            Woken: self._woken,
+        }
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Last entry that is confirmed, -1 for none."""
+        return self._adds.lac
+
+    @property
+    def ended(self) -> bool:
+        """Whether the ledger was closed, or the writer failed."""
+        return self._phase is _Phase.ENDED
+
+    @property
+    def outstanding(self) -> int:
+        """Entries that were submitted and are not confirmed."""
+        return self.last_submitted - self._adds.lac
+
+    def submit(self, batch: Batch, now_ns: int) -> list[Effect]:
+        """Take entries that follow those submitted before; nothing is done with them after the end.
+
+        Args:
+            batch: The entries.
+            now_ns: The time.
+        """
+        if self._phase is _Phase.ENDED or self._close_asked:
+            return []
+        self.last_submitted = batch.last
+        self._lac_told = self._adds.lac
+        return self._adds.submit(batch, deferred=self._deferred)
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take what happened and return what to do.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if self._phase is _Phase.ENDED:
+            return self._late(event)
+        return self._go_on(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
+
+    def close(self, now_ns: int) -> list[Effect]:
+        """Close the ledger at the last add confirmed; what is pending is not of it (AW7).
+
+        Args:
+            now_ns: The time.
+        """
+        if self._phase is _Phase.ENDED:
+            return []
+        self._close_asked = True
+        return self._go_on([])
+
+    def force(self, now_ns: int) -> list[Effect]:
+        """Make durable, and so confirm, all that was submitted until now, as soon as it is acknowledged.
+
+        Args:
+            now_ns: The time.
+        """
+        if self._phase is _Phase.ENDED:
+            return []
+        self._force_target = self.last_submitted
+        return self._go_on([])
+
+    def tell_lac(self) -> list[Effect]:
+        """Tell the bookies the last add confirmed if nothing is outstanding that would, and they do not know it."""
+        adds = self._adds
+        if self._phase is not _Phase.STEADY or adds.pending or adds.lac == self._lac_told:
+            return []
+        self._lac_told = adds.lac
+        self._watched = False
+        request = WriteLac(self.metadata.ledger_id, adds.lac)
+        return [Send(next(self._tokens), adds.ensemble[place], request) for place in places(adds.live)]
+
+    def bookies_changed(self, now_ns: int) -> list[Effect]:
+        """Look again for bookies in the places of those given up, which may also be the same ones.
+
+        Args:
+            now_ns: The time.
+        """
+        if self._phase is not _Phase.STEADY or not self._adds.dead or self._close_asked:
+            return []
+        self._adds.avoided.clear()
+        return self._choose()
+
+    def _late(self, event: Event) -> list[Effect]:
+        """Take an answer that came after the ledger was closed (C13)."""
+        if self.metadata.state is LedgerState.CLOSED:
+            if isinstance(event, Answered) and isinstance(event.reply, Reply):
+                self._counted(event.token, event.reply)
+            elif isinstance(event, Unanswered):
+                self._unanswered(event, 0)
+        return self._given_up()
+
+    # ---- what happened ---------------------------------------------------------------------------------------------
+
+    def _answered(self, event: Answered, now_ns: int) -> list[Effect]:
+        """A bookie answered an add, a force or a WriteLac."""
+        reply = event.reply
+        if type(reply) is not Reply:
+            return []
+        reason = _ENDS.get(reply.status)
+        # While the end is written, a bookie may learn of it first, and refuse as fenced: the metadata tell whose it is.
+        if reason is not None and (reason is not Reason.FENCED or self._phase is not _Phase.CLOSING):
+            return self._end(reason, f"a bookie answered {reply.status.name}")  # AW4
+        self._watched |= reply.watched
+        return self._counted(event.token, reply)
+
+    def _counted(self, token: int, reply: Reply) -> list[Effect]:
+        """Count an answer to an add or a force."""
+        effects = self._adds.answered(token, reply)
+        if effects is None and token in self._forces:
+            self._forced(token, done=reply.status is Status.OK)
+        return effects or []
+
+    def _unanswered(self, event: Unanswered, now_ns: int) -> list[Effect]:
+        """No answer came; for an add or a force that is a failure of the bookie."""
+        if not self._adds.unanswered(event.token) and event.token in self._forces:
+            self._forced(event.token, done=False)
+        return []
+
+    def _forced(self, token: int, *, done: bool) -> None:
+        """A bookie made durable what it had acknowledged when it was asked, or may not have."""
+        place, bookie, first = self._forces.pop(token)
+        if self._adds.ensemble[place] != bookie:
+            return
+        if not done:
+            self._adds.fail(place, first)
+            return
+        bit = 1 << place
+        for batch in self._adds.pending:
+            if batch.seen & bit:
+                batch.durable |= bit
+
+    def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
+        """Bookies were found for some of the places; the others go on without, also if nobody could be asked."""
+        if self._phase is not _Phase.CHOOSING:
+            return []
+        self._phase, self._tries = _Phase.STEADY, 0
+        if self._close_asked:
+            return []
+        adds = self._adds
+        self._replacements = chosen(event.bookies, self._places, adds.ensemble)
+        effects: list[Effect] = []
+        for place in self._places:
+            if place not in self._replacements:
+                effects += adds.give_up(place)
+        lacking = not_enough(adds, self._replacements)
+        if lacking and self._forgiven_at == adds.lac:
+            return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
+        if lacking:
+            # Those that failed may be back. They get one more chance, and another only when it has helped.
+            self._forgiven_at = adds.lac
+            adds.avoided.clear()
+            return effects + self._choose()
+        if self._replacements:
+            self._phase = _Phase.CHANGING
+            effects += adds.leaving(self._replacements)
+            effects += self._write(self._changed(self.metadata))
+        return effects
+
+    def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        """Return metadata with the new ensemble from the first entry that is not confirmed, or with the end."""
+        if self._phase is _Phase.CLOSING:
+            closed = metadata.closed_at(self._adds.lac, self._adds.length)
+            return closed if self._seal is None else self._seal(closed)
+        ensemble = list(self._adds.ensemble)
+        for place, bookie in self._replacements.items():
+            ensemble[place] = bookie
+        fragments = with_ensemble(metadata.fragments, self._adds.lac + 1, tuple(ensemble))
+        return replace(metadata, fragments=fragments, version=metadata.version + 1)
+
+    def _write(self, wanted: LedgerMetadata) -> list[Effect]:
+        """Compare and swap; nothing is confirmed until the outcome is known (C3)."""
+        self._wanted = wanted
+        return [WriteMetadata(wanted, self._version)]
+
+    def _metadata_written(self, event: MetadataWritten, now_ns: int) -> list[Effect]:
+        """The change, or the end, is in the metadata: only now it counts (C1)."""
+        if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
+            return []
+        self.metadata, self._version, self._tries = self._wanted, event.version, 0
+        if self._phase is _Phase.CLOSING:
+            return self._done(self.metadata, event.version)
+        self._phase = _Phase.STEADY
+        return self._adds.exchange(self._replacements)
+
+    def _metadata_refused(self, event: MetadataRefused, now_ns: int) -> list[Effect]:
+        """Somebody else wrote: a replication moved old fragments, or a recovery took the ledger (AW8)."""
+        if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
+            return []
+        return self._settle(event.metadata, event.version, now_ns)
+
+    def _metadata_is(self, event: MetadataIs, now_ns: int) -> list[Effect]:
+        """What an ambiguous outcome came to."""
+        if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
+            return []
+        return self._settle(event.metadata, event.version, now_ns)
+
+    def _settle(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
+        """Go on from what the metadata store holds."""
+        if found == self._wanted:
+            return self._metadata_written(MetadataWritten(version), now_ns)
+        if found is None:
+            return self._end(Reason.DELETED, "the ledger was deleted")
+        if found.state is LedgerState.OPEN:
+            # Only this writer adds fragments to an open ledger; replication may have swapped bookies of earlier ones.
+            self.metadata, self._version = found, version
+            return self._write(self._changed(found))
+        end = (found.state, found.last_entry_id, found.length)
+        if self._phase is _Phase.CLOSING and end == (LedgerState.CLOSED, self._adds.lac, self._adds.length):
+            return self._done(found, version)
+        return self._end(Reason.FENCED, f"somebody else recovers or closed the ledger; it is {found.state.value}")
+
+    def _metadata_unreachable(self, event: MetadataUnreachable, now_ns: int) -> list[Effect]:
+        """Whether the change took effect, or who is there, is unknown: ask later."""
+        if self._phase is _Phase.STEADY:
+            return []
+        self._tries += 1
+        if self._tries > METADATA_TRIES:
+            if self._phase is _Phase.CHOOSING:
+                return self._bookies_chosen(BookiesChosen({}), now_ns)
+            return self._end(Reason.METADATA_UNREACHABLE, f"the metadata store did not answer {self._tries} times")
+        return [WakeAt(now_ns + (METADATA_RETRY_NS << (self._tries - 1)))]
+
+    def _woken(self, event: Woken, now_ns: int) -> list[Effect]:
+        """The time to ask again has come."""
+        if self._phase is _Phase.CHOOSING:
+            return self._choose()
+        return [ReadMetadata()] if self._phase in (_Phase.CHANGING, _Phase.CLOSING) else []
+
+    # ---- what follows ----------------------------------------------------------------------------------------------
+
+    def _go_on(self, effects: list[Effect]) -> list[Effect]:
+        """Confirm what can be, and begin what is due; nothing is confirmed while metadata is being written."""
+        adds = self._adds
+        if self._phase in (_Phase.STEADY, _Phase.CHOOSING):
+            if adds.confirm():
+                effects.append(Confirmed(adds.lac))
+            if self._deferred:
+                effects += self._go_on_deferred()
+        if self._phase is _Phase.CLOSING:
+            return effects + self._given_up()
+        if self._phase is not _Phase.STEADY:
+            return effects
+        if self._close_asked:
+            self._phase = _Phase.CLOSING
+            return effects + self._given_up() + self._write(self._changed(self.metadata))
+        if adds.failed:
+            return effects + self._choose()
+        if self._watched:
+            effects += self.tell_lac()
+        return effects
+
+    def _go_on_deferred(self) -> list[Effect]:
+        """Tell what was acknowledged, and once all that was asked for is, have it forced."""
+        adds = self._adds
+        effects: list[Effect] = [Acknowledged(adds.acked_last)] if adds.acknowledge() else []
+        if self._forces or adds.lac >= self._force_target or adds.failed or self._phase is not _Phase.STEADY:
+            return effects
+        batches: list[Pending] = [batch for batch in adds.pending if batch.first <= self._force_target]
+        if all(adds.quorum.acked(batch.acked & adds.live, batch.masks) for batch in batches):
+            request = Force(self.metadata.ledger_id)
+            for batch in batches:
+                batch.seen = batch.acked
+            for place in places(adds.live):
+                token = next(self._tokens)
+                self._forces[token] = (place, adds.ensemble[place], adds.lac + 1)
+                effects.append(Send(token, adds.ensemble[place], request))
+        return effects
+
+    def _choose(self) -> list[Effect]:
+        """Look for bookies in the places of those that failed or were given up."""
+        adds = self._adds
+        self._phase = _Phase.CHOOSING
+        self._places = tuple(places(adds.failed | adds.dead))
+        return [ChooseBookies(self._places, tuple(adds.ensemble), frozenset(adds.avoided))]
+
+    def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
+        """End with the ledger closed; what is pending is not of it."""
+        self._phase = _Phase.ENDED
+        self.metadata = metadata
+        self._adds.pending.clear()
+        return [Done(metadata, version)]
+
+    def _given_up(self) -> list[Effect]:
+        """Record what failed bookies miss of the closed ledger; what is known before the end, before that (C13)."""
+        return [effect for place in places(self._adds.failed) for effect in self._adds.give_up(place, closing=True)]
+
+    def _end(self, reason: Reason, detail: str) -> list[Effect]:
+        """End without success, for ever."""
+        self._phase = _Phase.ENDED
+        self._adds.pending.clear()
+        return [Failed(reason, f"ledger {self.metadata.ledger_id}: {detail}")]
+
+
+def chosen(bookies: dict[int, Bookie], wanted: tuple[int, ...], ensemble: list[Bookie]) -> dict[int, Bookie]:
+    """Return the bookies chosen for the places wanted, without any that would stand in the ensemble twice or move."""
+    result: dict[int, Bookie] = {}
+    for place in wanted:
+        bookie = bookies.get(place)
+        if bookie is None or bookie in result.values():
+            continue
+        if bookie == ensemble[place] or bookie not in ensemble:
+            result[place] = bookie
+    return result
+
+
+def not_enough(adds: Adds, replacements: dict[int, Bookie]) -> str:
+    """Say what is lacking if some write set has no ack quorum among those that live; nothing if none lacks any."""
+    live = adds.quorum.everyone & ~adds.dead
+    for place in replacements:
+        live |= 1 << place
+    if adds.quorum.writable(live):
+        return ""
+    found = [str(bookie) for place, bookie in enumerate(adds.ensemble) if live >> place & 1]
+    return (
+        f"entries from {adds.lac + 1} on need {adds.quorum.ack_quorum} bookies of every {adds.quorum.write_quorum} in "
+        f"an ensemble of {adds.quorum.ensemble_size}; found were {', '.join(found) or 'none'}: start more bookies"
+    )
+
+
+def with_ensemble(fragments: tuple[Fragment, ...], first: int, ensemble: tuple[Bookie, ...]) -> tuple[Fragment, ...]:
+    """Return fragments with an ensemble from an entry on: in the place of the last one, or after it."""
+    if fragments[-1].first_entry_id == first:
+        fragments = fragments[:-1]
+    return (*fragments, Fragment(first, ensemble))

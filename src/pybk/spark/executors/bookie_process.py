@@ -1,0 +1,213 @@
+"""The process of an executor's bookie: serves until the executor's end, or SIGTERM.
+
+``python -m pybk.spark.executors.bookie_process SETTINGS PID STARTED`` inherits the executor's lock, open, from the task that
+starts it. If it cannot start, it writes the reason to its standard error; if it serves, it writes nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import logging
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import ExitStack, closing, suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+from pybk.bookie.server import BookieService
+from pybk.config import StoreConfig
+from pybk.connect import open_cluster
+from pybk.errors import PybkError, UsageError
+from pybk.spark.executors.bookies import BookieSettings
+from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, read_state, take_lock, write_state
+
+logger = logging.getLogger(__name__)
+
+_LOOK_MS: Final = 1_000
+_FREED_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 0.02
+_NAME_BYTES: Final = 2
+
+
+def main(settings: BookieSettings, executor: Executor) -> None:
+    """Serve as the bookie of an executor until that ends, or SIGTERM; then close. The process is to end then, too.
+
+    Args:
+        settings: What the bookie is to be.
+        executor: The executor.
+
+    Raises:
+        PybkError, OSError: It cannot begin, or serves no more.
+    """
+    with ExitStack() as stack:
+        stack.callback(_forget, executor, settings.metadata, "lock")
+        end = _End(executor)
+        place = _take_slot(settings.directory, executor)
+        _log_to(f"{place}.log")
+        metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
+        stack.callback(metadata.close)
+        bookie = BookieService.open(
+            place,
+            [f"tcp://{_own_host(settings.metadata)}:*"],
+            metadata=metadata,
+            keys=keys,
+            config=StoreConfig(),
+            bookie_id=None if os.path.exists(place) else _name(executor, place),
+            rack=settings.rack,
+        )
+        stack.enter_context(closing(bookie))
+        stack.callback(_forget, executor, settings.metadata, "json")
+        ExecutorBookie(
+            executor=executor.name,
+            location=executor.location,
+            bookie_id=bookie.bookie.bookie_id,
+            instance=bookie.bookie.instance.hex(),
+            address=bookie.addresses[0],
+            directory=place,
+            pid=os.getpid(),
+        ).write(executor.file(settings.metadata, "json"))
+        _detach(f"{place}.log")
+        _serve(bookie, end, settings.linger_s)
+
+
+def _serve(bookie: BookieService, end: _End, linger_s: float) -> None:
+    """Serve until told to end, or the executor's end; then, for a while, for those who copy what is here."""
+    retired_until: float | None = None
+    while not end.told(_LOOK_MS):
+        if not bookie.serving:
+            raise PybkError(f"{bookie.bookie} serves no more; the error is logged above")
+        if retired_until is None and end.executor_ended:
+            retired_until = time.monotonic() + linger_s
+            if linger_s:
+                _retire(bookie)
+        if retired_until is not None and time.monotonic() >= retired_until:
+            return
+
+
+def _retire(bookie: BookieService) -> None:
+    try:
+        bookie.retire()
+    except PybkError as error:
+        logger.warning("others are not told yet that %s takes no more entries: %s", bookie.bookie, error)
+
+
+class _End:
+    """What ends the process: SIGTERM, or the end of the executor; watched until the process ends."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._told = os.eventfd(0, os.EFD_CLOEXEC)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os.eventfd_write(self._told, 1))
+        self._poll = select.poll()
+        self._poll.register(self._told, select.POLLIN)
+        self._executor: int | None = None
+        with suppress(ProcessLookupError):
+            self._executor = os.pidfd_open(executor.pid)
+        self.executor_ended = self._executor is None or not executor.alive
+        if self._executor is not None:
+            self._poll.register(self._executor, select.POLLIN)
+
+    def told(self, wait_ms: int) -> bool:
+        """Wait for either, and tell whether SIGTERM came."""
+        found = [fd for fd, _ in self._poll.poll(wait_ms)]
+        if self._executor in found:
+            self.executor_ended = True
+            self._poll.unregister(self._executor)
+        return self._told in found
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+
+def _take_slot(directory: str, executor: Executor) -> str:
+    """Return a directory for the bookie, which is this process's until it ends: the first that nobody has.
+
+    One whose executor is no more is asked for, and waited for while its bookie ends.
+    """
+    os.makedirs(directory, 0o700, exist_ok=True)
+    for number in itertools.count():
+        place = os.path.join(directory, f"slot-{number}")
+        until = time.monotonic() + _FREED_SECONDS
+        while (taken := take_lock(f"{place}.lock")) is None and time.monotonic() < until and _is_leaving(place):
+            time.sleep(_RETRY_SECONDS)
+        if taken is not None:
+            write_state(f"{place}.json", {"executor": executor, "bookie": Process.of(os.getpid())})
+            return place
+    raise AssertionError("there is always another number")
+
+
+def _is_leaving(place: str) -> bool:
+    """Tell whether the executor of who has a slot is no more, and have its bookie end."""
+    found = read_state(f"{place}.json")
+    if found is None or Process(*found["executor"]).alive:
+        return False
+    bookie = Process(*found["bookie"])
+    if bookie.alive:
+        with suppress(ProcessLookupError):
+            os.kill(bookie.pid, signal.SIGTERM)
+    return True
+
+
+def _name(executor: Executor, place: str) -> str:
+    """Return a name for a new bookie; never that of a directory that was lost, whose entries it has not."""
+    return f"{executor.host}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
+
+
+def _own_host(metadata: str) -> str:
+    """Return the address of this host that others reach it at.
+
+    Raises:
+        UsageError: ZooKeeper is reached by IPv6 only, and bookies listen on IPv4.
+        OSError: It is not known where ZooKeeper is.
+    """
+    parts = urlsplit(metadata)
+    if parts.scheme == "lmdb":
+        return "127.0.0.1"
+    host, _, port = parts.netloc.partition(",")[0].rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    there = {family: address for family, _, _, _, address in reversed(found)}
+    if socket.AF_INET not in there:
+        if ipaddress.ip_address(there[socket.AF_INET6][0]).is_loopback:
+            return "127.0.0.1"
+        raise UsageError(f"{host} has an IPv6 address only, and bookies listen on IPv4: name ZooKeeper by an IPv4 one")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(there[socket.AF_INET])  # nothing is sent: the way there says which address is ours
+        return str(probe.getsockname()[0])
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+def _forget(executor: Executor, metadata: str, kind: str) -> None:
+    """Leave no file behind by which tasks look for the bookie."""
+    with suppress(FileNotFoundError):
+        os.unlink(executor.file(metadata, kind))
+
+
+def _log_to(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    logging.basicConfig(filename=path, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def _detach(log: str) -> None:
+    """Let who started this process go on, and write what else is said to the log."""
+    for fd, path, flags in ((1, os.devnull, os.O_WRONLY), (2, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
+        opened = os.open(path, flags, 0o600)
+        os.dup2(opened, fd)
+        os.close(opened)
+
+
+if __name__ == "__main__":
+    if os.fork():
+        os._exit(0)  # nobody has to wait for the bookie's end
+    try:
+        main(BookieSettings.of(sys.argv[1]), Executor(int(sys.argv[2]), int(sys.argv[3])))
+    except (PybkError, OSError) as error:
+        logger.exception("the bookie ends")
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,41 @@
+"""What ``spark.python.daemon.module`` names: Spark's own daemon of Python workers, and beside it the executor's bookie.
+
+Spark starts it at an executor's first Python task. Everything imported here is in all workers, and no thread may run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Final
+
+from pyspark.daemon import manager
+
+from pybk.errors import PybkError
+from pybk.spark.executors.bookies import SETTINGS, BookieSettings, ensure_bookie
+from pybk.spark.executors.executor import Executor
+
+logger = logging.getLogger(__name__)
+
+_WORKER: Final = "pyspark.worker"
+
+
+def start_bookie() -> None:
+    """Start the bookie of this daemon's executor if settings ask for it; an error is told in the executor's log.
+
+    The driver runs daemons, too, for planning: those are of other workers, and get none.
+    """
+    settings = os.environ.get(SETTINGS)
+    if settings is None or sys.argv[1:2] != [_WORKER]:
+        return
+    try:
+        ensure_bookie(BookieSettings.of(settings), Executor.of_daemon())
+    except (PybkError, OSError) as error:
+        # An exception would leave the executor without Python.
+        logger.warning("pybk: this executor has no bookie: %s: %s", type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    start_bookie()
+    manager()

@@ -1,0 +1,264 @@
+"""Writing rows as entries: one new ledger per task attempt, all of which count from one compare-and-set on.
+
+Spark hands both writers to tasks, and calls ``commit`` or ``abort`` in the driver with what the tasks returned: of each
+partition the one attempt that won. What other attempts wrote, and what a stopped process left, no manifest names.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
+from pybk.spark.connection import connection, task_connection
+from pybk.spark.sink.manifest import SINK_KEY, Sink, Written
+from pybk.spark.sink.sink_record import Attempt
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+    from pybk.spark.options import SinkOptions
+    from pybk.writer import LedgerWriter
+
+PAYLOAD_NAMES: Final = ("payload", "value")
+
+_QUERY: Final = "sql.streaming.queryId"
+_RUN: Final = "spark.jobGroup.id"
+"""A streaming query gives its jobs the id of its run as their group."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWrote(WriterCommitMessage):
+    """What a task tells the driver.
+
+    Attributes:
+        written: Its ledger; None if it had no rows.
+        query: The streaming query; empty in a batch write.
+        run: The run of the query; empty in a batch write.
+    """
+
+    written: Written | None
+    query: str = ""
+    run: str = ""
+
+
+Messages = Sequence[WriterCommitMessage | None]
+"""As Spark hands them: None for a partition that has none."""
+
+
+def check_schema(schema: StructType) -> None:
+    """Check that rows have a payload and nothing else.
+
+    Raises:
+        UsageError: They have not.
+    """
+    names = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema) or "no columns"
+    if len(schema) != 1 or schema[0].name.lower() not in PAYLOAD_NAMES:
+        raise UsageError(
+            f"the rows have {names:.400}; an entry is made of one column, payload or value: choose or make it, such as "
+            "df.selectExpr('to_json(struct(*)) AS payload')"
+        )
+    if not isinstance(schema[0].dataType, BinaryType | StringType):
+        raise UsageError(f"the rows have {names}; a payload is binary or string: cast it, or use to_json or to_avro")
+
+
+def refuse_overwrite(overwrite: bool) -> None:
+    """Refuse to replace what was written before.
+
+    Raises:
+        IllegalOperationError: That is asked for.
+    """
+    if overwrite:
+        raise IllegalOperationError(
+            'ledgers are only added to: write with mode("append"), a stream with outputMode("append"), and delete '
+            "ledgers that are not wanted any more with LedgerManager.delete_ledger"
+        )
+
+
+def payloads_of(batch: pa.RecordBatch) -> list[bytes]:
+    """Return the payloads of rows.
+
+    Raises:
+        UsageError: One is null.
+    """
+    column = batch.column(0)
+    if column.null_count:
+        raise UsageError(f"{column.null_count} of {len(column)} rows have a null payload; filter them, or use coalesce")
+    if pa.types.is_string(column.type):
+        column = column.cast(pa.binary())
+    elif pa.types.is_large_string(column.type):
+        column = column.cast(pa.large_binary())
+    payloads: list[bytes] = column.to_pylist()
+    return payloads
+
+
+def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordBatch]) -> Written | None:
+    """Write rows to a new ledger and close it.
+
+    Args:
+        options: Where, and what kind of ledger.
+        app_id: Of the sink.
+        batches: The rows.
+
+    Returns:
+        The ledger; None if there are no rows.
+
+    Raises:
+        PybkError: As creating, appending and closing; the ledger is deleted if that can be done.
+
+    Durability: All entries are durable on return, and the ledger's end is settled.
+    """
+    manager = task_connection(options.where).manager
+    password = options.password.read() or b""
+    writer: LedgerWriter | None = None
+    pending = None
+    try:
+        for batch in batches:
+            if batch.num_rows:
+                writer = writer or _new_ledger(manager, options, app_id, password)
+                pending = writer.append_many_async(payloads_of(batch))
+        if writer is None or pending is None:
+            return None
+        entries = pending.result().stop
+        writer.close()
+        if writer.last_add_confirmed != entries - 1:
+            raise LedgerRecoveryError(
+                f"ledger {writer.ledger_id} was closed at entry {writer.last_add_confirmed} after {entries} appends"
+            )
+    except BaseException:
+        if writer is not None:
+            with suppress(PybkError):  # it stays an orphan then, which nobody sees
+                manager.delete_ledger(writer.ledger_id, password=password)
+        raise
+    return Written(writer.ledger_id, entries, writer.length, writer.metadata.creation_time_ns)
+
+
+def _new_ledger(manager: LedgerManager, options: SinkOptions, app_id: str, password: bytes) -> LedgerWriter:
+    return manager.create_ledger(
+        password=password,
+        ledger_type=options.ledger_type,
+        storage_hints=options.storage_hints,
+        digest_type=options.digest_type,
+        insecure=options.insecure,
+        custom_metadata={SINK_KEY: app_id.encode()},
+        ensemble_size=options.ensemble_size,
+        write_quorum=options.write_quorum,
+        ack_quorum=options.ack_quorum,
+    )
+
+
+def sink_of(options: SinkOptions, app_id: str) -> Sink:
+    """Return the sink of this name, over this process's connection."""
+    manager, metadata = connection(options.where)
+    if metadata is None:
+        raise UsageError(f"{options.where} is no cluster; give metadataUri")
+    return Sink(
+        manager,
+        metadata,
+        app_id,
+        password=options.password.read() or b"",
+        quorums=(options.ensemble_size, options.write_quorum, options.ack_quorum),
+    )
+
+
+def _told(messages: Messages) -> list[TaskWrote]:
+    """Return what tasks told."""
+    return [message for message in messages if isinstance(message, TaskWrote)]
+
+
+def _all_told(messages: Messages) -> list[TaskWrote]:
+    """Return what every task told."""
+    told = _told(messages)
+    if not told or len(told) != len(messages):
+        raise IllegalOperationError(
+            f"a commit of {len(messages)} partitions of which {len(told)} said what they wrote; nothing was committed"
+        )
+    return told
+
+
+def _ledgers(told: list[TaskWrote]) -> list[Written]:
+    return [message.written for message in told if message.written is not None]
+
+
+def _commit(sink: Sink, number: int, told: list[TaskWrote]) -> bool:
+    written = _ledgers(told)
+    oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
+    return sink.commit(Attempt(number, oldest_ns, told[0].query, told[0].run), written)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes what ``df.write`` is called on, all or nothing.
+
+    Args:
+        options: Checked options.
+        schema: Of the rows.
+        overwrite: Whether Spark is to replace what is there, which is refused.
+    """
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        refuse_overwrite(overwrite)
+        check_schema(schema)
+        self._options = options
+        self._app_id = options.txn_app_id or f"write-{secrets.token_hex(16)}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task attempt."""
+        return TaskWrote(write_ledger(self._options, self._app_id, iterator))
+
+    def commit(self, messages: Messages) -> None:
+        """Make everything count, or skip it if this version or a later one was written before."""
+        number = self._options.txn_version or 0
+        if not _commit(sink_of(self._options, self._app_id), number, _all_told(messages)):
+            logger.warning(
+                "write %d of %r is skipped, and its rows are not written, as that version or a later one was made "
+                "before; if this is another write, give another txnAppId",
+                number,
+                self._app_id,
+            )
+
+    def abort(self, messages: Messages) -> None:
+        """Delete what tasks wrote, unless it counts all the same."""
+        sink_of(self._options, self._app_id).abort([each.ledger_id for each in _ledgers(_told(messages))])
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches, each once, whatever is repeated; arguments as for ``BatchWriter``."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        refuse_overwrite(overwrite)
+        check_schema(schema)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task attempt."""
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty(_QUERY)
+        run = None if context is None else context.getLocalProperty(_RUN)
+        if not query or not run:
+            raise IllegalOperationError("a stream is written by tasks of a streaming query, and this is none")
+        return TaskWrote(write_ledger(self._options, self._options.app_id or query, iterator), query, run)
+
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
+        """Make a micro-batch count, or skip it if it was committed before."""
+        told = _all_told(messages)
+        app_id = self._options.app_id or told[0].query
+        if not _commit(sink_of(self._options, app_id), batchId, told):
+            logger.info("batch %d of %r was committed before; it is skipped", batchId, app_id)
+
+    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
+        """Delete what tasks wrote, unless it counts all the same."""
+        told = _told(messages)
+        if told:
+            sink = sink_of(self._options, self._options.app_id or told[0].query)
+            sink.abort([each.ledger_id for each in _ledgers(told)])

@@ -1,0 +1,97 @@
+"""Reads ledgers once: ``spark.read.format("pybk")``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from pybk.spark.source.columns import check_schema
+from pybk.spark.source.filters import EVERY, push
+from pybk.spark.source.ledger_catalog import Catalog
+from pybk.spark.source.planning import Part, Piece, Readable, cut, intersect, limited
+from pybk.spark.source.reading import LedgerPartition, gone, read_pieces
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pybk.spark.options import Ranges, SourceOptions
+
+_PUSHING_MODULE: Final = "data_source_pushdown_filters"
+
+
+def new_reader(options: SourceOptions, schema: StructType) -> PlainReader:
+    """Return a reader that takes filters if Spark hands them over, which a setting says that is not visible here.
+
+    Only the name of the module that Spark runs for planning tells: a reader that takes filters when they are not
+    handed over is refused.
+    """
+    check_schema(schema)
+    pushing = any(_PUSHING_MODULE in argument for argument in sys.argv)
+    return PushingReader(options, schema) if pushing else PlainReader(options, schema)
+
+
+class PlainReader(DataSourceReader):
+    """Reads everything that options ask for.
+
+    Open ledgers are read up to their last add confirmed at the time of planning, and left alone otherwise.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._ledgers: Ranges = EVERY
+        self._entries: Ranges = EVERY
+
+    def partitions(self) -> list[InputPartition]:
+        """Return what each task reads; raises as ``parts``."""
+        tasks = cut(self.parts(), self._options.entries_per_partition)
+        return [LedgerPartition(pieces) for pieces in tasks] or [LedgerPartition(())]
+
+    def parts(self) -> list[Part]:
+        """Return what there is to read now, in order.
+
+        Raises:
+            NoSuchLedgerError: A ledger that was asked for by itself, or that positions name, is not there, unless that
+                is to be borne.
+            UsageError: Positions name a ledger that is not read.
+            UnauthorizedError: The password is another.
+        """
+        options = self._options
+        catalog = Catalog(options, self._ledgers)
+        found = catalog.look()
+        lost = [*catalog.missing, *catalog.absent(options.starting, options.ending)]
+        if lost and options.fail_on_data_loss:
+            raise gone(sorted({*lost}))
+        parts = [part for readable in found.values() for part in self._parts(readable)]
+        return list(limited(parts, options.max_entries))
+
+    def _parts(self, readable: Readable) -> Iterator[Part]:
+        """Yield what is read of a ledger."""
+        options, ledger_id = self._options, readable.ledger_id
+        first = max(options.start_entry, options.starting.entries.get(ledger_id, 0))
+        last = readable.end - 1
+        for bound in (options.end_entry, options.ending.entries.get(ledger_id)):
+            last = last if bound is None else min(last, bound)
+        if first <= last:
+            for low, high in intersect(((first, last),), self._entries):
+                yield Part(Piece(ledger_id, low, high), readable.entry_bytes)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read what one task has to."""
+        assert isinstance(partition, LedgerPartition)
+        return read_pieces(self._options, self._schema, partition.pieces)
+
+
+class PushingReader(PlainReader):
+    """Reads only what filters on ids leave."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take filters; those that are returned are left to Spark: all, if only the first entries are read at all."""
+        if self._options.max_entries is not None:
+            return filters
+        self._ledgers, self._entries, rest = push(filters)
+        return rest

@@ -1,0 +1,95 @@
+"""Filters that Spark hands to a source: those on ids say which ledgers and entries are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from pybk.spark.source.columns import COLUMNS
+from pybk.spark.source.planning import intersect
+
+if TYPE_CHECKING:
+    from pybk.spark.options import Ranges
+
+_MOST: Final = (1 << 63) - 1
+EVERY: Final[Ranges] = ((0, _MOST),)
+_NONE: Final[Ranges] = ()
+
+
+class Pushed(NamedTuple):
+    """What filters leave.
+
+    Attributes:
+        ledgers: Ledger ids.
+        entries: Entry ids.
+        rest: Filters that Spark is to apply by itself.
+    """
+
+    ledgers: Ranges
+    entries: Ranges
+    rest: tuple[Filter, ...]
+
+
+def push(filters: Iterable[Filter]) -> Pushed:
+    """Say what filters leave; those that are not in ``rest`` are applied by that exactly."""
+    left = {"ledger_id": EVERY, "entry_id": EVERY}
+    rest = []
+    for each in filters:
+        name = ".".join(getattr(each, "attribute", ()))
+        if isinstance(each, IsNotNull) and name in COLUMNS:
+            continue  # none is ever null
+        ranges = _ranges(each) if name in left else None
+        if ranges is None:
+            rest.append(each)
+        else:
+            left[name] = intersect(left[name], ranges)
+    return Pushed(left["ledger_id"], left["entry_id"], tuple(rest))
+
+
+def _ranges(found: Filter) -> Ranges | None:
+    """Return the whole numbers from 0 up that a filter on them leaves; None if that is not known."""
+    if isinstance(found, In):
+        values = found.value
+        return _joined(values) if all(type(value) is int for value in values) else None
+    value = getattr(found, "value", None)
+    if type(value) is not int:
+        return None
+    match found:
+        case EqualTo() | EqualNullSafe():
+            return _range(value, value)
+        case GreaterThan():
+            return _range(value + 1, _MOST)
+        case GreaterThanOrEqual():
+            return _range(value, _MOST)
+        case LessThan():
+            return _range(0, value - 1)
+        case LessThanOrEqual():
+            return _range(0, value)
+    return None
+
+
+def _range(low: int, high: int) -> Ranges:
+    low, high = max(low, 0), min(high, _MOST)
+    return ((low, high),) if low <= high else _NONE
+
+
+def _joined(values: Iterable[int]) -> Ranges:
+    ranges: list[tuple[int, int]] = []
+    for value in sorted({value for value in values if 0 <= value <= _MOST}):
+        if ranges and ranges[-1][1] == value - 1:
+            ranges[-1] = (ranges[-1][0], value)
+        else:
+            ranges.append((value, value))
+    return tuple(ranges)

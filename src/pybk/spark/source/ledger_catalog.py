@@ -1,0 +1,245 @@
+"""Which ledgers a read is about, and how far each can be read now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
+from pybk.flags import LedgerType
+from pybk.ledger import LedgerState
+from pybk.manager import HOW_TO_SEAL
+from pybk.spark.connection import Connection, connection, seal_with
+from pybk.spark.sink.manifest import SINK_KEY, committed
+from pybk.spark.source.planning import Readable, intersect, within
+from pybk.storage.format.extent import Extent
+
+if TYPE_CHECKING:
+    from pybk.ledger import LedgerMetadata
+    from pybk.reader import LedgerReader
+    from pybk.spark.options import Positions, Ranges, SourceOptions
+
+_LIST_SHARE: Final = 10
+
+
+class Catalog:
+    """The ledgers of a read.
+
+    Ledgers that a sink wrote and has not committed are hidden; those of the system are never shown.
+
+    Args:
+        options: What is read.
+        ids: Only ledgers of these ids; None for all.
+
+    Attributes:
+        hidden: Creation times of the ledgers that were hidden when the ledgers were listed last, by id.
+
+    Threads: one.
+    """
+
+    def __init__(self, options: SourceOptions, ids: Ranges | None = None) -> None:
+        asked = options.ledgers
+        self._where: Final = options.where
+        self._password: Final = options.password.read() or b""
+        self._type: Final = options.ledger_type
+        self._asked: Final = asked
+        self._pushed: Final = ids
+        self._ids: Final = asked if ids is None else ids if asked is None else intersect(asked, ids)
+        self._named: Final = tuple(low for low, high in asked or () if low == high and within(low, ids))
+        self._all_named: Final = asked is not None and all(low == high for low, high in asked)
+        self._closed: dict[int, Readable] = {}
+        self._open: dict[int, LedgerReader] = {}
+        self._unlocked = False
+        self._require_seal: Final = options.require_seal
+        self._checked: dict[int, LedgerMetadata] = {}
+        self._list_at = 0.0
+        self._elsewhere: set[int] = set()
+        self.hidden: dict[int, int] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        """Ledgers that were asked for, each by itself, and were not there."""
+        return [
+            each for each in self._named if not any(each in some for some in (self._closed, self._open, self.hidden))
+        ]
+
+    @property
+    def of(self) -> str:
+        """Which store or cluster it is, and which of its ledgers are read, as text."""
+        store = connection(self._where).manager._home.identity.store_id.hex()
+        if self._type is not None:
+            return f"{store} type {self._type}"
+        return f"{store} ledgers {','.join(f'{low}-{high}' for low, high in self._asked or ())}"
+
+    def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
+        """Return which of some ledgers are there no more, as the metadata of each says, however late listings are.
+
+        Raises:
+            PybkError: As the metadata store.
+
+        Cost: A look into the metadata store for each.
+        """
+        manager = connection(self._where).manager
+        found = set()
+        for ledger_id in ledger_ids:
+            try:
+                manager.ledger_metadata(ledger_id)
+            except NoSuchLedgerError:
+                found.add(ledger_id)
+        return found
+
+    def absent(self, *positions: Positions) -> list[int]:
+        """Return ledgers that positions name and that are not there.
+
+        Raises:
+            UsageError: One is there, and is not among those that are read.
+            PybkError: As the metadata store.
+        """
+        manager = connection(self._where).manager
+        named = {ledger_id for each in positions for ledger_id in each.entries if within(ledger_id, self._pushed)}
+        absent = []
+        for ledger_id in sorted(named.difference(self._closed, self._open, self.hidden)):
+            try:
+                found = manager.ledger_metadata(ledger_id)
+            except NoSuchLedgerError:
+                absent.append(ledger_id)
+                continue
+            if not self._wants(found):
+                raise UsageError(
+                    f"startingOffsets or endingOffsets names ledger {ledger_id} of type {str(found.ledger_type)!r}, "
+                    "which is not among the ledgers that are read; leave it out there, or read it too"
+                )
+        return absent
+
+    def look(self, *, now: bool = True) -> dict[int, Readable]:
+        """Return the ledgers by id, ascending, and how far each can be read.
+
+        Args:
+            now: List the ledgers; False: only if that would not be most of what is done.
+
+        Raises:
+            UnauthorizedError: The password is not that of a ledger.
+            LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger is open or has no seal, or its seal
+                is that of another kind or end.
+            UsageError: The directory is a bookie's.
+            PybkError: As the metadata store and bookies.
+        """
+        began = time.monotonic()
+        if now or began >= self._list_at:
+            self._list(connection(self._where))
+            ended = time.monotonic()
+            self._list_at = ended + _LIST_SHARE * (ended - began)
+        found = {**self._closed, **dict(self._advanced())}
+        return dict(sorted(found.items()))
+
+    def _list(self, found: Connection) -> None:
+        before, self._open, self._closed, self.hidden = self._open, {}, {}, {}
+        listed, counting = self._listed(found)
+        for ledger_id, metadata in listed.items():
+            app = _app(metadata)
+            if app and found.metadata is not None and ledger_id not in counting.get(app, ()):
+                self.hidden[ledger_id] = metadata.creation_time_ns
+            elif metadata.state is LedgerState.CLOSED:
+                self._check_password(found, ledger_id)
+                self._check_seal(found, metadata)
+                end, length = metadata.last_entry_id + 1, metadata.length
+                self._closed[ledger_id] = Readable(ledger_id, metadata.creation_time_ns, end, length, True)
+            elif ledger_id in before:
+                self._open[ledger_id] = before[ledger_id]
+            else:
+                self._open_ledger(found, ledger_id)
+
+    def _listed(self, found: Connection) -> tuple[dict[int, LedgerMetadata], dict[str, set[int]]]:
+        """Return metadata by ledger, and the ledgers of each sink that count, of each commit all or none."""
+        listed = {each.ledger_id: each for each in self._wanted(found)}
+        if found.metadata is None:
+            return listed, {}
+        counting = {app: committed(found, app) for app in {_app(each) for each in listed.values()} if app}
+        named = {each for ids in counting.values() for each in ids if within(each, self._ids)}
+        if unseen := named - listed.keys() - self._elsewhere:
+            # They may have been created and committed behind the listing, which then has half of a commit.
+            listed = {each.ledger_id: each for each in self._wanted(found)}
+            self._elsewhere |= unseen - listed.keys()  # deleted, or of another type
+        return listed, counting
+
+    def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
+        """Yield metadata of the ledgers that the options name and that are not the system's."""
+        for metadata in self._there(found):
+            if found.metadata is None and _of_bookie(metadata):
+                raise UsageError(
+                    f"{self._where} is the directory of a bookie, which has parts of ledgers; give the metadata URL of "
+                    "its cluster as option metadataUri"
+                )
+            if self._wants(metadata):
+                yield metadata
+
+    def _wants(self, metadata: LedgerMetadata) -> bool:
+        kind = metadata.ledger_type
+        wanted = not kind.is_system if self._type is None else kind == self._type
+        return wanted and within(metadata.ledger_id, self._ids)
+
+    def _there(self, found: Connection) -> Iterator[LedgerMetadata]:
+        left = set(self._named)
+        if not self._all_named:
+            found.manager._home.catch_up()
+            for metadata in found.manager._home.ledgers():
+                left.discard(metadata.ledger_id)
+                yield metadata
+        for ledger_id in sorted(left):  # a listing may be late
+            try:
+                yield found.manager.ledger_metadata(ledger_id)
+            except NoSuchLedgerError:
+                continue
+
+    def _check_password(self, found: Connection, ledger_id: int) -> None:
+        """Open one ledger, so that a wrong password is told before anything is read."""
+        if not self._unlocked:
+            self._open_ledger(found, ledger_id)
+            self._open.pop(ledger_id, None)
+
+    def _check_seal(self, found: Connection, metadata: LedgerMetadata) -> None:
+        """Check the seal of a closed ledger if one is required.
+
+        The tasks check the ledgers that they open. A ledger that was cut to no entries is opened by no task, so the
+        check is made here, too. Each ledger is checked again only if its metadata have changed.
+        """
+        if not self._require_seal or self._checked.get(metadata.ledger_id) == metadata:
+            return
+        seal = seal_with(found, metadata, self._password)
+        if seal is None:
+            raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}")
+        seal.require(metadata, HOW_TO_SEAL)
+        self._checked[metadata.ledger_id] = metadata
+
+    def _open_ledger(self, found: Connection, ledger_id: int) -> None:
+        try:
+            self._open[ledger_id] = found.manager.open_ledger(
+                ledger_id, password=self._password, recover=False, require_seal=self._require_seal
+            )
+        except NoSuchLedgerError:  # deleted since it was listed
+            return
+        self._unlocked = True
+
+    def _advanced(self) -> Iterator[tuple[int, Readable]]:
+        """Look how far the open ledgers are."""
+        for ledger_id, reader in list(self._open.items()):
+            try:
+                last = reader.read_last_add_confirmed()
+            except NoSuchLedgerError:
+                del self._open[ledger_id]
+                continue
+            closed = reader.is_closed
+            if closed:  # perhaps after the look
+                last = reader.metadata.last_entry_id
+            yield ledger_id, Readable(ledger_id, reader.metadata.creation_time_ns, last + 1, reader.length, closed)
+
+
+def _app(metadata: LedgerMetadata) -> str:
+    """Return the app id of the sink that wrote a ledger, empty for none."""
+    return metadata.custom_metadata.get(SINK_KEY, b"").decode(errors="replace")
+
+
+def _of_bookie(metadata: LedgerMetadata) -> bool:
+    """Tell whether a ledger of a store is one that only bookies have."""
+    return metadata.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(metadata) is not None

@@ -1,0 +1,218 @@
+"""How far a stream has read, as a value that stays small; nothing is looked up here.
+
+An offset says for each ledger which entry is next. A ledger is *finished* once it is closed and all of it was read; the
+offset that says so first names it under ``ended``, with its end, so that two offsets tell by themselves what lies
+between them. Later offsets drop what is finished, by this rule: a ledger is finished if it is in ``done``, or if its id
+is at most ``upto``, it says that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
+``before`` stays an hour behind, as ledgers are created by many, whose clocks differ and whose ids come in no order. So
+an offset has the ledgers that are being read, and as ranges of ids those that are to be read and those that were
+finished and created within the last hour; no others.
+
+What an offset names stays in it until it is finished or known to be deleted: that a listing has it not says nothing, as
+listings may be late.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+from pybk.errors import UnsupportedFormatError
+from pybk.spark.options import Positions, Ranges
+from pybk.spark.source.planning import Piece, Readable, within
+
+LATE_NS: Final = 3600 * 10**9
+"""Clocks of the machines that create ledgers, and the time between a ledger's creation and its being seen, differ by
+less than this."""
+
+_VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a stream has read.
+
+    Attributes:
+        of: Which store or cluster this is about, and which of its ledgers.
+        at: Next entry of ledgers that are not finished; one that is not named is at its first entry, or finished. Those
+            at their first entry could not be read yet, and may go without loss.
+        due: Ledgers that can be read and of which nothing was read.
+        ended: Ends of the ledgers that this offset finishes.
+        done: Ledgers that were finished before.
+        upto: See above.
+        before_ns: ``before`` above, nanoseconds since 1970.
+    """
+
+    at: Mapping[int, int] = field(default_factory=dict, hash=False)
+    ended: Mapping[int, int] = field(default_factory=dict, hash=False)
+    done: Ranges = ()
+    upto: int = -1
+    before_ns: int = 0
+    due: Ranges = ()
+    of: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the offset as Spark keeps it: the same text for the same offset."""
+        return {
+            "version": _VERSION,
+            "of": self.of,
+            "at": {str(ledger_id): self.at[ledger_id] for ledger_id in sorted(self.at)},
+            "ended": {str(ledger_id): self.ended[ledger_id] for ledger_id in sorted(self.ended)},
+            "due": [[low, high] for low, high in self.due],
+            "done": [[low, high] for low, high in self.done],
+            "upto": self.upto,
+            "before": self.before_ns,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return what ``to_json`` made.
+
+        Raises:
+            UnsupportedFormatError: It is none, or of another version.
+        """
+        try:
+            if values["version"] != _VERSION:
+                raise ValueError(f"version {values['version']!r}")
+            return cls(
+                {int(ledger_id): int(entry) for ledger_id, entry in values["at"].items()},
+                {int(ledger_id): int(entry) for ledger_id, entry in values["ended"].items()},
+                tuple((int(low), int(high)) for low, high in values["done"]),
+                int(values["upto"]),
+                int(values["before"]),
+                tuple((int(low), int(high)) for low, high in values["due"]),
+                str(values["of"]),
+            )
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise UnsupportedFormatError(
+                f"the checkpoint has an offset that this pybk does not know ({error}): {json.dumps(values):.200}; use "
+                "a newer pybk, or a new checkpoint"
+            ) from error
+
+    def finished(self, ledger_id: int, created_ns: int) -> bool:
+        """Tell whether a ledger was read to its end."""
+        if ledger_id in self.at or within(ledger_id, self.due):
+            return False
+        if ledger_id <= self.upto and created_ns < self.before_ns:
+            return True
+        return ledger_id in self.ended or within(ledger_id, self.done)
+
+    def named(self) -> set[int]:
+        """Return the ledgers that are named, finished or not."""
+        return {*self.at, *self.ended, *numbers_of(self.due), *numbers_of(self.done)}
+
+    def unread(self) -> set[int]:
+        """Return the ledgers that are named and were not read to their end, though they can be read."""
+        return {*(ledger_id for ledger_id, entry in self.at.items() if entry), *numbers_of(self.due)}
+
+    def unfinished(self, ledgers: Iterable[Readable]) -> list[Readable]:
+        """Return the ledgers that were not read to their end, in the order in which they were created."""
+        left = [each for each in ledgers if not self.finished(each.ledger_id, each.created_ns)]
+        return sorted(left, key=lambda each: (each.created_ns, each.ledger_id))
+
+    def next_entry(self, ledger_id: int) -> int:
+        """Return the next entry of a ledger that is not finished."""
+        return self.at.get(ledger_id, 0)
+
+
+def first_offset(starting: Positions, ledgers: Mapping[int, Readable], of: str = "") -> Offset:
+    """Return where a new stream begins.
+
+    Args:
+        starting: Where it is to begin; ledgers that appear later begin at their first entry.
+        ledgers: Those there are.
+        of: See ``Offset``.
+    """
+    if not starting.latest:
+        at = {ledger_id: entry for ledger_id, entry in starting.entries.items() if entry}
+        return Offset(at=at, due=ranges_of(ledgers.keys() - at.keys()), of=of)
+    at = {each.ledger_id: each.end for each in ledgers.values() if each.end and not each.closed}
+    done = {each.ledger_id for each in ledgers.values() if each.closed}
+    return Offset(at=at, done=ranges_of(done), due=ranges_of(ledgers.keys() - at.keys() - done), of=of)
+
+
+def advance(
+    start: Offset,
+    ledgers: Mapping[int, Readable],
+    hidden: Mapping[int, int],
+    taken: Mapping[int, int],
+    now_ns: int,
+    deleted: Collection[int] = (),
+) -> Offset:
+    """Return the offset behind what is read next.
+
+    Args:
+        start: The offset before.
+        ledgers: The ledgers that there are.
+        hidden: Creation times of those that cannot be read yet.
+        taken: How many entries are read, of ledgers that are not finished.
+        now_ns: The time.
+        deleted: Those that are there no more, of the ones that ``start`` names.
+
+    Returns:
+        The offset; ``start`` itself if nothing is read and no ledger ended.
+    """
+    at = {each: entry for each, entry in start.at.items() if each not in ledgers and each not in deleted}
+    late = {each for each in start.named() if each not in ledgers and each not in deleted}
+    due = late.intersection(numbers_of(start.due))
+    ended = {}
+    for each in start.unfinished(ledgers.values()):
+        entry = start.next_entry(each.ledger_id) + taken.get(each.ledger_id, 0)
+        if each.closed and entry >= each.end:
+            ended[each.ledger_id] = entry
+        elif entry:
+            at[each.ledger_id] = entry
+        else:
+            due.add(each.ledger_id)
+    if not ended and not any(taken.values()):
+        return start
+    created = {each.ledger_id: each.created_ns for each in ledgers.values()} | dict(hidden)
+    before_ns = max(start.before_ns, min(now_ns, max(created.values())) - LATE_NS)
+    at |= {
+        ledger_id: 0
+        for ledger_id, created_ns in hidden.items()
+        if created_ns < before_ns and ledger_id not in late and not start.finished(ledger_id, created_ns)
+    }
+    done = {
+        each.ledger_id
+        for each in ledgers.values()
+        if each.created_ns >= before_ns and start.finished(each.ledger_id, each.created_ns)
+    }
+    return replace(
+        start,
+        at=at,
+        ended=ended,
+        due=ranges_of(due),
+        done=ranges_of(done | (late - at.keys() - due)),
+        upto=max(start.upto, *created),
+        before_ns=before_ns,
+    )
+
+
+def between(start: Offset, end: Offset) -> list[Piece]:
+    """Return the entries between two offsets, by ledger."""
+    ends = {**end.at, **end.ended}
+    return [
+        Piece(ledger_id, start.next_entry(ledger_id), end_entry - 1)
+        for ledger_id, end_entry in sorted(ends.items())
+        if ledger_id not in start.ended and end_entry > start.next_entry(ledger_id)
+    ]
+
+
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Return numbers as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def numbers_of(ranges: Ranges) -> Iterator[int]:
+    """Yield the numbers of ranges."""
+    for low, high in ranges:
+        yield from range(low, high + 1)

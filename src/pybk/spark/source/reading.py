@@ -1,0 +1,125 @@
+"""What a task does: entries out of ledgers, as Arrow batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import InputPartition
+
+from pybk.errors import EntryUnknownError, NoSuchLedgerError
+from pybk.spark.connection import connection, task_connection
+from pybk.spark.source.columns import Columns
+from pybk.spark.source.planning import Piece
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pybk.reader import LedgerReader
+    from pybk.spark.options import SourceOptions
+
+_LATE_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LedgerPartition(InputPartition):
+    """What one task reads.
+
+    Attributes:
+        pieces: Entries, in order.
+    """
+
+    pieces: tuple[Piece, ...]
+
+
+def gone(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
+    """Return what is raised when ledgers are gone that were to be read."""
+    names = ", ".join(map(str, ledger_ids))
+    return NoSuchLedgerError(
+        f"ledger {names:.200} was deleted or never there, and was to be read; option failOnDataLoss=false goes on "
+        "without it"
+    )
+
+
+def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+    """Read entries, each of them verified.
+
+    Args:
+        options: Where they are.
+        schema: The columns wanted.
+        pieces: The entries; each piece is within what can be read.
+
+    Returns:
+        Batches of about ``options.batch_bytes``, in order.
+
+    Raises:
+        NoSuchLedgerError: A ledger is gone, unless that is to be borne.
+        DigestMismatchError, CorruptError: An entry is not what was written, or is missing.
+        EntryUnknownError: An entry is there, and those who have it do not answer.
+        UnauthorizedError: The password is not that of a ledger.
+        LedgerUnsealedError, SealMismatchError: A ledger has no seal where one is required, or another one's.
+    """
+    manager = task_connection(options.where).manager
+    password = options.password.read() or b""
+    for piece in pieces:
+        first = piece.first
+        try:
+            with manager.open_ledger(
+                piece.ledger_id, password=password, recover=False, require_seal=options.require_seal
+            ) as reader:
+                columns = Columns(schema, reader.metadata)
+                _wait_for(reader, piece.last)
+                while first <= piece.last:
+                    entries = reader.read_batch(first, max_bytes=options.batch_bytes, last=piece.last)
+                    yield columns.batch(entries)
+                    first = int(entries.entry_ids[-1]) + 1
+        except NoSuchLedgerError as error:
+            if options.fail_on_data_loss:
+                raise gone([piece.ledger_id]) from error
+            logger.warning("ledger %d is gone; entries %d to %d are left out", piece.ledger_id, first, piece.last)
+
+
+def _wait_for(reader: LedgerReader, last: int) -> None:
+    """Wait until an entry that is known to be confirmed is so here, too.
+
+    Bookies learn the last add confirmed one after the other, and a store's readers see it when they look: who planned
+    may have known more than this process does.
+    """
+    deadline = time.monotonic() + _LATE_SECONDS
+    while reader.last_add_confirmed < last and not reader.is_closed and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        reader.read_last_add_confirmed()
+    if reader.last_add_confirmed < last:
+        raise EntryUnknownError(
+            f"ledger {reader.ledger_id} was confirmed up to entry {last} when this was planned, and "
+            f"{_LATE_SECONDS:.0f} s later those who answer know of {reader.last_add_confirmed}; start the bookies that "
+            "are missing, or open the ledger with recovery if its writer is gone"
+        )
+
+
+def payload_bytes(options: SourceOptions, piece: Piece) -> int:
+    """Return how many payload bytes entries have; it takes two entries to tell.
+
+    Raises:
+        NoSuchLedgerError: The ledger is gone.
+        PybkError: As ``read_pieces``.
+
+    Cost: Waits up to 10 s for entries that only others know to be confirmed.
+    """
+    password = options.password.read() or b""
+    with connection(options.where).manager.open_ledger(
+        piece.ledger_id, password=password, recover=False, require_seal=options.require_seal
+    ) as reader:
+        _wait_for(reader, piece.last)
+        before, last = (
+            next(reader.read(entry_id, entry_id)).length if entry_id >= 0 else 0
+            for entry_id in (piece.first - 1, piece.last)
+        )
+    return last - before

@@ -1,0 +1,220 @@
+"""Reads ledgers on and on, as they are written and as new ones appear: ``spark.readStream.format("pybk")``."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pybk.errors import NoSuchLedgerError, UsageError
+from pybk.spark.connection import close_connections
+from pybk.spark.source.columns import check_schema
+from pybk.spark.source.ledger_catalog import Catalog
+from pybk.spark.source.offsets import Offset, advance, between, first_offset
+from pybk.spark.source.planning import Part, Piece, Readable, cut
+from pybk.spark.source.reading import LedgerPartition, gone, payload_bytes, read_pieces
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pybk.spark.options import SourceOptions
+
+_MEASURED: Final = 64
+_ENTRY_BYTES: Final = 1 << 10
+
+logger = logging.getLogger(__name__)
+
+
+class _View(NamedTuple):
+    """What there was to read at one moment."""
+
+    ledgers: Mapping[int, Readable]
+    hidden: Mapping[int, int]
+
+    def advance(self, begin: Offset, taken: Mapping[int, int], deleted: Collection[int]) -> Offset:
+        """Return the offset behind what is read next."""
+        return advance(begin, self.ledgers, self.hidden, taken, time.time_ns(), deleted)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows ledgers.
+
+    Spark has one process of the driver call everything but ``read``, which tasks call on a copy. So what is kept here
+    between calls serves the driver's process alone, and may be lost: all that counts is in the offsets.
+    """
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._catalog: Catalog | None = None
+        self._target: _View | None = None
+        self._deleted: set[int] = set()
+        self._seen: tuple[Offset, _View] | None = None
+
+    # ---- in the driver -------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return where a query without a checkpoint begins."""
+        catalog = self._on_driver()
+        ledgers = catalog.look()
+        lost = [*catalog.missing, *catalog.absent(self._options.starting)]
+        if lost and self._options.fail_on_data_loss:
+            raise gone(sorted({*lost}))
+        return first_offset(self._options.starting, ledgers, catalog.of).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit that the options set; a second one is kept to as well, though Spark knows of one only."""
+        if self._options.max_entries_per_trigger is not None:
+            return ReadMaxRows(self._options.max_entries_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Have the query end with what is there now."""
+        self._target = self._look(now=True)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return how far the next micro-batch reads.
+
+        Raises:
+            NoSuchLedgerError: A ledger is gone that was not read to its end, unless that is to be borne.
+            UsageError: The checkpoint is of other ledgers.
+            PybkError: As ``Catalog.look``.
+        """
+        begin = self._offset(start)
+        view = self._target or self._look(now=False)
+        self._seen = begin, view
+        self._check_loss(begin, view)
+        left = begin.unfinished(view.ledgers.values())
+        limited = not isinstance(limit, ReadAllAvailable)
+        taken = self._admitted(begin, left) if limited else _all(begin, left)
+        return view.advance(begin, taken, self._deleted).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Return how far a micro-batch without a limit would have read."""
+        if self._seen is None:
+            return None
+        begin, view = self._seen
+        left = begin.unfinished(view.ledgers.values())
+        return view.advance(begin, _all(begin, left), self._deleted).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return what each task reads of a micro-batch: for the same offsets always the same."""
+        pieces = between(self._offset(start), self._offset(end))
+        tasks = cut((Part(piece, self._entry_bytes(piece)) for piece in pieces), self._options.entries_per_partition)
+        return [LedgerPartition(task) for task in tasks]
+
+    def stop(self) -> None:
+        """Let go of everything."""
+        if self._catalog is not None:
+            self._catalog = None
+            close_connections()
+
+    def _on_driver(self) -> Catalog:
+        """Return what is known of the ledgers; and have ``stop`` called when Spark ends the process by a signal."""
+        if self._catalog is None:
+            self._catalog = Catalog(self._options)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        return self._catalog
+
+    def _look(self, *, now: bool) -> _View:
+        catalog = self._on_driver()
+        return _View(catalog.look(now=now), catalog.hidden)
+
+    def _offset(self, values: dict[str, Any]) -> Offset:
+        """Return an offset of a checkpoint, which is of the ledgers that are read here."""
+        found, of = Offset.from_json(values), self._on_driver().of
+        if found.of != of:
+            raise UsageError(
+                f"the checkpoint is of other ledgers ({found.of:.200}) than the options name ({of:.200}), as store or "
+                "cluster, type and ids; use a new checkpoint, or the options of before"
+            )
+        return found
+
+    def _check_loss(self, begin: Offset, view: _View) -> None:
+        """Look for ledgers that are gone with entries that were not read, or that nobody can say of."""
+        missing = begin.named().difference(view.ledgers, view.hidden, self._deleted)
+        deleted = self._on_driver().deleted(missing)
+        self._deleted |= deleted
+        unread = begin.unread()
+        if self._options.fail_on_data_loss and (lost := unread & self._deleted):
+            raise gone(sorted(lost))
+        if lost := unread & deleted:
+            logger.warning("ledgers %s are gone; what was not read of them is left out", sorted(lost))
+
+    def _admitted(self, begin: Offset, left: list[Readable]) -> dict[int, int]:
+        """Return how many entries are read of each ledger, oldest ledgers first, within the limits of the options."""
+        entries, size = self._options.max_entries_per_trigger, self._options.max_bytes_per_trigger
+        taken: dict[int, int] = {}
+        for each in left:
+            first = begin.next_entry(each.ledger_id)
+            available = each.end - first
+            if available <= 0:
+                continue
+            count = available if entries is None else min(available, entries - sum(taken.values()))
+            if size is not None:
+                count, used = self._fitting(Piece(each.ledger_id, first, first + count - 1), size, 0 if taken else 1)
+                size -= used
+            if count:
+                taken[each.ledger_id] = count
+            if count < available:
+                break
+        return taken
+
+    def _fitting(self, piece: Piece, size: int, least: int) -> tuple[int, int]:
+        """Return how many of some entries have at most ``size`` bytes, or ``least``, and how many bytes those have."""
+        low, high = min(least, len(piece)), len(piece)
+        try:
+            used = self._size(piece, high)
+            if used <= size:
+                return high, used
+            while low < high - 1:  # low fits, high does not
+                middle = (low + high) // 2
+                low, high = (middle, high) if self._size(piece, middle) <= size else (low, middle)
+            return low, self._size(piece, low)
+        except NoSuchLedgerError:  # gone since it was listed, which the task that reads it tells
+            return len(piece), 0
+
+    def _size(self, piece: Piece, count: int) -> int:
+        """Return the payload bytes of the first entries of a piece."""
+        if not count:
+            return 0
+        return payload_bytes(self._options, Piece(piece.ledger_id, piece.first, piece.first + count - 1))
+
+    def _entry_bytes(self, piece: Piece) -> float:
+        """Return the average size of entries, which is the same each time; of a few entries a guess will do."""
+        if len(piece) < _MEASURED:
+            return _ENTRY_BYTES
+        try:
+            return payload_bytes(self._options, piece) / len(piece)
+        except NoSuchLedgerError:  # the task that reads it tells
+            return _ENTRY_BYTES
+
+    # ---- in tasks ------------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read what one task has to."""
+        assert isinstance(partition, LedgerPartition)
+        return read_pieces(self._options, self._schema, partition.pieces)
+
+
+def _all(begin: Offset, left: list[Readable]) -> dict[int, int]:
+    """Return how many entries there are of each ledger."""
+    return {each.ledger_id: max(0, each.end - begin.next_entry(each.ledger_id)) for each in left}

@@ -1,0 +1,1 @@
+"""Moving entries: checkpoints, tier moves, compaction, and when each of them runs."""

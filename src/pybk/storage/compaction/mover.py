@@ -1,0 +1,363 @@
+"""One way to move entries: read records, check them, write them packed at the target, sync.
+
+Checkpoint, compaction and tier moves differ in what they move and why; this file moves it. Nothing here changes the
+index: the caller commits the new runs, and only then drops the old ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pybk.errors import CorruptError, PybkError, StorageError, StorageRefusedError
+from pybk.feature_level import FeatureLevel
+from pybk.flags import StorageHint
+from pybk.storage.batches import locate_entries
+from pybk.storage.format.cold_segment import ColdSegmentWriter
+from pybk.storage.format.entries_mark import read_entries_mark, write_entries_mark
+from pybk.storage.format.index_rows import FileRow, entries_key
+from pybk.storage.format.record import (
+    RECORD_HEADER_BYTES,
+    RUN_COMPRESSED,
+    RUN_DTYPE,
+    Runs,
+    encode_entries,
+    encode_entries_header,
+    entry_ends,
+)
+from pybk.storage.store_reader import Loaded
+from pybk.storage.volumes import COLD, ENTRIES
+
+if TYPE_CHECKING:
+    from pybk.storage.io.lmdb_environment import WriteTransaction
+    from pybk.storage.store_reader import StoreView
+
+logger = logging.getLogger(__name__)
+
+_TRANSACTION_BYTES: Final = 16 << 20
+_PORTION_BYTES: Final = 16 << 20
+
+Piece = tuple[int, list[int], list[bytes | memoryview]]
+"""First entry id, sizes, and parts of what becomes one record."""
+
+_NAMED_MAX: Final = 10
+"""An error about records that were not moved names so many places; the log names all."""
+
+
+class Unmoved(NamedTuple):
+    """Records of one ledger in one file that a mover left where they are, because they cannot be read.
+
+    Attributes:
+        ledger_id: The ledger.
+        path: The file, or the LMDB environment of the SSD tier.
+        records: How many records.
+        problem: What is wrong with the first of them.
+    """
+
+    ledger_id: int
+    path: str
+    records: int
+    problem: str
+
+
+class UnmovedError(CorruptError):
+    """A move left damaged records where they are; it moved everything else.
+
+    Attributes:
+        unmoved: Each ledger and file that has such records.
+    """
+
+    def __init__(self, unmoved: Sequence[Unmoved], tier: StorageHint) -> None:
+        found = sorted(unmoved)
+        named = "; ".join(
+            f"ledger {one.ledger_id}: {one.records} records in {one.path} ({one.problem})" for one in found[:_NAMED_MAX]
+        )
+        more = f"; and {len(found) - _NAMED_MAX} more, which the log names" if len(found) > _NAMED_MAX else ""
+        super().__init__(
+            f"damaged records were not moved to {tier.value}, everything else was: {named}{more}; restore the file "
+            "from a backup and move the ledger again, or delete the ledger",
+            path=found[0].path,
+        )
+        self.unmoved = tuple(found)
+
+
+class Mover:
+    """Packs entries of many ledgers into one tier.
+
+    Call ``move`` in order of ledger and entry, then ``finish``; or ``abort``. Ledgers of one ``Mover`` share its files.
+
+    Threads: one.
+
+    Attributes:
+        unmoved: The records that ``move`` left where they are because they cannot be read, one for each ledger and
+            file; by ledger id and path.
+    """
+
+    def __init__(self, view: StoreView, store_id: bytes, tier: StorageHint) -> None:
+        self._view = view
+        self._store_id = store_id
+        self._tier = tier
+        config = view.config
+        self._block_bytes = config.ssd_block_bytes if tier is StorageHint.SSD else config.cold_block_bytes
+        self._writer: ColdSegmentWriter | None = None
+        self._row: FileRow | None = None
+        self._rows: list[FileRow] = []
+        self._changed: dict[int, FileRow] = {}
+        self._puts: list[tuple[bytes, bytes]] = []
+        self._put_bytes = 0
+        self.unmoved: dict[tuple[int, str], Unmoved] = {}
+
+    def move(self, ledger_id: int, runs: Runs) -> Runs:
+        """Write the entries of some runs, all in one file, to the target.
+
+        Returns:
+            The runs that take their place, same entries in the same order. Records that are damaged or cannot be read
+            are not moved: their runs come back as they were, so that reading them still fails instead of finding
+            nothing, and ``unmoved`` names them.
+
+        Raises:
+            StorageFullError, OSError: The target takes no more; call ``abort``.
+
+        Cost: memory for some 16 MiB of the entries; more where compressed records are of entries longer than a block.
+        """
+        if len(runs) == 1 and self._may_copy(runs[0].item()):
+            return self._copy(ledger_id, runs)
+        moved = [part for portion in self._portions(runs) for part in self._move(ledger_id, portion)]
+        return moved[0] if len(moved) == 1 else np.concatenate(moved)
+
+    def _may_copy(self, run: tuple[int, ...]) -> bool:
+        """Return whether a record becomes one record of the target as it is: plain, dense, of a block at most."""
+        _, count, stride, _, _, body_bytes, flags = run
+        return not flags & RUN_COMPRESSED and (stride == 1 or count == 1) and body_bytes <= self._block_bytes
+
+    def _copy(self, ledger_id: int, runs: Runs) -> Runs:
+        """Write one record to the target without taking it apart; as ``move`` otherwise.
+
+        Small ledgers are one record each, and what ``move`` does for many entries at once would cost them ten times as
+        much.
+        """
+        loaded = self._load(ledger_id, runs)
+        if not isinstance(loaded, Loaded):
+            self._keep(ledger_id, runs, loaded)
+            return runs
+        _, problem = self._view.sound_runs(ledger_id, loaded)
+        if problem is not None:
+            self._keep(ledger_id, runs, problem)
+            return runs
+        first, count, _, _, _, body_bytes, _ = runs[0].item()
+        start = int(loaded.body_starts[0])
+        body = bytes(loaded.buffer[start : start + body_bytes])
+        if count > 1:
+            entry_ends(memoryview(body), count, where=f"ledger {ledger_id} from entry {first}, to be moved")
+        if self._tier is StorageHint.SSD:
+            run = self._put_record(ledger_id, first, count, encode_entries_header(ledger_id, first, count, body), body)
+        else:
+            run = self._segment_for(len(body) + RECORD_HEADER_BYTES).add_body(ledger_id, first, count, body)
+        return np.array([run], RUN_DTYPE)
+
+    def _portions(self, runs: Runs) -> Iterator[Runs]:
+        """Cut runs into portions that may be in memory at once, unpacked."""
+        # A run does not say how much a compressed record unpacks to: about a block, unless an entry is longer.
+        packed = (runs["flags"] & RUN_COMPRESSED) != 0
+        sizes = np.where(packed, np.maximum(runs["body"], self._view.config.cold_block_bytes), runs["body"])
+        ends = np.cumsum(sizes.astype(np.int64))
+        low = 0
+        while low < len(runs):
+            before = int(ends[low - 1]) if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, before + _PORTION_BYTES, side="right")))
+            yield runs[low:high]
+            low = high
+
+    def _move(self, ledger_id: int, runs: Runs) -> Iterator[Runs]:
+        """Move a portion and yield the runs that take its place.
+
+        Records are loaded together, so one that is damaged can prevent loading the others: then a portion is halved.
+        """
+        waiting = [runs]
+        while waiting:
+            part = waiting.pop()
+            found = self._load(ledger_id, part)
+            if isinstance(found, Loaded):
+                yield self._pack(ledger_id, part, found)
+            elif len(part) > 1 and isinstance(found, CorruptError):
+                middle = len(part) // 2
+                waiting += [part[middle:], part[:middle]]
+            else:
+                self._keep(ledger_id, part, found)
+                yield part
+
+    def _pack(self, ledger_id: int, runs: Runs, loaded: Loaded) -> Runs:
+        """Write the sound ones of some loaded records to the target."""
+        sound = np.ones(len(runs), np.bool_)
+        if not (runs["flags"] & RUN_COMPRESSED).any():  # a compressed record was checked when it was unpacked
+            sound, problem = self._view.sound_runs(ledger_id, loaded)
+            if problem is not None:
+                self._keep(ledger_id, runs[~sound], problem)
+        moved: list[tuple[int, ...]] = []
+        for low, high, good in _stretches(sound):
+            if good:
+                part = loaded._replace(runs=loaded.runs[low:high], body_starts=loaded.body_starts[low:high])
+                moved += [self._put(ledger_id, piece) for piece in self._pieces(part)]
+            else:
+                moved += [tuple(run) for run in runs[low:high].tolist()]
+        return np.array(moved, RUN_DTYPE)
+
+    def _load(self, ledger_id: int, runs: Runs) -> Loaded | StorageError:
+        """Return the plain bodies of some records, or why they cannot be read."""
+        try:
+            return self._view.load(ledger_id, runs)
+        except StorageRefusedError:
+            raise
+        except StorageError as error:
+            return error
+
+    def _keep(self, ledger_id: int, runs: Runs, problem: PybkError) -> None:
+        """Note records that cannot be read and stay where they are; logged once for each ledger and file.
+
+        A record that the store knows to be lost is not noted, because the loss was recorded when it was accepted.
+        """
+        volumes = self._view.volumes
+        file_id = int(runs["file"][0])
+        row = volumes.rows[file_id]
+        path = volumes.path_of(row)
+        volumes.let_go(file_id)
+        runs = runs[~_known_lost(runs, row)]
+        if not len(runs):
+            return
+        found = self.unmoved.get((ledger_id, path))
+        if found is None:
+            logger.error("entries of ledger %d in %s stay where they are: %s", ledger_id, path, problem)
+            found = Unmoved(ledger_id, path, 0, str(problem))
+        self.unmoved[ledger_id, path] = found._replace(records=found.records + len(runs))
+
+    def _pieces(self, loaded: Loaded) -> Iterator[Piece]:
+        """Cut the entries of some records into pieces of consecutive ids and of the target's block size."""
+        block_bytes = self._block_bytes
+        ids, offsets, sizes = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where="a record to move")
+        ends = np.cumsum(sizes)
+        jumps = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
+        low = 0
+        while low < len(ids):
+            before = int(ends[low - 1]) if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, before + block_bytes, side="right")))
+            high = min(high, jumps[bisect_right(jumps, low)])
+            starts = offsets[low:high].tolist()
+            lengths = sizes[low:high].tolist()
+            buffer = loaded.buffer
+            yield int(ids[low]), lengths, [buffer[a : a + n] for a, n in zip(starts, lengths, strict=True)]
+            low = high
+
+    def _put(self, ledger_id: int, piece: Piece) -> tuple[int, ...]:
+        first, sizes, parts = piece
+        if self._tier is StorageHint.SSD:
+            return self._put_entries(ledger_id, first, sizes, parts)
+        return self._put_cold(ledger_id, first, sizes, parts)
+
+    def _put_cold(
+        self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
+    ) -> tuple[int, ...]:
+        need = sum(sizes) + 4 * len(sizes) + RECORD_HEADER_BYTES
+        return self._segment_for(need).add(ledger_id, first, sizes, parts)
+
+    def _segment_for(self, need: int) -> ColdSegmentWriter:
+        """Return the segment that is being written, or a new one, with room for a record of so many bytes."""
+        if self._writer is not None and not self._writer.room_for(need):
+            self._finish_segment()
+        if self._writer is None:
+            volumes = self._view.volumes
+            self._row = volumes.new_file(COLD, self._tier)
+            compression = self._view.config.cold_compression if self._tier is StorageHint.HDD else None
+            self._writer = ColdSegmentWriter(
+                self._view.fs, volumes.path_of(self._row), self._store_id, self._row.file_id, compression=compression
+            )
+        return self._writer
+
+    def _put_entries(
+        self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
+    ) -> tuple[int, ...]:
+        header, body = encode_entries(ledger_id, first, sizes, parts)
+        return self._put_record(ledger_id, first, len(sizes), header, body)
+
+    def _put_record(self, ledger_id: int, first: int, count: int, header: bytes, body: bytes) -> tuple[int, ...]:
+        environments = sorted(self._view.entries)
+        file_id = environments[ledger_id % len(environments)]
+        self._puts.append((entries_key(ledger_id, first), header + body))
+        self._put_bytes += len(body)
+        if self._put_bytes >= _TRANSACTION_BYTES:
+            self._flush_entries()
+        return first, count, 1, 0, file_id, len(body), 0
+
+    def _flush_entries(self) -> None:
+        environments = sorted(self._view.entries)
+        for number, file_id in enumerate(environments):
+            mine = [(key, value) for key, value in self._puts if _ledger_of(key) % len(environments) == number]
+            if mine:
+                with self._view.entries[file_id].write() as transaction:
+                    for key, value in mine:
+                        transaction.put(key, value)
+                    if self._view.feature_level > FeatureLevel.BASE:
+                        self._count_puts(file_id, transaction)
+        self._puts = []
+        self._put_bytes = 0
+
+    def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
+        """Count this transaction in the environment, and have the index rely on it by the file's row."""
+        mark = read_entries_mark(transaction)
+        mark = mark._replace(puts=mark.puts + 1)
+        write_entries_mark(transaction, mark)
+        self._changed[file_id] = self._view.volumes.rows[file_id]._replace(bytes=mark.puts)
+
+    def _finish_segment(self) -> None:
+        assert self._writer is not None
+        assert self._row is not None
+        self._writer.finish()
+        size = self._view.fs.file_bytes(self._view.volumes.path_of(self._row))
+        row = self._row._replace(bytes=size)
+        self._rows.append(row)
+        self._view.volumes.add(row)
+        self._writer = None
+
+    def finish(self) -> list[FileRow]:
+        """Sync what was written; return the files made or changed, whose rows the caller's index update puts."""
+        if self._puts:
+            self._flush_entries()
+        if self._writer is not None:
+            self._finish_segment()
+        return [*self._rows, *self._changed.values()]
+
+    def abort(self) -> None:
+        """Remove what was written; entries put in the SSD tier stay there unused until they are put again."""
+        rows, self._rows = self._rows, []
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.abort()
+        for row in rows:
+            self._view.volumes.drop(row.file_id)
+
+
+def _known_lost(runs: Runs, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which records of a file the store knows to be lost, ``(r,)`` bool.
+
+    A rebuild puts a compressed record without a body in the place of entries that are lost; a salvage has the index say
+    how long a cut file is, so that a record beyond that end is lost.
+    """
+    lost: np.ndarray[tuple[int], np.dtype[np.bool_]] = (runs["body"] == 0) & ((runs["flags"] & RUN_COMPRESSED) != 0)
+    if row.kind != ENTRIES:
+        lost |= runs["offset"].astype(np.int64) + RECORD_HEADER_BYTES + runs["body"] > row.bytes
+    return lost
+
+
+def _stretches(sound: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, int, bool]]:
+    """Yield (low, high, value) of stretches of equal values."""
+    edges = [0, *(np.flatnonzero(np.diff(sound)) + 1).tolist(), len(sound)]
+    for low, high in pairwise(edges):
+        yield low, high, bool(sound[low])
+
+
+def _ledger_of(key: bytes) -> int:
+    return int.from_bytes(key[:8], "big") ^ (1 << 63)

@@ -1,0 +1,556 @@
+"""A store's directories: made, found again, and checked to be what they are taken for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from pybk import digest
+from pybk.digest import SALT_BYTES_MIN
+from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
+from pybk.flags import StorageHint
+from pybk.storage.format.catalog import CatalogWriter, read_header
+from pybk.storage.format.cookie import (
+    COOKIE_BYTES_MAX,
+    COOKIE_NAME,
+    Cookie,
+    check_cookie,
+    decode_cookie,
+    encode_cookie,
+    read_cookie,
+    write_cookie,
+)
+from pybk.storage.format.index_rows import FileRow, Mark
+from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
+from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.index import Index
+from pybk.storage.io.filesystem import FileSystem, replace_file
+from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.io.lmdb_file import LMDB_FILE
+from pybk.storage.volumes import (
+    COLD,
+    ENTRIES,
+    LOG,
+    Directory,
+    Volumes,
+    load_directories,
+    named_paths,
+    plan_directories,
+    save_directories,
+)
+
+logger = logging.getLogger(__name__)
+
+MAIN: Final = "main"
+INDEX: Final = "index"
+
+OpenEnvironment = Callable[[str], Environment]
+
+
+_CATALOG: Final = "catalog-"
+_PLANNED: Final = "cookie.planned"
+_LOST: Final = ".lost"
+_FILE_ID: Final = re.compile("[0-9a-f]{16}")
+
+
+def catalog_path(root: str, file_id: int) -> str:
+    """Return the path of a catalog file."""
+    return os.path.join(root, f"{_CATALOG}{file_id:016x}")
+
+
+def catalog_ids(fs: FileSystem, root: str) -> list[int]:
+    """Return the ids of the catalog files that lie in a store's directory, ascending."""
+    stems = (name.removeprefix(_CATALOG) for name in fs.list_directory(root) if name.startswith(_CATALOG))
+    return sorted(int(stem, 16) for stem in stems if _FILE_ID.fullmatch(stem))
+
+
+def make_directory(fs: FileSystem, path: str) -> None:
+    """Make a directory and its missing parents, durably, if it is not there.
+
+    Raises:
+        UsageError: Something else has this name, or a parent's.
+    """
+    try:
+        fs.make_directory(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{path} is no directory and cannot become one: {error}; name another path") from error
+
+
+def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
+    """Return the store's own cookie, None where there is no store."""
+    if not fs.exists(root):
+        return None
+    cookie = read_cookie(fs, root)
+    if cookie is not None and (cookie.tier != MAIN or cookie.salt is None or cookie.scrypt_cost is None):
+        raise CookieError(
+            f"{root} is directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()}, not "
+            "a store; open the store's own directory"
+        )
+    return cookie
+
+
+def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> Cookie | None:
+    """Return the store's own cookie, None where there is no store.
+
+    A cookie that is lost or damaged is made again, in memory, from the cookies of the tiers and the headers of the
+    catalogs, which repeat it above level BASE. Its level is the highest that any of them names.
+
+    Raises:
+        CookieError: ``root`` is a tier's directory, or the parts name different stores.
+        CorruptError: The cookie is damaged, and nothing repeats it.
+    """
+    damage: CorruptError | None = None
+    cookie: Cookie | None = None
+    try:
+        cookie = main_cookie(fs, root)
+    except CorruptError as error:
+        damage = error
+    if cookie is None and damage is None and not _lost_its_cookie(fs, root):
+        return None
+    others = list(_repeated_cookies(fs, root, tiers))
+    if cookie is not None:
+        levels = [other.level for other in others if other.store_id == cookie.store_id]
+        return replace(cookie, level=max([cookie.level, *levels]))
+    known = {(other.store_id, other.salt, other.scrypt_cost) for other in others}
+    if len(known) > 1:
+        raise CookieError(
+            f"{root} has no sound cookie, and its tiers and catalogs name {len(known)} different stores; put the right "
+            "directories in their places, or restore the cookie from a backup"
+        )
+    if not others:
+        if damage is not None:
+            raise damage
+        return None
+    logger.warning(
+        "%s %s; it is made again from what the tiers and the catalog repeat of it",
+        os.path.join(root, COOKIE_NAME),
+        "is missing" if damage is None else f"is damaged ({damage})",
+    )
+    level = max(other.level for other in others)
+    return replace(others[0], instance=secrets.token_bytes(16), tier=MAIN, directory=0, level=level)
+
+
+def _lost_its_cookie(fs: FileSystem, root: str) -> bool:
+    """Return whether a directory without a cookie is a store, and not a directory for a new one."""
+    return fs.exists(root) and not fs.exists(os.path.join(root, _PLANNED)) and bool(catalog_ids(fs, root))
+
+
+def _repeated_cookies(
+    fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]] | None
+) -> Iterator[Cookie]:
+    """Yield what the tiers' cookies and the catalogs' headers repeat of a store's cookie; nothing at level BASE."""
+    try:
+        directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
+    except (CorruptError, CookieError):
+        directories = plan_directories(root, tiers)
+    for directory in directories:
+        try:
+            found = read_cookie(fs, directory.path) if fs.exists(directory.path) else None
+        except CorruptError:
+            continue
+        if found is not None and found.level > FeatureLevel.BASE and found.tier == directory.tier.value:
+            yield found
+    for file_id in catalog_ids(fs, root):
+        try:
+            header = read_header(fs, catalog_path(root, file_id))
+        except CorruptError:
+            continue
+        if header.level > FeatureLevel.BASE:
+            yield Cookie(header.store_id, bytes(16), MAIN, 0, header.salt, header.scrypt_cost, header.level)
+
+
+def store_directories(
+    fs: FileSystem,
+    root: str,
+    cookie: Cookie,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    doubtful: list[Directory] | None = None,
+) -> list[Directory]:
+    """Return the tier directories of an existing store, each checked to be what it is taken for.
+
+    Tiers that are not named lie where the store remembers them.
+
+    Args:
+        fs: The file system.
+        root: The store's directory.
+        cookie: The store's own cookie.
+        tiers: Where tiers are now, if they are not where the store remembers them.
+        doubtful: Takes the directories whose cookies are lost or damaged, for ``check_doubtful``; None refuses them.
+
+    Raises:
+        UsageError: ``tiers`` is malformed.
+        CookieError: A directory is missing, not named, or belongs to another store or another place.
+        CorruptError: The list of directories is damaged or missing, and ``tiers`` is None.
+    """
+    directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
+    for directory in directories:
+        there = fs.exists(directory.path)
+        try:
+            found = read_cookie(fs, directory.path) if there else None
+        except CorruptError:
+            if doubtful is None:
+                raise
+            doubtful.append(directory)
+            continue
+        if found is None and there and doubtful is not None:
+            doubtful.append(directory)
+            continue
+        expected = replace(cookie, tier=directory.tier.value, directory=directory.number)
+        if found is None:
+            raise CookieError(
+                f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
+                "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...})"
+            )
+        check_cookie(found, replace(expected, instance=found.instance), directory.path)
+    return directories
+
+
+def check_doubtful(
+    volumes: Volumes, doubtful: Iterable[Directory], files: Mapping[int, FileRow], store_id: bytes
+) -> None:
+    """Check that directories without a sound cookie hold files of the store, so that they are what they are taken for.
+
+    A file that the index names proves it, and so does a log file of the store in a directory of the NVMe tier: the
+    index of a store that was never checkpointed names none.
+
+    Raises:
+        CookieError: One holds no such file, so it may be another directory, or not mounted.
+    """
+    for directory in doubtful:
+        mine = [row for row in files.values() if (row.tier, row.directory) == (directory.tier.value, directory.number)]
+        if not any(_is_there(volumes, row) for row in mine) and not _has_log_file(volumes, directory, store_id):
+            raise CookieError(
+                f"{directory.path} is not there or has no cookie, but store {volumes.root} keeps its {directory.tier} "
+                "tier there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if this "
+                f"is the directory, and it is empty, run `pybk rebuild-index {volumes.root}`, which makes its cookie "
+                "again"
+            )
+        logger.warning(
+            "the cookie of %s is lost or damaged; it is made again, because the files that belong there are there",
+            directory.path,
+        )
+
+
+def _has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> bool:
+    """Return whether a directory of the NVMe tier has a log file whose header names the store."""
+    if directory.tier is not StorageHint.NVME:
+        return False
+    for row in volumes.found(LOG).values():
+        if row.directory != directory.number:
+            continue
+        path = volumes.path_of(row)
+        file = volumes.fs.open(path)
+        try:
+            header = memoryview(file.read(0, min(file.size, BLOCK_BYTES)))
+        finally:
+            file.close()
+        with suppress(CorruptError, UnsupportedFormatError):
+            if decode_file_header(header, store_id=store_id, file_id=row.file_id, where=path) is not None:
+                return True  # else it was made ahead and never begun
+    return False
+
+
+def mend_cookies(fs: FileSystem, root: str, cookie: Cookie, directories: Iterable[Directory]) -> None:
+    """Write the store's cookie, and those of its tiers, wherever they are not what they should be; durable on return.
+
+    This brings every cookie to the level of the store, and makes those again that are lost or damaged. The store's own
+    comes first: an older pybk reads it first, and must not open a store of which a part has a level that it does not
+    know.
+    """
+    if _sound_cookie(fs, root) != cookie:
+        write_cookie(fs, root, cookie)
+    for directory in directories:
+        found = _sound_cookie(fs, directory.path)
+        expected = tier_cookie(cookie, directory, secrets.token_bytes(16) if found is None else found.instance)
+        if found != expected:
+            write_cookie(fs, directory.path, expected)
+
+
+def _sound_cookie(fs: FileSystem, path: str) -> Cookie | None:
+    """Return a directory's cookie, None if it is lost or damaged."""
+    try:
+        return read_cookie(fs, path)
+    except CorruptError:
+        return None
+
+
+def _merged_directories(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]]) -> list[Directory]:
+    """Return the directories as named now, and for the tiers not named those remembered."""
+    tiers = named_paths(tiers)
+    try:
+        remembered = load_directories(fs, root)
+    except CorruptError as error:
+        logger.warning("the tier directories are as named now, for those remembered are lost: %s", error)
+        return plan_directories(root, tiers)
+    known: dict[StorageHint, list[str]] = {}
+    for directory in remembered:
+        known.setdefault(directory.tier, []).append(directory.path)
+    directories = plan_directories(root, {**known, **tiers})
+    named = {(directory.tier, directory.number) for directory in directories}
+    for directory in remembered:
+        if (directory.tier, directory.number) not in named:
+            raise CookieError(
+                f"tiers[{directory.tier}] names {sum(d.tier is directory.tier for d in directories)} directories, but "
+                f"store {root} has {len(known[directory.tier])} of this tier: {known[directory.tier]}; name every "
+                "directory, in this order"
+            )
+    return directories
+
+
+def tier_cookie(cookie: Cookie, directory: Directory, instance: bytes) -> Cookie:
+    """Return the cookie of a tier directory: above level BASE it repeats the salt, cost and level of the main one."""
+    own = replace(cookie, tier=directory.tier.value, directory=directory.number, instance=instance)
+    return replace(own, salt=None, scrypt_cost=None) if cookie.level is FeatureLevel.BASE else own
+
+
+def check_reachable(volumes: Volumes, files: Mapping[int, FileRow]) -> None:
+    """Check that the directories named are all that the index speaks of.
+
+    Raises:
+        CookieError: A file lies in a directory that is not named.
+    """
+    for row in files.values():
+        volumes.directory_of(row)
+
+
+def environment_is_there(fs: FileSystem, path: str) -> bool:
+    """Return whether an LMDB environment has a file, and not an empty one, which LMDB takes for a new one."""
+    file = os.path.join(path, LMDB_FILE)
+    return fs.exists(file) and fs.file_bytes(file) > 0
+
+
+def check_index_present(fs: FileSystem, path: str, root: str) -> None:
+    """Raise CorruptError if there is no index: opening the environment would make an empty one."""
+    if not environment_is_there(fs, path):
+        raise CorruptError(
+            f"{path} is missing or empty, the index of {root}; run `pybk rebuild-index {root}` to make it again from "
+            "the files",
+            path=path,
+        )
+
+
+def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
+    """Return the index's mark.
+
+    Raises:
+        CorruptError: There is none, or it is another store's.
+    """
+    mark = index.mark()
+    if mark is None or mark.store_id != cookie.store_id.hex():
+        raise CorruptError(
+            f"the index of {root} is {'empty' if mark is None else 'of another store'}; run `pybk rebuild-index "
+            f"{root}` to make it again from the files"
+        )
+    return mark
+
+
+def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
+    """Remove the files that an interrupted checkpoint made and the index does not name."""
+    found = volumes.found(LOG, COLD)
+    for file_id, row in found.items():
+        volumes.reserve_ids(file_id + 1)
+        if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
+            logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
+            volumes.fs.unlink(volumes.path_of(row))
+    for name in volumes.fs.list_directory(volumes.root):
+        path = os.path.join(volumes.root, name)
+        if name.startswith(_CATALOG) and path != catalog_path(volumes.root, mark.catalog_file_id):
+            logger.info("removing %s, in whose place there is another, or which was never finished", path)
+            volumes.fs.unlink(path)
+        elif name.startswith(_PLANNED):  # else a store that loses its cookie might be made anew
+            volumes.fs.unlink(path)
+
+
+def missing_files(volumes: Volumes) -> list[FileRow]:
+    """Return the files that the index names and that are not there. LMDB, once opened, has made its own."""
+    return [row for row in volumes.rows.values() if not _is_there(volumes, row)]
+
+
+def _is_there(volumes: Volumes, row: FileRow) -> bool:
+    path = volumes.path_of(row)
+    if row.kind != ENTRIES:
+        return volumes.fs.exists(path)
+    return environment_is_there(volumes.fs, path) and not volumes.fs.exists(path + _LOST)
+
+
+def note_lost_environments(volumes: Volumes) -> None:
+    """Note, durably, which LMDB environments are missing: that they are empty when they are opened tells nobody."""
+    for row in missing_files(volumes):
+        if row.kind == ENTRIES and not volumes.fs.exists(volumes.path_of(row) + _LOST):
+            replace_file(volumes.fs, volumes.path_of(row) + _LOST, b"")
+
+
+def forget_lost_environments(volumes: Volumes, missing: Iterable[FileRow]) -> None:
+    """Have empty LMDB environments taken for those that were missing, durably."""
+    for row in missing:
+        if row.kind == ENTRIES:
+            volumes.fs.unlink(volumes.path_of(row) + _LOST)
+            volumes.fs.sync_directory(volumes.directory_of(row))
+
+
+def check_present(volumes: Volumes) -> None:
+    """Raise CorruptError if a file that the index names is not there."""
+    for row in missing_files(volumes):
+        raise CorruptError(
+            f"{volumes.path_of(row)} is missing or empty, and the index says that entries lie in it; restore it from a "
+            f"backup, or run `pybk rebuild-index {volumes.root}` to go on without it"
+        )
+
+
+def create_store(
+    fs: FileSystem,
+    root: str,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    environment: OpenEnvironment,
+) -> Cookie:
+    """Make an empty store; its own cookie comes last, so that a store is there whole or not at all.
+
+    The cookie is first written under another name, so that a making that was interrupted is known by its store id and
+    can be taken up again, and no directory of another store is ever mistaken for a leftover.
+
+    Raises:
+        UsageError: ``tiers`` is malformed or names something that is no directory.
+        CookieError: A directory belongs to a store already; nothing was changed.
+    """
+    directories = plan_directories(root, tiers)
+    planned = _planned_cookie(fs, root)
+    _check_free(fs, root, directories, planned)
+    for directory in directories:
+        make_directory(fs, directory.path)
+        fs.sync_directory(os.path.dirname(directory.path))
+    fs.sync_directory(os.path.dirname(root))
+    if planned is None:
+        cookie = Cookie(
+            store_id=secrets.token_bytes(16),
+            instance=secrets.token_bytes(16),
+            tier=MAIN,
+            directory=0,
+            salt=secrets.token_bytes(SALT_BYTES_MIN),
+            scrypt_cost=digest.SCRYPT_COST,
+            level=NEWEST_LEVEL,
+        )
+        replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))
+    else:
+        cookie = planned
+        _clear_environments(fs, directories)
+    _fill_directories(fs, root, directories, cookie, environment)
+    write_cookie(fs, root, cookie)
+    fs.unlink(os.path.join(root, _PLANNED))
+    fs.sync_directory(root)
+    return cookie
+
+
+def _planned_cookie(fs: FileSystem, root: str) -> Cookie | None:
+    """Return the cookie of a store whose making was interrupted."""
+    path = os.path.join(root, _PLANNED)
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        data = file.read(0, min(file.size, COOKIE_BYTES_MAX + 1))
+    finally:
+        file.close()
+    return decode_cookie(data, where=path)
+
+
+def _check_free(fs: FileSystem, root: str, directories: Sequence[Directory], planned: Cookie | None) -> None:
+    """Raise CookieError unless each directory is of no store yet, or was begun for the planned one."""
+    for _, _, path in directories:
+        if not fs.exists(path):
+            continue
+        try:
+            names = fs.list_directory(path)
+        except NotADirectoryError as error:
+            raise UsageError(f"{path} is no directory; name another path") from error
+        found = read_cookie(fs, path)
+        if found is not None and (planned is None or found.store_id != planned.store_id):
+            raise CookieError(
+                f"{os.path.join(path, COOKIE_NAME)} says that this is directory {found.directory} of tier {found.tier} "
+                f"of store {found.store_id.hex()}, so no new store may take it; name an empty directory, or open that "
+                "store (if that one lost its own cookie, restore it from a backup)"
+            )
+        for name in names:
+            if name.endswith((f".{LOG}", f".{COLD}")) or (found is None and name in (INDEX, ENTRIES)):
+                raise CookieError(
+                    f"{path} has no cookie of a store, but {os.path.join(path, name)} is there, as of a store that "
+                    "lost its cookie; name an empty directory, or restore that store's cookies from a backup"
+                )
+    for name in fs.list_directory(root):
+        if planned is None and name.startswith(_CATALOG):
+            raise CookieError(
+                f"{root} has no cookie, but {os.path.join(root, name)} is there: it is a store that lost its cookie; "
+                "restore it from a backup, or choose another directory"
+            )
+
+
+def _clear_environments(fs: FileSystem, directories: Sequence[Directory]) -> None:
+    """Remove what an interrupted making put into LMDB: the directories may be others now."""
+    for directory in directories:
+        for name in (INDEX, ENTRIES):
+            path = os.path.join(directory.path, name)
+            if fs.exists(path):
+                for file in fs.list_directory(path):
+                    fs.unlink(os.path.join(path, file))
+                fs.sync_directory(path)
+
+
+def _fill_directories(
+    fs: FileSystem, root: str, directories: Sequence[Directory], cookie: Cookie, environment: OpenEnvironment
+) -> None:
+    """Write everything of a new store but its own cookie, durably."""
+    volumes = Volumes(fs, root, directories)
+    for directory in directories:
+        write_cookie(fs, directory.path, tier_cookie(cookie, directory, secrets.token_bytes(16)))
+    save_directories(fs, root, directories)
+    rows = [
+        volumes.new_file(ENTRIES, StorageHint.SSD)._replace(directory=number)
+        for number in range(len(volumes.tier_paths(StorageHint.SSD)))
+    ]
+    for row in rows:
+        environment(volumes.path_of(row)).close()
+    _first_mark(fs, volumes, cookie, rows, environment)
+    watermark = os.path.join(root, "watermark")
+    if fs.exists(watermark):  # of a making that was interrupted
+        fs.unlink(watermark)
+    Watermark.create(fs, watermark, cookie.store_id).close()
+
+
+def _first_mark(
+    fs: FileSystem, volumes: Volumes, cookie: Cookie, rows: list[FileRow], environment: OpenEnvironment
+) -> None:
+    """Write the first catalog and the first index of a new store."""
+    catalog_id = volumes.new_id()
+    path = catalog_path(volumes.root, catalog_id)
+    if fs.exists(path):
+        fs.unlink(path)
+    mark = Mark(
+        store_id=cookie.store_id.hex(),
+        first_log_file_id=catalog_id,
+        next_lsn=1,
+        durable_lsn=0,
+        next_file_id=volumes.next_file_id,
+        next_ledger_id=0,
+        next_creation_sequence=0,
+        catalog_file_id=catalog_id,
+        catalog_bytes=0,
+    )
+    catalog = CatalogWriter.create(fs, path, cookie.store_id, catalog_id, cookie=cookie)
+    try:
+        mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows, changed=rows))
+    finally:
+        catalog.close()
+    opened = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
+    try:
+        with Index(opened).update() as update:
+            for row in rows:
+                update.put_file(row)
+            update.put_mark(mark)
+    finally:
+        opened.close()

@@ -1,0 +1,1 @@
+"""The bytes of every file, in the order of ``docs/format.md``."""

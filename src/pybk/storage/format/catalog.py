@@ -1,0 +1,657 @@
+"""The catalog: what the index is rebuilt from, besides the entries.
+
+A catalog is a header block and then checkpoints, one behind the other. A checkpoint is the records of the ledgers that
+changed, and then, on a block of its own, its mark. The mark is written once the records are durable, so:
+
+    A whole mark proves that everything before it was durable. Damage before it is corruption, never a torn write.
+    What follows the last whole mark was never acknowledged. It is ignored, and made zeros before anything is appended.
+
+Checkpoints are numbered from 1, and each of their records carries the number, so one cannot be taken for another.
+
+Two formats are read and written. In format 1 (level BASE) each mark repeats the rows of all files. In format 2 (level
+SEALS) a mark has no file rows: a checkpoint holds a record for each file whose row changed, and one for each named
+record that changed; and the file's header repeats what the store's cookie says of it, so that neither is lost alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from pybk.errors import CorruptError, StorageFailedError, UnsupportedFormatError
+from pybk.feature_level import FeatureLevel
+from pybk.storage.format.cookie import Cookie, check_known
+from pybk.storage.format.index_rows import (
+    EncodedLedger,
+    FileRow,
+    LedgerRow,
+    Mark,
+    NamedRow,
+    Totals,
+    decode_named,
+    decode_state,
+    dump_json,
+    encode_named,
+    encode_state,
+    file_row,
+    load_json,
+    mark_of,
+)
+from pybk.storage.format.log_file import BLOCK_BYTES, padding
+from pybk.storage.format.record import (
+    RECORD_HEADER_BYTES,
+    RecordHeader,
+    RecordKind,
+    check_body,
+    decode_header,
+    encode_control,
+)
+from pybk.storage.io.failures import syncing
+from pybk.storage.io.filesystem import File, FileSystem
+
+CATALOG_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2}
+"""The format of the catalog at each feature level."""
+
+_MAGIC: Final = b"PYBKCAT1"
+_MARK_HEAD: Final = encode_control(RecordKind.MARK, 0, 0)[:4]
+_HEADER: Final = struct.Struct("<8sI4x16sQ16x")
+_HEADER_2: Final = struct.Struct("<8sII16sQII16s8x")
+_CHECKSUM: Final = struct.Struct("<Q")
+_PIECE_BYTES: Final = 1 << 20
+_REWRITE_BYTES_MIN: Final = 4 << 20
+_FILE_ROW_BYTES: Final = 160
+_ROW_BYTES: Final = RECORD_HEADER_BYTES + 24
+_REMEDY: Final = "restore the file from a backup"
+_BASE_KINDS: Final = frozenset({RecordKind.LEDGER, RecordKind.DELETE})
+_KINDS: Final = {1: _BASE_KINDS, 2: _BASE_KINDS | {RecordKind.FILE, RecordKind.NAMED}}
+"""The kinds of records before a mark, by format."""
+
+
+class CatalogState(NamedTuple):
+    """What a catalog says: ledgers and files by id, named records by name, and the mark.
+
+    The mark's ``catalog_bytes`` is how far the catalog was read.
+    """
+
+    ledgers: dict[int, LedgerRow]
+    files: dict[int, FileRow]
+    named: dict[str, NamedRow]
+    mark: Mark
+
+
+class CatalogHeader(NamedTuple):
+    """What the first block of a catalog says.
+
+    Attributes:
+        store_id: The 16 bytes of the store.
+        file_id: The catalog's id.
+        format: 1 or 2.
+        level: The store's feature level when the catalog was begun.
+        salt: The store's scrypt salt; None in format 1.
+        scrypt_cost: scrypt's N; None in format 1.
+    """
+
+    store_id: bytes
+    file_id: int
+    format: int
+    level: FeatureLevel
+    salt: bytes | None
+    scrypt_cost: int | None
+
+
+class _Rows:
+    """The encoded rows of a catalog up to some checkpoint."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, bytes] = {}
+        self.files: dict[int, bytes] = {}
+        self.named: dict[str, NamedRow] = {}
+
+    def apply(self, changes: _Rows, gone: list[tuple[int, int | str]]) -> None:
+        """Take the rows that a checkpoint put, without those that it removed."""
+        self.ledgers.update(changes.ledgers)
+        self.files.update(changes.files)
+        self.named.update(changes.named)
+        for kind, key in gone:
+            self._of(kind).pop(key, None)
+
+    def _of(self, kind: int) -> dict[Any, Any]:
+        rows: dict[int, dict[Any, Any]] = {
+            RecordKind.DELETE: self.ledgers,
+            RecordKind.FILE: self.files,
+            RecordKind.NAMED: self.named,
+        }
+        return rows[kind]
+
+
+class _Checkpoint(NamedTuple):
+    """One checkpoint: the rows that it puts, the kinds and keys of those that it removes, its mark, where it ends."""
+
+    changes: _Rows
+    gone: list[tuple[int, int | str]]
+    mark: bytes
+    end: int
+
+
+class CatalogWriter:
+    """Appends checkpoints to a catalog file.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, file: File, path: str, form: int, length: int, number: int) -> None:
+        """Use ``create``, ``examine`` or ``resume``."""
+        self._file = file
+        self._path = path
+        self.format = form
+        self._length = length
+        self._number = number
+        self._before = length, number
+        self._unclean = file.size > length
+        self._failed = False
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, *, cookie: Cookie | None = None
+    ) -> CatalogWriter:
+        """Begin a new catalog, durable on return; it says nothing before its first checkpoint.
+
+        Args:
+            fs: Where the file lies.
+            path: Its path; no file may be there.
+            store_id: The 16 bytes of the store.
+            file_id: The id that the marks will name.
+            cookie: The store's main cookie. Its level decides the format; None stands for level BASE.
+
+        Raises:
+            OSError: Perhaps the file is there, and holds no checkpoint.
+        """
+        level = FeatureLevel.BASE if cookie is None else cookie.level
+        file = fs.create(path, 0)
+        try:
+            file.write((_encode_file_header(store_id, file_id, cookie),), 0)
+            with syncing(path):
+                file.sync()
+                fs.sync_directory(os.path.dirname(path))
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, path, CATALOG_FORMATS[level], BLOCK_BYTES, 0)
+
+    @classmethod
+    def examine(cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, length: int) -> CatalogWriter:
+        """Open a catalog after the checkpoint that ends at ``length``, and change nothing.
+
+        Call ``clear`` before anything is removed that a checkpoint beyond ``length`` might name.
+        Costs one read of the last mark.
+
+        Raises:
+            CorruptError: No checkpoint ends at ``length``, or the file is another one's.
+        """
+        file = fs.open(path, writable=True)
+        try:
+            header = _check_file_header(file.read(0, BLOCK_BYTES), store_id, file_id, path)
+            return cls(file, path, header.format, length, _number_of_mark_before(file, length, path))
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def resume(cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, length: int) -> CatalogWriter:
+        """Continue a catalog after the checkpoint that ends at ``length``: ``examine`` it and ``clear`` the rest.
+
+        Raises:
+            CorruptError: No checkpoint ends at ``length``, or the file is another one's.
+            OSError: What stands beyond may still be there.
+        """
+        writer = cls.examine(fs, path, store_id, file_id, length)
+        try:
+            writer.clear()
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def clear(self) -> None:
+        """Make everything beyond the last checkpoint zeros, durably.
+
+        Raises:
+            OSError: What stands beyond may still be there.
+        """
+        self._clear_beyond()
+
+    def last_mark(self) -> Mark:
+        """Return the mark of the last checkpoint as it was appended, whatever it says of the catalog."""
+        _, body = _mark_before(self._file, self._length, self._path)
+        return mark_of(load_json(body, where=self._path), where=self._path)
+
+    def goes_further(self) -> bool:
+        """Return whether a whole mark of a later checkpoint stands beyond the last one; costs a read of what does."""
+        for offset in range(self._length, self._file.size, BLOCK_BYTES):
+            if self._file.read(offset, len(_MARK_HEAD)) != _MARK_HEAD:
+                continue
+            data = memoryview(self._file.read(offset, self._file.size - offset))
+            try:
+                header, body = _record(data, 0, self._path)
+                _mark_end(data, 0, body, self._path)
+            except CorruptError:
+                continue  # it was never finished
+            if header.lsn > self._number:
+                return True
+        return False
+
+    @property
+    def path(self) -> str:
+        """Where the file lies."""
+        return self._path
+
+    @property
+    def length(self) -> int:
+        """Bytes up to the end of the last checkpoint."""
+        return self._length
+
+    def append(
+        self,
+        ledgers: Iterable[LedgerRow | EncodedLedger],
+        dropped: Iterable[int],
+        mark: Mark,
+        files: Iterable[FileRow],
+        *,
+        changed: Iterable[FileRow] = (),
+        gone: Iterable[int] = (),
+        named: Iterable[NamedRow] = (),
+    ) -> int:
+        """Append a checkpoint; durable on return. Costs two syncs, one if there are no records before the mark.
+
+        Args:
+            ledgers: Ledgers that are new or changed, as they are.
+            dropped: Ledgers that are no more.
+            mark: The mark; its catalog file id and bytes are of no matter here.
+            files: All files of the store; format 2 does not look at them.
+            changed: Files that are new or whose rows changed; format 1 does not look at them.
+            gone: Files that are part of the store no more; format 1 does not look at them.
+            named: Named records that changed; those without a value are gone. Format 2 alone has them.
+
+        Returns:
+            The new length in bytes, which the index's mark has to name.
+
+        Raises:
+            OSError: The checkpoint is not there; a failed write may be tried again, a failed sync may not.
+            StorageFailedError: A sync failed before.
+        """
+        if self._failed:
+            raise StorageFailedError(
+                f"{self._path}: a sync failed before; close the store, mend the device, open it again"
+            )
+        self._clear_beyond()
+        self._unclean = True
+        self._before = self._length, self._number
+        number = self._number + 1
+        records = _ledger_records(ledgers, dropped, number)
+        fields: dict[str, Any] = mark._asdict()
+        if self.format == CATALOG_FORMATS[FeatureLevel.BASE]:
+            fields["files"] = [row._asdict() for row in files]
+        else:
+            records = itertools.chain(records, _other_records(changed, gone, named, number))
+        offset, count = self._write_records(records)
+        record = encode_control(RecordKind.MARK, 0, count, dump_json(fields), lsn=number)
+        self._file.write((record, bytes(padding(len(record)))), offset)
+        self._sync()
+        self._unclean = False
+        self._length = offset + len(record) + padding(len(record))
+        self._number = number
+        return self._length
+
+    def take_back(self) -> None:
+        """Unsay the last ``append``, done or failed, for the index did not follow; durably gone on return.
+
+        Raises:
+            OSError: It may still be there. The next ``append`` clears it away first.
+        """
+        self._length, self._number = self._before
+        self._unclean = True
+        self._clear_beyond()
+
+    def close(self) -> None:
+        """Close the file; what was appended is durable already."""
+        self._file.close()
+
+    def _write_records(self, records: Iterable[bytes]) -> tuple[int, int]:
+        """Write and sync the records of a checkpoint; return the offset for its mark, and how many they were."""
+        offset = self._length
+        count = size = 0
+        parts: list[bytes] = []
+        for record in records:
+            parts.append(record)
+            size += len(record)
+            count += 1
+            if size >= _PIECE_BYTES:
+                self._file.write(parts, offset)
+                offset += size
+                size = 0
+                parts = []
+        parts.append(bytes(padding(offset + size)))
+        if count:
+            self._file.write(parts, offset)
+            self._sync()
+        return offset + size + len(parts[-1]), count
+
+    def _sync(self) -> None:
+        try:
+            with syncing(self._path):
+                self._file.sync()
+        except OSError:
+            self._failed = True
+            raise
+
+    def _clear_beyond(self) -> None:
+        """Make everything beyond the last checkpoint zeros: marks first, lest one outlives what it vouches for."""
+        if not self._unclean:
+            return
+        marks = []
+        stale = False
+        for offset in range(self._length, self._file.size, BLOCK_BYTES):
+            block = self._file.read(offset, BLOCK_BYTES)
+            stale = stale or not _is_zeros(block)
+            if block.startswith(_MARK_HEAD):
+                marks.append(offset)
+        for offset in marks:
+            self._file.write((bytes(RECORD_HEADER_BYTES),), offset)
+        if marks:
+            self._sync()
+        if stale:
+            self._file.write_zeros(self._length, self._file.size - self._length)
+            self._sync()
+        self._unclean = False
+
+
+def read_catalog(fs: FileSystem, path: str, store_id: bytes, file_id: int, *, at_least: int = 0) -> CatalogState:
+    """Read a catalog up to its last whole checkpoint.
+
+    Args:
+        fs: Where the file lies.
+        path: Its path.
+        store_id: The 16 bytes of the store that it must belong to.
+        file_id: The id that it must carry.
+        at_least: Bytes that are known to be sound, as the index's mark says; 0 if nothing is known. Only this tells a
+            last mark that was damaged from one that was never finished.
+
+    Returns:
+        What it says. Takes memory for the whole file.
+
+    Raises:
+        CorruptError: It is damaged before a whole mark or before ``at_least``, has no checkpoint, or is another file.
+        UnsupportedFormatError: It is of a newer format.
+        OSError: It cannot be read.
+    """
+    header, rows, mark, end = _read(fs, path, store_id, file_id, at_least)
+    fields = load_json(mark, where=path)
+    if header.format == CATALOG_FORMATS[FeatureLevel.BASE]:
+        files = _files_of(fields, path)
+    else:
+        files = {file_id: file_row(load_json(row, where=path), where=path) for file_id, row in rows.files.items()}
+    return CatalogState(
+        {ledger_id: decode_state(ledger_id, state, where=path) for ledger_id, state in sorted(rows.ledgers.items())},
+        dict(sorted(files.items())),
+        dict(sorted(rows.named.items())),
+        mark_of(fields, where=path)._replace(catalog_file_id=file_id, catalog_bytes=end),
+    )
+
+
+def check_catalog(fs: FileSystem, path: str, store_id: bytes, file_id: int, *, at_least: int) -> Mark:
+    """Check that every record of a catalog is whole and sound, without decoding the ledgers; return its last mark.
+
+    Raises as ``read_catalog`` does. Costs about 4 µs for each record.
+    """
+    _, _, mark, end = _read(fs, path, store_id, file_id, at_least)
+    return mark_of(load_json(mark, where=path), where=path)._replace(catalog_file_id=file_id, catalog_bytes=end)
+
+
+def read_header(fs: FileSystem, path: str) -> CatalogHeader:
+    """Return what the header block of a catalog says, whatever store it belongs to.
+
+    Raises:
+        CorruptError: It is damaged.
+        UnsupportedFormatError: It is of a newer format.
+        OSError: It cannot be read.
+    """
+    file = fs.open(path)
+    try:
+        return _decode_file_header(file.read(0, min(file.size, BLOCK_BYTES)), path)
+    finally:
+        file.close()
+
+
+def _read(
+    fs: FileSystem, path: str, store_id: bytes, file_id: int, at_least: int
+) -> tuple[CatalogHeader, _Rows, bytes, int]:
+    """Return header, rows, last mark and its end of a catalog; raises as ``read_catalog`` does."""
+    file = fs.open(path)
+    try:
+        data = memoryview(file.read(0, file.size))
+    finally:
+        file.close()
+    header = _check_file_header(data, store_id, file_id, path)
+    rows = _Rows()
+    mark: bytes | None = None
+    end = BLOCK_BYTES
+    for number in itertools.count(1):
+        try:
+            checkpoint = _parse_checkpoint(data, end, number, path, header.format)
+        except CorruptError as error:
+            _check_is_tail(data, end, number, at_least, error, path)
+            break
+        rows.apply(checkpoint.changes, checkpoint.gone)
+        mark, end = checkpoint.mark, checkpoint.end
+    if mark is None:
+        raise CorruptError(f"{path}: no whole checkpoint in {len(data)} bytes; {_REMEDY}")
+    return header, rows, mark, end
+
+
+def rewrite_is_due(catalog_bytes: int, totals: Totals) -> bool:
+    """Tell whether more than half of a catalog is history, so that a new one should take its place.
+
+    Args:
+        catalog_bytes: Its length.
+        totals: What the index counts.
+
+    Returns:
+        Never True for a catalog below 4 MiB, nor for one that was just written with one checkpoint.
+    """
+    live = 2 * BLOCK_BYTES + totals.ledgers * _ROW_BYTES + totals.metadata_bytes + totals.files * _FILE_ROW_BYTES
+    return catalog_bytes > max(_REWRITE_BYTES_MIN, 2 * live)
+
+
+def _ledger_records(
+    ledgers: Iterable[LedgerRow | EncodedLedger], dropped: Iterable[int], number: int
+) -> Iterator[bytes]:
+    for row in ledgers:
+        if isinstance(row, LedgerRow):
+            row = EncodedLedger(row.metadata.ledger_id, row.metadata.version, encode_state(row))
+        yield encode_control(RecordKind.LEDGER, row.ledger_id, row.version, row.state, lsn=number)
+    for ledger_id in dropped:
+        yield encode_control(RecordKind.DELETE, ledger_id, 0, lsn=number)
+
+
+def _other_records(
+    changed: Iterable[FileRow], gone: Iterable[int], named: Iterable[NamedRow], number: int
+) -> Iterator[bytes]:
+    """Yield the records that only format 2 has: a file's row, or an empty body if it is gone; a named record."""
+    for row in changed:
+        yield encode_control(RecordKind.FILE, row.file_id, 1, dump_json(row._asdict()), lsn=number)
+    for file_id in gone:
+        yield encode_control(RecordKind.FILE, file_id, 0, lsn=number)
+    for one in named:
+        yield encode_control(RecordKind.NAMED, -1, one.version, encode_named(one), lsn=number)
+
+
+def _encode_file_header(store_id: bytes, file_id: int, cookie: Cookie | None) -> bytes:
+    if cookie is None or cookie.level is FeatureLevel.BASE:
+        head = _HEADER.pack(_MAGIC, 1, store_id, file_id)
+    else:
+        salt, cost = cookie.salt, cookie.scrypt_cost
+        assert salt is not None, "above level BASE every cookie has the salt and the cost"
+        assert cost is not None, "above level BASE every cookie has the salt and the cost"
+        head = _HEADER_2.pack(_MAGIC, CATALOG_FORMATS[cookie.level], 0, store_id, file_id, cookie.level, cost, salt)
+    return (head + _CHECKSUM.pack(xxh3_64_intdigest(head))).ljust(BLOCK_BYTES, b"\0")
+
+
+def _decode_file_header(data: bytes | memoryview, path: str) -> CatalogHeader:
+    """Decode the header block of a catalog; raises as ``read_header`` does."""
+    block = bytes(data[:BLOCK_BYTES])
+    if len(block) < BLOCK_BYTES:
+        raise CorruptError(f"{path}: no catalog header in the first {len(block)} bytes; {_REMEDY}")
+    magic, version = block[:8], int.from_bytes(block[8:12], "little")
+    layout = _HEADER if version == 1 else _HEADER_2
+    size = layout.size
+    if _CHECKSUM.unpack_from(block, size)[0] != xxh3_64_intdigest(block[:size]) or magic != _MAGIC:
+        raise CorruptError(f"{path}: no catalog header: it begins with {magic!r}; {_REMEDY}")
+    if version not in CATALOG_FORMATS.values():
+        raise UnsupportedFormatError(
+            f"{path}: catalog format {version}; this pybk reads {max(CATALOG_FORMATS.values())} and older; open the "
+            "store with the pybk that wrote it, or newer"
+        )
+    if not _is_zeros(block[size + _CHECKSUM.size :]):
+        raise CorruptError(f"{path}: the catalog header is followed by bytes that are not zero; {_REMEDY}")
+    if version == 1:
+        _, _, store_id, file_id = layout.unpack_from(block)
+        return CatalogHeader(store_id, file_id, version, FeatureLevel.BASE, None, None)
+    _, _, features, store_id, file_id, level, cost, salt = layout.unpack_from(block)
+    return CatalogHeader(store_id, file_id, version, check_known(level, features, where=path), salt, cost)
+
+
+def _check_file_header(data: bytes | memoryview, store_id: bytes, file_id: int, path: str) -> CatalogHeader:
+    """Return the header of a catalog; raise unless it is the catalog of this store with this id."""
+    header = _decode_file_header(data, path)
+    if header.store_id != store_id or header.file_id != file_id:
+        raise CorruptError(
+            f"{path}: the catalog of store {header.store_id.hex()} with file id {header.file_id}, expected store "
+            f"{store_id.hex()} and file id {file_id}; put the right file in its place"
+        )
+    return header
+
+
+def _is_zeros(piece: bytes | memoryview) -> bool:
+    return bytes(piece) == bytes(len(piece))
+
+
+def _parse_checkpoint(data: memoryview, start: int, number: int, path: str, form: int) -> _Checkpoint:
+    """Decode one checkpoint; CorruptError if it is not all there and sound."""
+    changes = _Rows()
+    gone: list[tuple[int, int | str]] = []
+    offset = start
+    count = 0
+    while True:
+        gap = data[offset : offset + padding(offset)]
+        if _is_zeros(gap):
+            offset += len(gap)
+        header, body = _record(data, offset, path)
+        end = offset + RECORD_HEADER_BYTES + len(body)
+        if header.lsn != number:
+            raise CorruptError(
+                f"{path}: a record of checkpoint {header.lsn} at offset {offset}, in checkpoint {number}"
+            )
+        if header.kind == RecordKind.MARK:
+            break
+        if header.kind not in _KINDS[form]:
+            raise CorruptError(f"{path}: a record of kind {header.kind} at offset {offset}")
+        _take_record(header, bytes(body), changes, gone, f"{path} at offset {offset}")
+        count += 1
+        offset = end
+    if header.first_entry_id != count:
+        raise CorruptError(f"{path}: the mark at offset {offset} closes {header.first_entry_id} records, not {count}")
+    return _Checkpoint(changes, gone, bytes(body), _mark_end(data, offset, body, path))
+
+
+def _take_record(
+    header: RecordHeader, body: bytes, changes: _Rows, gone: list[tuple[int, int | str]], where: str
+) -> None:
+    """Take a record of a checkpoint for the row that it puts or removes. Each key occurs once in a checkpoint."""
+    if header.kind == RecordKind.LEDGER:
+        changes.ledgers[header.ledger_id] = body
+    elif header.kind == RecordKind.DELETE:
+        gone.append((RecordKind.DELETE, header.ledger_id))
+    elif header.kind == RecordKind.FILE and header.first_entry_id:
+        changes.files[header.ledger_id] = body
+    elif header.kind == RecordKind.FILE:
+        gone.append((RecordKind.FILE, header.ledger_id))
+    else:
+        row = decode_named(header.first_entry_id, body, where=where)
+        if row.value is None:
+            gone.append((RecordKind.NAMED, row.name))
+        else:
+            changes.named[row.name] = row
+
+
+def _mark_end(data: memoryview, offset: int, body: memoryview, path: str) -> int:
+    """Return where the blocks of a mark end; CorruptError if they are not all there."""
+    end = offset + RECORD_HEADER_BYTES + len(body)
+    rest = data[end : end + padding(end)]
+    if offset % BLOCK_BYTES or len(rest) < padding(end) or not _is_zeros(rest):
+        raise CorruptError(f"{path}: the mark at offset {offset} is not followed by {padding(end)} zeros")
+    return end + len(rest)
+
+
+def _record(data: memoryview, offset: int, path: str) -> tuple[RecordHeader, memoryview]:
+    """Return header and body of a record; CorruptError if it is not sound."""
+    header = decode_header(data, offset, where=path)
+    start = offset + RECORD_HEADER_BYTES
+    body = data[start : start + header.body_bytes]
+    check_body(header, body, where=path)
+    return header, body
+
+
+def _check_is_tail(data: memoryview, end: int, number: int, at_least: int, error: CorruptError, path: str) -> None:
+    """Raise unless what follows the last whole checkpoint was never acknowledged."""
+    if end < at_least:
+        raise CorruptError(
+            f"{path}: sound up to {end} bytes, but {at_least} bytes were written and synced ({error}); {_REMEDY}"
+        ) from error
+    for offset in range(end, len(data), BLOCK_BYTES):
+        if bytes(data[offset : offset + len(_MARK_HEAD)]) != _MARK_HEAD:
+            continue
+        try:
+            header, body = _record(data, offset, path)
+            _mark_end(data, offset, body, path)
+        except CorruptError:
+            continue  # never finished, or damaged itself: it proves nothing
+        if header.lsn >= number:
+            raise CorruptError(
+                f"{path}: damaged behind {end} bytes, before the mark of checkpoint {header.lsn} at offset {offset} "
+                f"({error}); {_REMEDY}"
+            ) from error
+
+
+def _number_of_mark_before(file: File, length: int, path: str) -> int:
+    """Return the number of the checkpoint that ends at ``length``."""
+    return _mark_before(file, length, path)[0]
+
+
+def _mark_before(file: File, length: int, path: str) -> tuple[int, bytes]:
+    """Return the number and the mark's body of the checkpoint that ends at ``length``."""
+    if length <= file.size and length % BLOCK_BYTES == 0:
+        for offset in range(length - BLOCK_BYTES, 0, -BLOCK_BYTES):
+            if file.read(offset, len(_MARK_HEAD)) != _MARK_HEAD:
+                continue
+            data = memoryview(file.read(offset, length - offset))
+            header, body = _record(data, 0, path)
+            size = RECORD_HEADER_BYTES + len(body)
+            if size + padding(size) == len(data):
+                return header.lsn, bytes(body)
+    raise CorruptError(
+        f"{path}: no checkpoint ends at {length} of {file.size} bytes, but the index names one; {_REMEDY}"
+    )
+
+
+def _files_of(fields: dict[str, Any], path: str) -> dict[int, FileRow]:
+    """Return the files that a mark names, by id."""
+    rows = fields.get("files")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise CorruptError(f"{path}: a mark without a list of files; {_REMEDY}")
+    files = [file_row(row, where=path) for row in rows]
+    return {row.file_id: row for row in files}

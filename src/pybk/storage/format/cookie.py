@@ -1,0 +1,212 @@
+"""The cookie of a directory: which store it belongs to, and as what.
+
+A tier directory that is not the store's own, not mounted, swapped with another or left behind by a copy must be noticed
+before anything in it is believed. See ``docs/format.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from xxhash import xxh3_64_hexdigest
+
+from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
+from pybk.storage.io.filesystem import FileSystem, replace_file
+
+COOKIE_NAME: Final = "cookie"
+COOKIE_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2}
+"""The format of a cookie at each feature level."""
+
+COOKIE_BYTES_MAX: Final = 4096
+
+_ID_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """What a directory says of itself.
+
+    Attributes:
+        store_id: 16 bytes, the same in all directories of a store.
+        instance: 16 bytes, drawn when the directory joined the store.
+        tier: What the directory is for.
+        directory: Its index among the directories of its tier.
+        salt: Salt of the store's password hashing. Not secret. At level BASE only in the store's own directory.
+        scrypt_cost: scrypt's N. At level BASE only in the store's own directory.
+        level: The store's feature level.
+    """
+
+    store_id: bytes
+    instance: bytes
+    tier: str
+    directory: int
+    salt: bytes | None = None
+    scrypt_cost: int | None = None
+    level: FeatureLevel = FeatureLevel.BASE
+
+
+def check_known(level: int, features: int, *, where: str) -> FeatureLevel:
+    """Return a stored feature level as one that this pybk works with.
+
+    Args:
+        level: The number of the level.
+        features: The bits of incompatible features, none of which is in use yet.
+        where: The file, for the error.
+
+    Raises:
+        UnsupportedFormatError: The level or a feature is newer than this pybk.
+    """
+    if level > NEWEST_LEVEL or features:
+        raise UnsupportedFormatError(
+            f"{where}: feature level {level} and incompatible features {features:#x}; this pybk knows levels up to "
+            f"{int(NEWEST_LEVEL)} and no such features; open the store with the pybk that wrote it, or newer"
+        )
+    return FeatureLevel(level)
+
+
+def encode_cookie(cookie: Cookie) -> bytes:
+    """Return a cookie's bytes on disk."""
+    fields: dict[str, str | int] = {
+        "directory": cookie.directory,
+        "format": COOKIE_FORMATS[cookie.level],
+        "instance": cookie.instance.hex(),
+        "store": cookie.store_id.hex(),
+        "tier": cookie.tier,
+    }
+    if cookie.salt is not None:
+        fields["salt"] = cookie.salt.hex()
+    if cookie.scrypt_cost is not None:
+        fields["scrypt"] = cookie.scrypt_cost
+    if cookie.level > FeatureLevel.BASE:
+        fields["features"] = 0
+        fields["level"] = int(cookie.level)
+    return _encode(fields)
+
+
+def _encode(fields: dict[str, str | int]) -> bytes:
+    checksum = xxh3_64_hexdigest(json.dumps(fields, sort_keys=True).encode())
+    return json.dumps(fields | {"checksum": checksum}, sort_keys=True).encode()
+
+
+def decode_cookie(data: bytes, *, where: str) -> Cookie:
+    """Decode and check a cookie's bytes.
+
+    Raises:
+        CorruptError: They are not exactly what :func:`encode_cookie` makes.
+        UnsupportedFormatError: They are sound but of another format.
+    """
+    damage = CorruptError(
+        f"{where}: the cookie is damaged: {data[:200]!r}; restore this file from a copy of the directory", path=where
+    )
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise damage from error
+    # One encoding only, so that no changed byte goes unnoticed, not even one that JSON does not care about.
+    if not isinstance(fields, dict) or _encode({k: v for k, v in fields.items() if k != "checksum"}) != data:
+        raise damage
+    if fields.get("format") not in COOKIE_FORMATS.values():
+        raise UnsupportedFormatError(
+            f"{where}: cookie format {fields.get('format')!r}; this pybk reads "
+            f"{max(COOKIE_FORMATS.values())} and older; open the store with the pybk that wrote it, or newer"
+        )
+    level, features = fields.get("level", 0), fields.get("features", 0)
+    if type(level) is not int or type(features) is not int or level < 0:
+        raise damage
+    try:
+        cookie = Cookie(
+            store_id=bytes.fromhex(fields["store"]),
+            instance=bytes.fromhex(fields["instance"]),
+            tier=fields["tier"],
+            directory=fields["directory"],
+            salt=bytes.fromhex(fields["salt"]) if "salt" in fields else None,
+            scrypt_cost=fields.get("scrypt"),
+            level=check_known(level, features, where=where),
+        )
+        sound = encode_cookie(cookie) == data
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damage from error
+    if not (sound and _well_typed(cookie)):
+        raise damage
+    return cookie
+
+
+def _well_typed(cookie: Cookie) -> bool:
+    return (
+        len(cookie.store_id) == len(cookie.instance) == _ID_BYTES
+        and type(cookie.tier) is str
+        and type(cookie.directory) is int
+        and cookie.directory >= 0
+        and type(cookie.scrypt_cost) in (int, type(None))
+        and (cookie.level is FeatureLevel.BASE or not (cookie.salt is None or cookie.scrypt_cost is None))
+    )
+
+
+def write_cookie(fs: FileSystem, directory: str, cookie: Cookie) -> None:
+    """Make ``cookie`` the cookie of an existing directory, durably."""
+    replace_file(fs, os.path.join(directory, COOKIE_NAME), encode_cookie(cookie))
+
+
+def read_cookie(fs: FileSystem, directory: str) -> Cookie | None:
+    """Return a directory's cookie, None if it has none.
+
+    Raises:
+        CorruptError: It is damaged.
+        UnsupportedFormatError: It is sound but of another format.
+        OSError: It cannot be read.
+    """
+    path = os.path.join(directory, COOKIE_NAME)
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        if file.size > COOKIE_BYTES_MAX:
+            raise CorruptError(
+                f"{path}: {file.size} bytes; a cookie has at most {COOKIE_BYTES_MAX}; restore it from "
+                "a copy of the directory",
+                path=path,
+            )
+        data = file.read(0, file.size)
+    finally:
+        file.close()
+    return _decoded(data, path)
+
+
+@lru_cache(maxsize=64)
+def _decoded(data: bytes, path: str) -> Cookie:
+    """Decode a cookie's bytes, once: an open reads the cookies several times, and decoding is most of the cost."""
+    return decode_cookie(data, where=path)
+
+
+def check_cookie(found: Cookie, expected: Cookie, directory: str) -> None:
+    """Check that a directory is the one that the store put there; salt and scrypt cost are not compared.
+
+    Raises:
+        CookieError: It belongs to another store, tier or index, or it is a copy; names both and the remedy.
+    """
+    if (found.store_id, found.tier, found.directory, found.instance) == (
+        expected.store_id,
+        expected.tier,
+        expected.directory,
+        expected.instance,
+    ):
+        return
+    remedy = "mount or name the right directory"
+    if found.store_id == expected.store_id and found.tier == expected.tier:
+        if found.directory != expected.directory:
+            remedy = "name the directories of a tier in the order in which they were first given"
+        else:
+            remedy = "it is a copy or from an older backup; mount or name the one that the store last used"
+    raise CookieError(f"{directory} is {_describe(found)}; expected is {_describe(expected)}; {remedy}")
+
+
+def _describe(cookie: Cookie) -> str:
+    return (
+        f"directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()} "
+        f"(instance {cookie.instance.hex()})"
+    )

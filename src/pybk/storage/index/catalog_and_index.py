@@ -1,0 +1,258 @@
+"""Catalog and index, changed together: the catalog first, then the index, whose mark says how far the catalog counts.
+
+Whatever says where entries lie goes through here, so the order holds everywhere: data are synced before ``commit`` is
+called, and old places are dropped after it has returned.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pybk.errors import PybkError, StorageFailedError
+from pybk.storage.directories import catalog_path
+from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
+from pybk.storage.format.index_rows import EncodedLedger, FileRow, LedgerRow, Mark, NamedRow
+from pybk.storage.io.failures import is_refused, undoing
+from pybk.storage.volumes import COLD
+
+if TYPE_CHECKING:
+    from pybk.storage.format.cookie import Cookie
+    from pybk.storage.index.index import Index
+    from pybk.storage.index.update import IndexUpdate
+    from pybk.storage.volumes import Volumes
+
+logger = logging.getLogger(__name__)
+
+Change = Callable[["IndexUpdate"], Counter[int]]
+"""Makes a change in the index, and returns what it does to the live bytes of each file."""
+
+
+class _Changed(NamedTuple):
+    """What a commit changes besides the places of entries; see ``Registry.commit``."""
+
+    rows: Iterable[LedgerRow]
+    dropped: Iterable[int]
+    added: list[FileRow]
+    gone: list[int]
+    named: list[NamedRow]
+
+
+class Registry:
+    """What a store knows durably of its ledgers and files, besides the log.
+
+    Threads: one at a time.
+
+    Args:
+        volumes: The store's directories.
+        index: The index.
+        mark: The index's mark.
+        catalog: The catalog that the mark names; None if it is lost or of no use, and ``begin`` makes another.
+        cookie: The store's main cookie.
+
+    Attributes:
+        cookie: The store's main cookie; a catalog that is begun repeats its salt, cost and level.
+        mark: The mark as of the last commit.
+        files: All files of the store that the index knows, by id, so that a job need not read their rows again.
+        live: Bytes of the records that each file still holds, by file id.
+    """
+
+    def __init__(
+        self, volumes: Volumes, index: Index, mark: Mark, catalog: CatalogWriter | None, cookie: Cookie
+    ) -> None:
+        self._volumes = volumes
+        self._index = index
+        self._catalog = catalog
+        self.cookie = cookie
+        self.mark = mark
+        uses = index.checked_uses()
+        self.files = {file_id: use.row for file_id, use in uses.items()}
+        self.live = Counter({file_id: use.live_bytes for file_id, use in uses.items()})
+
+    @classmethod
+    def open(cls, volumes: Volumes, index: Index, mark: Mark, cookie: Cookie) -> Registry:
+        """Open the catalog where the mark says that it ends, and change nothing.
+
+        Call ``begin`` once the store is proven.
+
+        Raises:
+            CorruptError: The catalog does not fit the mark, or the index is damaged.
+            OSError: The catalog cannot be read.
+        """
+        path = catalog_path(volumes.root, mark.catalog_file_id)
+        catalog = CatalogWriter.examine(volumes.fs, path, cookie.store_id, mark.catalog_file_id, mark.catalog_bytes)
+        try:
+            return cls(volumes, index, mark, catalog, cookie)
+        except BaseException:
+            catalog.close()
+            raise
+
+    def begin(self) -> None:
+        """Remove durably what an interrupted change left in the catalog after the mark, or make a lost catalog again.
+
+        Call it once the store is proven, and before anything is removed that such a change might name.
+        """
+        if self._catalog is not None:
+            self._catalog.clear()
+        else:
+            self.commit(self.mark, lambda update: Counter())
+
+    def close(self) -> None:
+        """Close the catalog."""
+        if self._catalog is not None:
+            self._catalog.close()
+
+    def commit(
+        self,
+        mark: Mark,
+        change: Change,
+        *,
+        rows: Iterable[LedgerRow] = (),
+        dropped: Iterable[int] = (),
+        added: Iterable[FileRow] = (),
+        gone: Iterable[int] = (),
+        named: Iterable[NamedRow] = (),
+        renew: bool = False,
+    ) -> None:
+        """Make a change durable, in the catalog and then in the index.
+
+        Args:
+            mark: The mark from then on; what it says of the catalog is filled in here.
+            change: Changes the index.
+            rows: Ledgers that are new or changed.
+            dropped: Ledgers that are no more.
+            added: Files that are part of the store from now on; cold segments among them were made for this change.
+            gone: Files that are part of it no more.
+            named: Named records that are new, changed or, without a value, gone.
+            renew: Begin a new catalog, whatever the length of this one.
+
+        Raises:
+            StorageFullError, CorruptError: Nothing was changed, and the cold segments that were added are gone.
+            StorageFailedError, OSError: It may have happened; the store must be closed.
+        """
+        changed = _Changed(rows, dropped, list(added), list(gone), list(named))
+        before = self._catalog
+        try:
+            catalog, mark = self._write_catalog(changed, mark, renew=renew)
+            try:
+                counts = self._change_index(mark, change, changed)
+            except StorageFailedError:
+                raise
+            except PybkError:
+                self._take_back(catalog)
+                raise
+        except StorageFailedError:
+            raise
+        except (PybkError, OSError) as error:
+            if isinstance(error, PybkError) or is_refused(error):
+                self._discard(changed.added)
+            raise
+        self.mark = mark
+        self._catalog = catalog
+        self.files.update((row.file_id, row) for row in changed.added)
+        for file_id in changed.gone:
+            self.files.pop(file_id, None)
+            self.live.pop(file_id, None)
+        self.live.update(counts)
+        if before is not None and catalog is not before:
+            before.close()
+            try:
+                self._volumes.fs.unlink(before.path)
+            except OSError as error:
+                if not is_refused(error):
+                    raise
+                # The index names the new one already, so this change must not be taken for refused.
+                logger.warning("%s is not needed any more, and removed by the next open: %s", before.path, error)
+
+    def _change_index(self, mark: Mark, change: Change, changed: _Changed) -> Counter[int]:
+        with self._index.update() as update:
+            counts = change(update)
+            for row in changed.added:
+                update.put_file(row)
+            for file_id in changed.gone:
+                update.drop_file(file_id)
+            for named in changed.named:
+                update.put_named(named)
+            update.put_mark(mark)
+        return counts
+
+    def _write_catalog(self, changed: _Changed, mark: Mark, *, renew: bool) -> tuple[CatalogWriter, Mark]:
+        """Append to the catalog, or begin a new one when most of it is history; return it, and the mark naming it."""
+        catalog = self._catalog
+        if (
+            renew
+            or catalog is None
+            or catalog.format != CATALOG_FORMATS[self.cookie.level]
+            or rewrite_is_due(catalog.length, self._index.totals())
+        ):
+            return self._begin_catalog(changed, mark)
+        try:
+            length = catalog.append(
+                changed.rows,
+                changed.dropped,
+                mark,
+                self._files(changed),
+                changed=changed.added,
+                gone=changed.gone,
+                named=changed.named,
+            )
+        except OSError as error:
+            if is_refused(error):
+                catalog.take_back()
+            raise
+        return catalog, mark._replace(catalog_bytes=length)
+
+    def _begin_catalog(self, changed: _Changed, mark: Mark) -> tuple[CatalogWriter, Mark]:
+        volumes = self._volumes
+        file_id = volumes.new_id()
+        path = catalog_path(volumes.root, file_id)
+        mark = mark._replace(catalog_file_id=file_id, next_file_id=volumes.next_file_id)
+        files = list(self._files(changed))
+        named = {row.name: row for row in (*self._index.all_named(), *changed.named)}
+        kept = [row for row in named.values() if row.value is not None]
+        try:
+            catalog = CatalogWriter.create(volumes.fs, path, self.cookie.store_id, file_id, cookie=self.cookie)
+            try:
+                ledgers = self._ledgers(changed.rows, changed.dropped)
+                length = catalog.append(ledgers, (), mark, files, changed=files, named=kept)
+            except BaseException:
+                catalog.close()
+                raise
+        except OSError as error:
+            with undoing(error):
+                if volumes.fs.exists(path):
+                    volumes.fs.unlink(path)
+            raise
+        return catalog, mark._replace(catalog_bytes=length)
+
+    def _files(self, changed: _Changed) -> Iterator[FileRow]:
+        """Yield all files as they will be, by ascending id."""
+        files = dict(self.files)
+        files.update((row.file_id, row) for row in changed.added)
+        for file_id in changed.gone:
+            del files[file_id]
+        yield from (files[file_id] for file_id in sorted(files))
+
+    def _ledgers(self, rows: Iterable[LedgerRow], dropped: Iterable[int]) -> Iterator[LedgerRow | EncodedLedger]:
+        """Yield all ledgers as they will be; those that do not change, as they are stored."""
+        changed = {row.metadata.ledger_id: row for row in rows}
+        gone = set(dropped)
+        for row in self._index.encoded_ledgers():
+            if row.ledger_id not in gone:
+                yield changed.pop(row.ledger_id, row)
+        yield from changed.values()
+
+    def _take_back(self, catalog: CatalogWriter) -> None:
+        """Unsay in the catalog what the index did not take."""
+        if catalog is self._catalog:
+            catalog.take_back()
+        else:
+            catalog.close()
+            self._volumes.fs.unlink(catalog.path)
+
+    def _discard(self, added: list[FileRow]) -> None:
+        for row in added:
+            if row.kind == COLD:
+                self._volumes.drop(row.file_id)

@@ -1,0 +1,721 @@
+"""The seam to the operating system: every file operation of the package goes through here.
+
+Paths are ``str``. Nothing here retries what failed: it is an ``OSError`` and the caller decides what is lost. A write
+that came short is gone on with, because only the next try tells why. Tests put a simulated disk in the place of
+:class:`OsFileSystem`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+
+from pybk.storage.io.failures import NotOpenedError, is_passing
+from pybk.storage.io.lockfile import FileLock
+from pybk.storage.io.permissions import PRIVATE, Access, exceeding
+from pybk.storage.io.spare_descriptors import (
+    KEPT_FOR_SYNCS,
+    fill_spares,
+    hold_spares,
+    maps_limit,
+    open_with_spare,
+    release_spares,
+)
+
+Buffers = Sequence[bytes | memoryview]
+"""Pieces of one write, in order; memoryviews are of format ``B``."""
+
+Populator = Callable[[int, int], object]
+"""Populates a range of one map: its first byte, a multiple of ``PAGE_BYTES``, and its size in bytes."""
+
+PAGE_BYTES: Final = mmap.PAGESIZE
+
+_IOV_MAX: Final = 1024
+_BLOCK_BYTES: Final = 4096
+_ZEROS: Final = memoryview(mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
+_DIRECT: Final = getattr(os, "O_DIRECT", 0)
+_RWF_DSYNC: Final = getattr(os, "RWF_DSYNC", 0)
+_UNSUPPORTED: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_PUNCH_HOLE_KEEP_SIZE: Final = 3
+_POPULATE_READ: Final = 22
+"""MADV_POPULATE_READ of Linux 5.14, which Python does not name."""
+_POPULATE_WRITE: Final = 23
+_PAGE_MASK: Final = -PAGE_BYTES
+_SCRATCH_BYTES: Final = 1 << 20
+_MAPS_MAX: Final = 512
+
+
+class File(Protocol):
+    """An open file.
+
+    Threads: calls may come from many threads as long as no two write the same bytes and only one makes the file longer.
+    """
+
+    size: int
+    """Bytes: what it was made with or found at, and more once a write went beyond."""
+
+    def write(self, buffers: Buffers, offset: int) -> None:
+        """Write the pieces one after the other at ``offset``; not durable until :meth:`sync` returns.
+
+        Raises:
+            OSError: Nothing, a part, or all of it may be written; ``ENOSPC`` or ``EDQUOT`` if room ended on the way.
+        """
+        ...
+
+    def write_durable(self, buffers: Buffers, offset: int) -> None:
+        """Write the pieces at ``offset`` and return when they, and what is needed to read them, are on disk.
+
+        Earlier unsynced writes are not made durable by it.
+
+        Raises:
+            OSError: Nothing, a part, or all of it may be written, durably or not. A write that came short always
+                raises: what the rest of it fails with, ``EIO`` if that goes well.
+        """
+        ...
+
+    def write_zeros(self, offset: int, size: int) -> None:
+        """Write zeros, beside the page cache where the file system can; not durable until :meth:`sync` returns.
+
+        Raises:
+            OSError: As for :meth:`write`.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Make everything written to the file, and its size, durable.
+
+        Raises:
+            OSError: What was unsynced may be lost although reading still shows it; syncing again proves nothing.
+        """
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return the bytes at ``offset``: ``size`` of them, or fewer where the file ends.
+
+        The memory for ``size`` bytes is taken first, so a size that came from a disk must have been checked.
+        """
+        ...
+
+    def punch(self, offset: int, size: int) -> None:
+        """Give the blocks of a range of zeros back to the file system; the size stays.
+
+        The range must be zeros or of no further use: where holes are not supported nothing happens.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close it; closing again does nothing. Syncs nothing."""
+        ...
+
+
+class Lock(Protocol):
+    """A file lock that this process holds."""
+
+    def release(self) -> None:
+        """Give it up; again does nothing. In a forked child, which never holds it, it does nothing."""
+        ...
+
+
+class FileSystem(Protocol):
+    """Files and directories. Threads: any. Every method raises ``OSError`` for what the operating system refuses."""
+
+    access: Access
+    """For whom it makes files and directories; those that exist keep their modes."""
+
+    def create(self, path: str, size: int) -> File:
+        """Make a new file of ``size`` allocated zero bytes and open it for writing.
+
+        Neither its bytes nor its name is durable before :meth:`File.sync` and :meth:`sync_directory`.
+
+        Raises:
+            FileExistsError: There is one.
+            OSError: ``ENOSPC`` when the space cannot be allocated; the new file is unlinked again.
+        """
+        ...
+
+    def open(self, path: str, *, writable: bool = False) -> File:
+        """Open a file that exists."""
+        ...
+
+    def view(self, path: str) -> memoryview:
+        """Map a whole file, read-only, format ``B``.
+
+        Later writes within the mapped size show through. The mapping, and one file descriptor, live as long as views of
+        it do. Unlinking the file is fine. Call :meth:`populate` before touching a range: where the file was cut, or a
+        page cannot be read, touching the map ends the process with SIGBUS.
+        """
+        ...
+
+    @property
+    def populates(self) -> bool:
+        """Whether :meth:`populate` maps pages. If not, it only reads them, and reading beside the map is cheaper."""
+        ...
+
+    def populate(self, view: memoryview, start: int, stop: int) -> None:
+        """Bring a range of a map into memory, so that it can be touched.
+
+        Args:
+            view: A whole map, as :meth:`view` or :meth:`map_shared` returned it, not a part of one.
+            start: First byte.
+            stop: The byte after the last; what lies beyond the map is ignored.
+
+        Raises:
+            OSError: EIO: the file was cut before ``stop``, or a page cannot be read; names the file.
+
+        Cost: about 1 µs for each MiB that is mapped already; reading the rest.
+        """
+        ...
+
+    def populator(self, view: memoryview) -> Populator:
+        """Return the quickest :meth:`populate` of one map, for what is touched again and again.
+
+        Where it raises, :meth:`populate` does, too, and names the file.
+        """
+        ...
+
+    def sizer(self, view: memoryview) -> Callable[[], int]:
+        """Return what tells how many bytes the file of one map has now, whatever has its name."""
+        ...
+
+    def read_direct(self, path: str, offset: int, size: int) -> memoryview:
+        """Return a range of a file, fewer bytes where it ends, in private memory and with no trace in the page cache.
+
+        Where direct I/O is refused: an ordinary read, and the pages are dropped from the cache after it.
+        """
+        ...
+
+    def map_shared(self, path: str) -> memoryview:
+        """Map a whole small file, writable and shared with other processes, format ``B``.
+
+        Stores outlive the process at once, and the machine's power only if the file is synced after them.
+        """
+        ...
+
+    def rename(self, src: str, dst: str) -> None:
+        """Give a file its other name, replacing what had it; durable after :meth:`sync_directory`."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Take a file's name away; durable after :meth:`sync_directory`."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Say whether a file or directory has this name."""
+        ...
+
+    def file_bytes(self, path: str) -> int:
+        """Return a file's size."""
+        ...
+
+    def disk_bytes(self, path: str) -> int:
+        """Return the bytes that a file's allocated blocks take."""
+        ...
+
+    def list_directory(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its missing parents, durably; does nothing if it is there."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make the creations, renames and unlinks in a directory durable.
+
+        Raises:
+            NotOpenedError: The directory could not be opened, so nothing was synced.
+            OSError: The sync failed.
+        """
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """Return what an unprivileged process may still allocate on the file system of ``path``."""
+        ...
+
+    def inode_number(self, path: str) -> int:
+        """Return the number that tells a file or directory from copies of it."""
+        ...
+
+    def maps_max(self) -> int:
+        """Return how many files may be kept mapped at once."""
+        ...
+
+    def hold_spares(self) -> None:
+        """Hold spare descriptors for syncs and new files until ``release_spares`` was called as often.
+
+        Raises:
+            StorageError: This process may open too few files.
+        """
+        ...
+
+    def release_spares(self) -> None:
+        """Let go of the spare descriptors."""
+        ...
+
+    def fill_spares(self) -> str | None:
+        """Make up for spare descriptors that were used; return why that cannot be done, None if it was."""
+        ...
+
+    def exceeding(self, paths: Sequence[str]) -> list[str]:
+        """Return those paths that are open to more users than ``access`` says, each with its mode."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Take the exclusive lock of a file, which is made if it is missing and then holds this process's id as text.
+
+        The lock ends with :meth:`Lock.release` or with the process; a forked child does not hold it.
+
+        Raises:
+            StoreLockedError: Someone holds it, perhaps this very process; names the holder.
+        """
+        ...
+
+
+def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
+    """Make ``data`` a file's whole content: after a crash at any point the file has its old or its new content.
+
+    Durable on return. Not for two callers at a time on one path: they share a temporary name. Costs two syncs.
+
+    Raises:
+        OSError: The old content is what counts, unless the failure was the last step's: then it may be either.
+    """
+    temporary = path + ".tmp"
+    if fs.exists(temporary):
+        fs.unlink(temporary)
+    file = fs.create(temporary, 0)
+    try:
+        file.write((data,), 0)
+        file.sync()
+    finally:
+        file.close()
+    fs.rename(temporary, path)
+    fs.sync_directory(os.path.dirname(path) or ".")
+
+
+_open_files: Final[set[OsFile]] = set()
+"""Files that are open, for a forked child to close: it would keep their blocks allocated after the parent's unlink."""
+
+
+def _close_inherited() -> None:
+    for file in list(_open_files):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+class OsFile:
+    """A file of the operating system; see :class:`File`. In a forked child it is closed."""
+
+    __slots__ = ("_direct_fd", "_durable_flag", "_fd", "_path", "size")
+
+    def __init__(self, fd: int, path: str) -> None:
+        """Take over an open descriptor."""
+        self.size = os.fstat(fd).st_size
+        self._fd = fd
+        self._path = path
+        self._durable_flag = _RWF_DSYNC
+        self._direct_fd: int | None = None
+        _open_files.add(self)
+
+    def write(self, buffers: Buffers, offset: int) -> None:
+        """See :meth:`File.write`."""
+        if len(buffers) > _IOV_MAX:
+            buffers = (b"".join(buffers),)
+        size = sum(map(len, buffers))
+        try:
+            written = os.pwritev(self._fd, buffers, offset)
+            if written != size:
+                self._write_rest(b"".join(buffers), offset, written)
+        except OSError as error:
+            error.filename = self._path  # which of the devices is full, for one; the system only knows a descriptor
+            raise
+        if offset + size > self.size:
+            self.size = offset + size
+
+    def write_durable(self, buffers: Buffers, offset: int) -> None:
+        """See :meth:`File.write_durable`."""
+        try:
+            self._write_durable((b"".join(buffers),) if len(buffers) > _IOV_MAX else buffers, offset)
+        except OSError as error:
+            error.filename = self._path
+            raise
+
+    def _write_durable(self, buffers: Buffers, offset: int) -> None:
+        size = sum(map(len, buffers))
+        flag = self._durable_flag
+        try:
+            written = os.pwritev(self._fd, buffers, offset, flag)
+        except OSError as error:
+            # The flag is refused before a byte is written, so this is not a second try at a write that failed.
+            if not flag or error.errno != errno.EOPNOTSUPP:
+                raise
+            self._durable_flag = flag = 0
+            written = os.pwritev(self._fd, buffers, offset, flag)
+        if written != size:
+            self._write_rest(b"".join(buffers), offset, written)
+            raise self._short(written, size, offset)
+        if not flag:
+            os.fdatasync(self._fd)
+        if offset + size > self.size:
+            self.size = offset + size
+
+    def _write_rest(self, data: bytes, offset: int, written: int) -> None:
+        """Go on with a write that came short: a full disk takes what it can first, and says so at the next try."""
+        view = memoryview(data)
+        while written < len(view):
+            step = os.pwrite(self._fd, view[written:], offset + written)
+            if step == 0:
+                raise self._short(written, len(view), offset)
+            written += step
+
+    def _short(self, written: int, size: int, offset: int) -> OSError:
+        return OSError(errno.EIO, f"short write of {written} of {size} bytes at offset {offset}", self._path)
+
+    def write_zeros(self, offset: int, size: int) -> None:
+        """See :meth:`File.write_zeros`."""
+        if self._direct_fd is None:
+            self._direct_fd = self._open_direct()
+        end = offset + size
+        while offset < end:
+            piece = _ZEROS[: min(end - offset, len(_ZEROS))]
+            aligned = offset % _BLOCK_BYTES == 0 and len(piece) % _BLOCK_BYTES == 0
+            direct = aligned and self._direct_fd >= 0
+            try:
+                written = os.pwrite(self._direct_fd if direct else self._fd, piece, offset)
+            except OSError as error:
+                if not direct or error.errno != errno.EINVAL:
+                    raise
+                os.close(self._direct_fd)
+                self._direct_fd = -1
+                continue
+            if written == 0:
+                raise self._short(0, len(piece), offset)
+            offset += written
+            if offset > self.size:
+                self.size = offset
+
+    def _open_direct(self) -> int:
+        """Open the same file once more, for direct I/O; -1 where that is refused."""
+        if not _DIRECT:
+            return -1
+        try:
+            # Not by its path, which may have another file by now.
+            return os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC | _DIRECT)
+        except OSError as error:
+            if error.errno not in (*_UNSUPPORTED, errno.ENOENT, errno.EMFILE, errno.ENFILE):
+                raise
+            return -1
+
+    def sync(self) -> None:
+        """See :meth:`File.sync`."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            error.filename = self._path
+            raise
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See :meth:`File.read`."""
+        data = os.pread(self._fd, size, offset)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        got = len(data)
+        while got < size and (data := os.pread(self._fd, size - got, offset + got)):
+            pieces.append(data)
+            got += len(data)
+        return b"".join(pieces)
+
+    def forget(self, offset: int, size: int) -> None:
+        """Ask the system to drop a range from the page cache."""
+        os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
+
+    def punch(self, offset: int, size: int) -> None:
+        """See :meth:`File.punch`."""
+        if _FALLOCATE is None or size <= 0:
+            return
+        if _FALLOCATE(self._fd, _PUNCH_HOLE_KEEP_SIZE, offset, size) != 0:
+            code = ctypes.get_errno()
+            if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise OSError(code, os.strerror(code), self._path)
+
+    def close(self) -> None:
+        """See :meth:`File.close`."""
+        _open_files.discard(self)
+        fd, self._fd = self._fd, -1
+        direct, self._direct_fd = self._direct_fd, -1
+        if direct is not None and direct >= 0:
+            os.close(direct)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The plain name takes 32-bit offsets on 32-bit systems.
+    function = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    return cast("Callable[[int, int, int, int], int]", function)
+
+
+_FALLOCATE: Final = _find_fallocate()
+
+
+def _can_populate() -> bool:
+    """Tell whether the kernel knows MADV_POPULATE_READ."""
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        try:
+            page.madvise(_POPULATE_READ)
+        except OSError:
+            return False
+    return True
+
+
+class _ReadMap(np.memmap[tuple[int], np.dtype[np.uint8]]):
+    """A map for kernels that cannot populate one: keeps a descriptor, to read a range before it is touched."""
+
+    file: io.FileIO
+
+    def read_through(self, start: int, stop: int) -> None:
+        """Read a range and forget it.
+
+        Raises:
+            OSError: It cannot be read, or the file ends before ``stop``.
+        """
+        fd = self.file.fileno()
+        scratch = memoryview(bytearray(min(stop - start, _SCRATCH_BYTES)))
+        while start < stop:
+            got = os.preadv(fd, (scratch[: stop - start],), start)
+            if got == 0:
+                raise OSError(errno.EFAULT, f"the file ends after {start} bytes")
+            start += got
+
+
+class OsFileSystem:
+    """The operating system's file system; see :class:`FileSystem`.
+
+    Args:
+        access: For whom files and directories are made; their owner alone by default.
+    """
+
+    access: Access = PRIVATE
+    """See :attr:`FileSystem.access`."""
+
+    populates: bool = _can_populate()
+    """See :meth:`FileSystem.populates`; False before Linux 5.14."""
+
+    def __init__(self, access: Access = PRIVATE) -> None:
+        self.access = access
+
+    def create(self, path: str, size: int) -> OsFile:
+        """See :meth:`FileSystem.create`."""
+        fd = open_with_spare(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self.access.file_mode, keep=KEPT_FOR_SYNCS)
+        try:
+            self.access.share_file(fd)
+            if size > 0:
+                os.posix_fallocate(fd, 0, size)
+            return OsFile(fd, path)
+        except BaseException:
+            os.close(fd)
+            os.unlink(path)
+            raise
+
+    def open(self, path: str, *, writable: bool = False) -> OsFile:
+        """See :meth:`FileSystem.open`."""
+        return OsFile(os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC), path)
+
+    def view(self, path: str) -> memoryview:
+        """See :meth:`FileSystem.view`."""
+        if os.stat(path).st_size == 0:
+            return memoryview(b"")
+        if self.populates:
+            return np.memmap(path, np.uint8, "r").data
+        file = io.FileIO(path)
+        mapped = _ReadMap(file, np.uint8, "r")
+        mapped.file = file
+        weakref.finalize(mapped, file.close)
+        return mapped.data
+
+    def populate(self, view: memoryview, start: int, stop: int) -> None:
+        """See :meth:`FileSystem.populate`."""
+        mapped: Any = view.obj
+        start &= _PAGE_MASK
+        try:
+            if type(mapped) is np.memmap:
+                base: Any = mapped.base
+                base.madvise(_POPULATE_READ, start, stop - start)
+            elif isinstance(mapped, _ReadMap):
+                mapped.read_through(start, min(stop, len(view)))
+            elif isinstance(mapped, mmap.mmap):
+                self._populate_shared(mapped, start, stop)
+        except ValueError:  # the range begins beyond the map
+            return
+        except OSError as error:
+            path = str(mapped.filename) if isinstance(mapped, np.memmap) else None
+            what = f"bytes {start} to {stop} of the map cannot be read: {error.strerror}"
+            # Memory that runs out says nothing about the file.
+            number = error.errno if is_passing(error) else errno.EIO
+            raise OSError(number, what, path) from error
+
+    def populator(self, view: memoryview) -> Populator:
+        """See :meth:`FileSystem.populator`."""
+        mapped: Any = view.obj
+        if type(mapped) is np.memmap:
+            return partial(cast("Any", mapped.base).madvise, _POPULATE_READ)
+        if isinstance(mapped, mmap.mmap) and self.populates:
+            return partial(mapped.madvise, _POPULATE_WRITE)
+        return lambda start, size: self.populate(view, start, start + size)
+
+    def sizer(self, view: memoryview) -> Callable[[], int]:
+        """See :meth:`FileSystem.sizer`."""
+        mapped: Any = view.obj
+        if isinstance(mapped, _ReadMap):
+            return lambda: os.fstat(mapped.file.fileno()).st_size
+        if isinstance(mapped, np.memmap):
+            return cast("Callable[[], int]", cast("Any", mapped.base).size)
+        return lambda: len(view)
+
+    def _populate_shared(self, mapped: mmap.mmap, start: int, stop: int) -> None:
+        if self.populates:
+            mapped.madvise(_POPULATE_WRITE, start, stop - start)
+        elif mapped.size() < min(stop, len(mapped)):
+            raise OSError(errno.EFAULT, f"the file ends after {mapped.size()} bytes")
+
+    def read_direct(self, path: str, offset: int, size: int) -> memoryview:
+        """See :meth:`FileSystem.read_direct`."""
+        if _DIRECT:
+            try:
+                return self._read_direct(path, offset, size)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+        file = self.open(path)
+        try:
+            data = file.read(offset, min(size, max(0, file.size - offset)))
+            file.forget(offset, size)
+        finally:
+            file.close()
+        return memoryview(data)
+
+    @staticmethod
+    def _read_direct(path: str, offset: int, size: int) -> memoryview:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
+        try:
+            size = min(size, os.fstat(fd).st_size - offset)
+            if size <= 0:
+                return memoryview(b"")
+            start = offset - offset % _BLOCK_BYTES
+            wanted = offset + size - start
+            span = -(-wanted // _BLOCK_BYTES) * _BLOCK_BYTES
+            block = memoryview(mmap.mmap(-1, span, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            got = 0
+            while got < wanted and (step := os.preadv(fd, (block[got:],), start + got)):
+                got += step
+            return block[offset - start : min(got, wanted)].toreadonly()
+        finally:
+            os.close(fd)
+
+    def map_shared(self, path: str) -> memoryview:
+        """See :meth:`FileSystem.map_shared`."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(bytearray())
+        finally:
+            os.close(fd)
+
+    def rename(self, src: str, dst: str) -> None:
+        """See :meth:`FileSystem.rename`."""
+        os.rename(src, dst)
+
+    def unlink(self, path: str) -> None:
+        """See :meth:`FileSystem.unlink`."""
+        os.unlink(path)
+
+    def exists(self, path: str) -> bool:
+        """See :meth:`FileSystem.exists`."""
+        return os.path.exists(path)
+
+    def file_bytes(self, path: str) -> int:
+        """See :meth:`FileSystem.file_bytes`."""
+        return os.stat(path).st_size
+
+    def disk_bytes(self, path: str) -> int:
+        """See :meth:`FileSystem.disk_bytes`."""
+        return os.stat(path).st_blocks * 512
+
+    def list_directory(self, path: str) -> list[str]:
+        """See :meth:`FileSystem.list_directory`."""
+        return sorted(os.listdir(path))
+
+    def make_directory(self, path: str) -> None:
+        """See :meth:`FileSystem.make_directory`."""
+        missing = []
+        path = os.path.abspath(path)
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for directory in reversed(missing):
+            try:
+                self.access.make_directory(directory)
+            except FileExistsError:
+                if not os.path.isdir(directory):
+                    raise
+            self.sync_directory(os.path.dirname(directory))
+
+    def sync_directory(self, path: str) -> None:
+        """See :meth:`FileSystem.sync_directory`."""
+        try:
+            fd = open_with_spare(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise NotOpenedError(error.errno, error.strerror, path) from error
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+            fill_spares()
+
+    def free_bytes(self, path: str) -> int:
+        """See :meth:`FileSystem.free_bytes`."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def inode_number(self, path: str) -> int:
+        """See :meth:`FileSystem.inode_number`."""
+        return os.stat(path).st_ino
+
+    def maps_max(self) -> int:
+        """See :meth:`FileSystem.maps_max`."""
+        return maps_limit(_MAPS_MAX)
+
+    def hold_spares(self) -> None:
+        """See :meth:`FileSystem.hold_spares`."""
+        hold_spares()
+
+    def release_spares(self) -> None:
+        """See :meth:`FileSystem.release_spares`."""
+        release_spares()
+
+    def fill_spares(self) -> str | None:
+        """See :meth:`FileSystem.fill_spares`."""
+        return fill_spares()
+
+    def exceeding(self, paths: Sequence[str]) -> list[str]:
+        """See :meth:`FileSystem.exceeding`."""
+        return exceeding(self.access, paths)
+
+    def lock(self, path: str) -> FileLock:
+        """See :meth:`FileSystem.lock`."""
+        return FileLock(path, self.access)

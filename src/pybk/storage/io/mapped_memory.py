@@ -1,0 +1,64 @@
+"""Touching mapped files: a range is populated first, so that a cut file or an unreadable page is an error.
+
+Touching a mapped page that the kernel cannot read ends the process with SIGBUS. So every reader of a map asks for its
+range here before it looks at it, once for the range of a whole batch. What remains is a page that was populated,
+dropped from memory and cannot be read again, and a file that is cut between the call and the touch;
+``docs/faults.md`` says so.
+"""
+
+from __future__ import annotations
+
+from pybk.errors import CorruptError, StorageError
+from pybk.storage.io.failures import is_passing, refused
+from pybk.storage.io.filesystem import FileSystem
+
+
+def populate(fs: FileSystem, view: memoryview, start: int, stop: int) -> None:
+    """Bring a range of a map into memory, so that it can be touched.
+
+    Args:
+        fs: The file system.
+        view: A whole map, as ``FileSystem.view`` returned it.
+        start: First byte.
+        stop: The byte after the last; what lies beyond the map is ignored.
+
+    Raises:
+        CorruptError: The file was cut before ``stop``.
+        StorageRefusedError: There is no memory for it now.
+        StorageError: The device cannot read a page.
+    """
+    try:
+        fs.populate(view, start, stop)
+    except OSError as error:
+        raise unreadable(fs, view, min(stop, len(view)), error) from error
+
+
+def unreadable(fs: FileSystem, view: memoryview, stop: int, error: OSError) -> StorageError:
+    """Return the error for a range of a map that could not be populated."""
+    path: str = error.filename or "a mapped file"
+    if is_passing(error):
+        return refused(error, f"reading {path}")
+    size = fs.file_bytes(path) if error.filename and fs.exists(path) else len(view)
+    if size < stop:
+        return CorruptError(
+            f"{path}: the file was cut from {len(view)} to {size} bytes while it was open; restore it from a backup",
+            path=path,
+            offset=size,
+        )
+    return StorageError(
+        f"{path} cannot be read: {error}; look at the kernel's log and the device, and restore the file from a backup"
+    )
+
+
+def whole_file(fs: FileSystem, path: str) -> memoryview:
+    """Return a map of a whole file that can be touched.
+
+    Raises:
+        CorruptError, StorageError: As ``populate``.
+        OSError: The file cannot be opened.
+
+    Cost: the whole file is read.
+    """
+    view = fs.view(path)
+    populate(fs, view, 0, len(view))
+    return view

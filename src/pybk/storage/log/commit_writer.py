@@ -1,0 +1,216 @@
+"""Writing a commit: its records, its place in the log files, one synced write, and telling the ledgers.
+
+Every step can be repeated with the same outcome, because a driver may be interrupted between any two.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
+    COMMIT_HEADER_BYTES,
+    encode_commit_header,
+    encode_file_header,
+    padding,
+)
+from pybk.storage.format.record import RECORD_HEADER_BYTES, encode_entries, encode_group
+from pybk.storage.io.failures import refused
+from pybk.storage.log.commit import Commit, StagedRun
+
+if TYPE_CHECKING:
+    from pybk.storage.format.watermark import Watermark
+    from pybk.storage.io.filesystem import File
+
+_LENGTH: Final = struct.Struct(">q")
+_LENGTH_AT: Final = 24
+_ZEROS: Final = bytes(BLOCK_BYTES)
+
+
+class LogFiles(Protocol):
+    """What hands the log its files. Both calls may be repeated with the same arguments, with the same result."""
+
+    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
+        """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
+
+    def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
+        """Take note that the log will write no more to a file of which it used this much for this many commits."""
+
+
+class CommitObserver(Protocol):
+    """Who is told of each durable commit, for metrics and for the size of the unchecked tail."""
+
+    def committed(self, commit: Commit, now_ns: int) -> None:
+        """Called once per commit by the driver, after publishing."""
+
+
+class CommitWriter:
+    """The end of the log: the file it is in, and how far.
+
+    Threads: one at a time, whoever holds the log's baton.
+    """
+
+    def __init__(
+        self, *, store_id: bytes, files: LogFiles, watermark: Watermark, observer: CommitObserver, next_lsn: int
+    ) -> None:
+        self.next_lsn = next_lsn
+        self._store_id = store_id
+        self._files = files
+        self._watermark = watermark
+        self._observer = observer
+        self._file: File | None = None
+        self._file_id = 0
+        self._file_offset = 0
+        self._file_lsn = 0
+        self._left: tuple[int, int, int] | None = None
+
+    def position(self) -> tuple[int, int, int]:
+        """Return the id of the file that was written last, the offset there, and the next LSN; from any thread."""
+        return self._file_id, self._file_offset, self.next_lsn
+
+    def write(self, commit: Commit) -> None:
+        """Make a commit durable.
+
+        Raises:
+            StorageRefusedError: There is no room, descriptor or memory for another file; nothing was written.
+            OSError: Writing or syncing failed; what is on disk is unknown.
+        """
+        if not commit.buffers:
+            try:
+                self._encode(commit)
+                self._place(commit)
+                self._frame(commit)
+            except MemoryError as error:
+                raise refused(error, f"writing a commit of {commit.payload_bytes} bytes") from error
+        file = self._file
+        assert file is not None
+        file.write_durable(commit.buffers, commit.start)
+
+    def _encode(self, commit: Commit) -> None:
+        """Build the records of a commit, and remember where in the commit each run's record begins."""
+        lsn = commit.lsn = self.next_lsn
+        records: list[bytes | memoryview] = []
+        places: list[tuple[StagedRun, int, int]] = []
+        at = COMMIT_HEADER_BYTES
+        for _, encode, _ in commit.creations:
+            record = encode(lsn)
+            records.append(record)
+            at += len(record)
+        for run in commit.runs:
+            run.seal()
+            if run.sizes:
+                header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
+                records += (header, body)
+                # The last entry's own word, as at replay: in a part of a striped ledger it is not the sum of sizes.
+                (run.length_at_end,) = _LENGTH.unpack_from(body, len(body) - run.sizes[-1] + _LENGTH_AT)
+                places.append((run, at, len(body)))
+                at += RECORD_HEADER_BYTES + len(body)
+        if commit.groups:
+            at = _bind_groups(commit, records, places)
+        for encode, _ in commit.controls:
+            record = encode(lsn)
+            records.append(record)
+            at += len(record)
+        commit.records = records
+        commit.places = places
+        commit.size = at
+        commit.padded = at + padding(at)
+
+    def _place(self, commit: Commit) -> None:
+        """Choose file and offset, going on in the next file when this one is full."""
+        size = commit.padded
+        if self._file is None or self._file_offset + size > self._file.size:
+            file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
+            self.leave_file()
+            self._file, self._file_id, self._file_offset, self._file_lsn = file, file_id, BLOCK_BYTES, commit.lsn
+        commit.file_id = self._file_id
+        commit.base = self._file_offset
+
+    def leave_file(self) -> None:
+        """Have the next commit begin another file."""
+        if self._file is not None:
+            self._left = self._file_id, self._file_offset, self.next_lsn - self._file_lsn
+            self._file = None
+        if self._left is not None:
+            self._files.log_file_left(*self._left)
+            self._left = None
+
+    def _frame(self, commit: Commit) -> None:
+        """Put together what is to be written; a new file's header goes out with its first commit, under one sync."""
+        lsn = commit.lsn
+        count = len(commit.creations) + len(commit.places) + len(commit.controls)
+        for group in commit.groups:
+            count += group.staged and 1 + len(group.controls)
+        header = encode_commit_header(lsn, lsn - 1, commit.file_id, count, commit.size - COMMIT_HEADER_BYTES)
+        buffers = [header, *commit.records, _ZEROS[: commit.padded - commit.size]]
+        commit.start = commit.base
+        if commit.base == BLOCK_BYTES:
+            commit.start = 0
+            buffers.insert(0, encode_file_header(self._store_id, commit.file_id, lsn, lsn - 1))
+        commit.buffers = buffers
+
+    def publish(self, commit: Commit) -> None:
+        """Tell the ledgers where their entries lie; may be repeated."""
+        self._watermark.advance(commit.lsn)
+        for _, _, apply in commit.creations:
+            apply()
+        place = commit.base | commit.file_id << 32
+        for run, at, body_bytes in commit.places:
+            first, count = run.first, len(run.sizes)
+            run.descriptor.publish(first, count, run.length_at_end, (first, count | 1 << 32, place + at, body_bytes))
+        for group in commit.groups:
+            for _, apply in group.controls if group.staged else ():
+                apply()
+        for _, apply in commit.controls:
+            apply()
+        self.next_lsn = commit.lsn + 1
+        self._file_offset = commit.base + commit.padded
+        commit.done = True
+        self._observer.committed(commit, time.monotonic_ns())
+
+
+def _bind_groups(commit: Commit, records: list[bytes | memoryview], places: list[tuple[StagedRun, int, int]]) -> int:
+    """Put a group record before the records of each group, and the group's control records after its entries.
+
+    Args:
+        commit: The commit; ``commit.lsn`` is set.
+        records: Its creations, and then header and body of each run; changed.
+        places: Its runs, as ``Commit.places`` has them; changed.
+
+    Returns:
+        Where in the commit the records end.
+    """
+    leading = len(commit.creations)
+    encoded = {run: records[leading + 2 * n : leading + 2 * n + 2] for n, (run, _, _) in enumerate(places)}
+    at = COMMIT_HEADER_BYTES + sum(map(len, records[:leading]))
+    del records[leading:], places[:]
+
+    def put(runs: Sequence[StagedRun]) -> None:
+        nonlocal at
+        for run in runs:
+            if run in encoded:
+                records.extend(encoded[run])
+                places.append((run, at, len(encoded[run][1])))
+                at += RECORD_HEADER_BYTES + len(encoded[run][1])
+
+    done = 0
+    for group in commit.groups:
+        if not group.staged:
+            continue
+        put(commit.runs[done : group.low])
+        done = group.high
+        members = commit.runs[group.low : group.high]
+        controls = [encode(commit.lsn) for encode, _ in group.controls]
+        headers = [bytes(record[:RECORD_HEADER_BYTES]) for record in (*(encoded[run][0] for run in members), *controls)]
+        nbytes = sum(len(piece) for run in members for piece in encoded[run]) + sum(map(len, controls))
+        record = encode_group(headers, nbytes, lsn=commit.lsn)
+        records.append(record)
+        at += len(record)
+        put(members)
+        records.extend(controls)
+        at += sum(map(len, controls))
+    put(commit.runs[done:])
+    return at

@@ -1,0 +1,340 @@
+"""Log files made ahead: allocated, zeroed and synced before the log needs them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pybk.config import MIB, StoreConfig
+from pybk.errors import StorageFullError, StorageRefusedError
+from pybk.flags import StorageHint
+from pybk.storage.format.log_file import BLOCK_BYTES
+from pybk.storage.io.failures import is_full, is_refused, refused, storage_error, syncing, undoing
+from pybk.storage.troubles import Troubles
+from pybk.storage.volumes import LOG
+
+if TYPE_CHECKING:
+    from pybk.storage.format.index_rows import FileRow
+    from pybk.storage.io.filesystem import File
+    from pybk.storage.volumes import Volumes
+
+logger = logging.getLogger(__name__)
+
+FIRST_FILE_BYTES: Final = MIB
+_MAKING: Final = "making log files"
+_STEP_BYTES: Final = 4 * MIB
+_FILES_AHEAD: Final = 2
+LARGE_COMMIT_BYTES: Final = 128 << 10
+_SHARE_AT_REST: Final = 16
+"""A file made ahead for a log at rest takes this part of the store at most."""
+
+
+class LogFile(NamedTuple):
+    """A log file that is open for writing."""
+
+    row: FileRow
+    file: File
+
+
+class LogFileSupply:
+    """Makes log files and keeps track of those in use; what the log asks for its files.
+
+    Sizes double from 1 MiB up to ``log_file_bytes`` while the log fills its files, and begin again when it rests, so
+    that a small store stays small. Zeros are written in steps with pauses, so that syncs of the log pass between them.
+    While commits are large, files are only allocated: a commit of 564 KiB takes 306 µs in an allocated file and 289 µs
+    in a zeroed one, and zeros would double what the device has to write.
+
+    Threads: the log's driver asks, the maintenance thread makes.
+    """
+
+    def __init__(self, volumes: Volumes, config: StoreConfig, on_use: Callable[[], None], troubles: Troubles) -> None:
+        self._volumes = volumes
+        self._troubles = troubles
+        self._config = config
+        self._on_use = on_use
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+        # What is open, ascending: files that the log left, the one it is in, those ahead. Taking a file is one step.
+        self._open: list[LogFile] = []
+        self._current_id = 0
+        self._doomed: list[LogFile] = []
+        self._next_bytes = FIRST_FILE_BYTES
+        self._zeroed = True
+        self._ended_early = False
+        self._unzeroed: set[int] = set()
+        self._left: dict[int, int] = {}
+
+    # ---- what the log asks ---------------------------------------------------------------------------------------
+
+    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
+        """Return the first file of at least this size with an id above ``after``, making it now if none is ready.
+
+        Raises:
+            StorageRefusedError: There is no room or descriptor for a file, or making it failed; nothing was written.
+            OSError: Syncing its directory failed.
+        """
+        with self._lock:
+            # A file that a checkpoint ended long before it was full is no reason for a larger one.
+            grows = not self._ended_early
+            chosen = self._current(after)
+            if chosen is None:
+                ahead = self._ahead()
+                chosen = next((made for made in ahead if made.file.size >= bytes_min), None)
+                if chosen is not None:
+                    # Those too small stay where they are, zeros and no part of the log, until maintenance buries them.
+                    self._doomed += ahead[: ahead.index(chosen)]
+            if chosen is not None:
+                self._current_id = chosen.row.file_id
+                self._ended_early = False
+                wanted = 2 * chosen.file.size if grows else chosen.file.size
+                self._next_bytes = min(max(wanted, FIRST_FILE_BYTES), self._config.log_file_bytes)
+        if chosen is None:
+            self._make_now(bytes_min)
+            return self.next_log_file(bytes_min, after)
+        self._volumes.add(chosen.row)
+        self._on_use()
+        return chosen.row.file_id, chosen.file
+
+    def _current(self, after: int) -> LogFile | None:
+        """Return the file that an interrupted call chose, if one did; the caller holds ``_lock``."""
+        wanted = self._current_id
+        if wanted <= after or wanted in self._left:
+            return None
+        return next((made for made in self._open if made.row.file_id == wanted), None)
+
+    def _ahead(self) -> list[LogFile]:
+        """Return the files that the log may still take; the caller holds ``_lock``."""
+        return [made for made in self._open if made.row.file_id > self._current_id and made not in self._doomed]
+
+    def _make_now(self, bytes_min: int) -> None:
+        try:
+            with self._making:
+                with self._lock:
+                    ready = any(made.file.size >= bytes_min for made in self._ahead())
+                if not ready:
+                    self._make_fitting(bytes_min)
+        except StorageRefusedError as error:
+            if not isinstance(error, StorageFullError):
+                self._troubles.note(_MAKING, error)
+            self._on_use()
+            raise
+
+    def _make_fitting(self, bytes_min: int) -> None:
+        try:
+            self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+        except StorageRefusedError as error:
+            # Tried again before a commit is refused: entries of deferred ledgers in it were acknowledged already.
+            logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
+            self._make(bytes_min, 0.0)
+
+    def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
+        """Take note that the log will write no more to a file of which it used this much for this many commits."""
+        with self._lock:
+            self._left[file_id] = used_bytes
+            size = next((made.file.size for made in self._open if made.row.file_id == file_id), used_bytes)
+            self._ended_early = 2 * used_bytes < size
+            self._zeroed = used_bytes < LARGE_COMMIT_BYTES * commits
+        self._on_use()
+
+    # ---- what maintenance does -----------------------------------------------------------------------------------
+
+    def prefer_zeros(self) -> None:
+        """Take files made ahead without zeros out of the queue, because many commits are small by now.
+
+        After a burst of large commits the log would use such files up with small ones, each of which is slower there.
+        """
+        with self._making:
+            with self._lock:
+                self._zeroed = True
+                stale = [made for made in self._ahead() if made.row.file_id in self._unzeroed]
+            self._discard(stale)
+
+    def has_better(self) -> bool:
+        """Return whether the log writes to a file without zeros while one with zeros is ready."""
+        with self._lock:
+            return self._current_id in self._unzeroed and any(
+                made.row.file_id not in self._unzeroed for made in self._ahead()
+            )
+
+    def make_ahead(self, *, pause: bool) -> None:
+        """Make files until enough are ready, as far as they leave ``free_bytes_ok`` to others.
+
+        Raises:
+            StorageRefusedError: There is no room or descriptor, or making one failed; it is removed again.
+            OSError: Syncing its directory failed.
+        """
+        while True:
+            with self._making:
+                self._bury()
+                with self._lock:
+                    count = len(self._ahead())
+                    size = self._next_bytes
+                volumes = self._volumes
+                room = (
+                    min(map(volumes.fs.free_bytes, volumes.tier_paths(StorageHint.NVME))) - self._config.free_bytes_ok
+                )
+                size = min(size, room - room // 8)
+                if count >= _FILES_AHEAD or size < FIRST_FILE_BYTES:
+                    return
+                self._make(size, 1.0 if pause and count else 0.0)
+
+    def _make(self, size: int, pause_ratio: float) -> None:
+        """Make one durable file of zeros and put it in the queue; the caller holds ``_making``."""
+        size += -size % BLOCK_BYTES
+        volumes = self._volumes
+        zeroed = self._zeroed
+        row = volumes.new_file(LOG, StorageHint.NVME)._replace(bytes=size)
+        path = volumes.path_of(row)
+        if volumes.fs.free_bytes(volumes.directory_of(row)) < size + size // 8:
+            raise StorageFullError(
+                f"{volumes.directory_of(row)} has no room for a log file of {size} bytes; free some space or "
+                "delete ledgers, then append again"
+            )
+        try:
+            file = volumes.fs.create(path, size)
+            try:
+                if zeroed:
+                    self._fill(file, size, pause_ratio)
+                file.sync()
+            except BaseException as error:
+                self._remove(file, path, error)
+                raise
+        except OSError as error:
+            # Nothing in it was acknowledged, so even a failed sync leaves nothing in doubt.
+            raise (storage_error if is_full(error) else refused)(error, f"making the log file {path}") from error
+        try:
+            with syncing(path):
+                volumes.fs.sync_directory(volumes.directory_of(row))
+        except BaseException as error:
+            self._remove(file, path, error)
+            if is_refused(error):
+                raise refused(error, f"making the log file {path}") from error
+            raise
+        with self._lock:
+            self._open.append(LogFile(row, file))
+            if not zeroed:
+                self._unzeroed.add(row.file_id)
+        self._troubles.clear(_MAKING)
+
+    def _remove(self, file: File, path: str, error: BaseException) -> None:
+        """Remove a file that could not be made whole."""
+        file.close()
+        with undoing(error):
+            self._volumes.fs.unlink(path)
+
+    def _fill(self, file: File, size: int, pause_ratio: float) -> None:
+        for offset in range(0, size, _STEP_BYTES):
+            began = time.monotonic()
+            file.write_zeros(offset, min(_STEP_BYTES, size - offset))
+            if pause_ratio:
+                time.sleep((time.monotonic() - began) * pause_ratio)
+
+    def rest(self, store_bytes: Callable[[], int]) -> None:
+        """Keep the files made ahead small beside the store, as nothing was appended for a while.
+
+        Args:
+            store_bytes: Returns the size of the store, which costs a look at each file; called only if a file might be
+                too large.
+        """
+        with self._lock:
+            largest = max((made.row.bytes for made in self._ahead()), default=0)
+        if max(largest, self._next_bytes) <= FIRST_FILE_BYTES:
+            return
+        size = max(FIRST_FILE_BYTES, store_bytes() // _SHARE_AT_REST)
+        with self._making:
+            with self._lock:
+                self._next_bytes = min(self._next_bytes, size)
+                large = [made for made in self._ahead() if made.row.bytes > size]
+            self._discard(large)
+        if large:
+            self._on_use()
+
+    def give_back(self) -> bool:
+        """Remove the files made ahead, because space is short; tell whether there were any."""
+        with self._making:
+            with self._lock:
+                ahead = self._ahead()
+            self._discard(ahead)
+        return bool(ahead)
+
+    def _discard(self, files: list[LogFile]) -> None:
+        """Remove files, but for those that the log took meanwhile; the caller holds ``_making``."""
+        with self._lock:
+            ahead = self._ahead()
+            self._doomed += [made for made in files if made in ahead]
+        self._bury()
+
+    def _bury(self) -> None:
+        """Unlink what the log will not take any more; may be repeated. The caller holds ``_making``.
+
+        One that cannot be unlinked is tried again later, and removed by the next open at the latest: it is zeros.
+        """
+        volumes = self._volumes
+        with self._lock:
+            doomed = list(self._doomed)
+        for made in doomed:
+            made.file.close()
+            path = volumes.path_of(made.row)
+            try:
+                if volumes.fs.exists(path):
+                    volumes.fs.unlink(path)
+                volumes.fs.sync_directory(volumes.directory_of(made.row))
+            except OSError as error:
+                logger.warning("%s, made ahead and not needed, cannot be removed: %s", path, error)
+                continue
+            with self._lock:
+                self._open = [other for other in self._open if other is not made]
+                self._doomed = [other for other in self._doomed if other is not made]
+                self._unzeroed.discard(made.row.file_id)
+
+    def used_bytes(self, file_id: int) -> int | None:
+        """Return how much of a file the log used before it went on, None while it may write to it."""
+        with self._lock:
+            return self._left.get(file_id)
+
+    def adopt(self, row: FileRow, used_bytes: int) -> None:
+        """Take note of a log file of an earlier process, which the log will write no more to."""
+        file = self._volumes.fs.open(self._volumes.path_of(row), writable=True)
+        with self._lock:
+            self._left[row.file_id] = used_bytes
+            self._current_id = max(self._current_id, row.file_id)
+            self._open.append(LogFile(row, file))
+
+    def tidy(self) -> None:
+        """Remove files that the log passed over; close those it left, and give the blocks back that it did not use."""
+        with self._making:
+            self._bury()
+        while (left := self._take_left()) is not None:
+            file, used = left
+            try:
+                if used < file.size:
+                    file.punch(used, file.size - used)
+            except OSError as error:  # nothing durable is in doubt: it was not used
+                logger.warning("blocks of a log file that was left cannot be given back: %s", error)
+            finally:
+                file.close()
+
+    def _take_left(self) -> tuple[File, int] | None:
+        """Return a file that the log has left and that is still open, and the bytes used in it."""
+        with self._lock:
+            for number, made in enumerate(self._open):
+                if made.row.file_id in self._left:
+                    del self._open[number]
+                    return made.file, self._left[made.row.file_id]
+        return None
+
+    def forget(self, file_id: int) -> None:
+        """Forget a file that was unlinked."""
+        with self._lock:
+            self._left.pop(file_id, None)
+            self._unzeroed.discard(file_id)
+
+    def close(self) -> None:
+        """Remove the files that were never begun and close the others."""
+        try:
+            self.give_back()
+        finally:
+            self.tidy()

@@ -1,0 +1,263 @@
+"""Applying the log's tail: from replayed commits to ledgers in memory; a read-only store goes on doing so."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.format.index_rows import FileRow, NamedRow, decode_named
+from pybk.storage.format.log_file import BLOCK_BYTES
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, check_kind
+from pybk.storage.log.replay import LogFile, Replay, ReplayedCommit, ReplayedRecord, members_of
+from pybk.storage.volumes import LOG, Volumes
+
+_LAC_AND_LENGTH: Final = struct.Struct(">qq")
+_END: Final = struct.Struct("<I")
+
+
+class TailLedgers(Protocol):
+    """What holds the ledgers that the tail speaks of."""
+
+    def tail_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
+        """Return the descriptor of a ledger, deleted or not, and remember it as changed since the checkpoint."""
+
+    def tail_named(self, row: NamedRow) -> None:
+        """Take a named record that the tail changes."""
+
+    def tail_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Make and remember the descriptor of a ledger that the tail creates."""
+
+
+def apply_commit(ledgers: TailLedgers, file: LogFile, commit: ReplayedCommit) -> None:
+    """Bring ledgers to the state after a durable commit.
+
+    The records of a group are checked before the first of them is applied, so that a group is applied whole or not at
+    all. An entry whose bytes are damaged counts as applied: it stays known, and reading it fails.
+
+    Raises:
+        CorruptError: The commit contradicts what is known, or a control record is damaged.
+        UnsupportedFormatError: A record is of a kind that this version does not know.
+    """
+    for number, record in enumerate(commit.records):
+        kind = record.header.kind
+        if kind == RecordKind.ENTRIES:
+            _apply_entries(ledgers, file, record)
+        elif kind == RecordKind.GROUP:
+            _check_control(file, record)
+            for member in members_of(commit.records, number):
+                _check_member(ledgers, file, member)
+        elif kind == RecordKind.NAMED:
+            ledgers.tail_named(_named(file, record))
+        else:
+            _check_control(file, record)
+            if kind == RecordKind.LEDGER:
+                _apply_metadata(ledgers, bytes(file.data[record.body_start : record.body_end]), file.path)
+            else:
+                _apply_control(ledgers, record.header, file.path)
+
+
+def _check_control(file: LogFile, record: ReplayedRecord) -> None:
+    """Raise unless a control record is of a known kind and whole."""
+    header = record.header
+    check_kind(header, where=file.path)
+    if not record.sound:
+        raise CorruptError(
+            f"{file.path}: the control record of ledger {header.ledger_id} at offset {record.body_start} is "
+            "damaged; restore the file from a backup"
+        )
+
+
+def _check_member(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> None:
+    """Raise unless a record of a group can be applied."""
+    if record.header.kind == RecordKind.ENTRIES:
+        _continued(ledgers, file, record)
+    elif record.header.kind == RecordKind.NAMED:
+        _named(file, record)
+    else:
+        raise UnsupportedFormatError(
+            f"{file.path}: a record of kind {record.header.kind} in a group; this pybk reads groups of entries and "
+            "named records; open the store with the pybk that wrote it, or newer"
+        )
+
+
+def _named(file: LogFile, record: ReplayedRecord) -> NamedRow:
+    """Return what a record says of a named record."""
+    _check_control(file, record)
+    body = bytes(file.data[record.body_start : record.body_end])
+    return decode_named(record.header.first_entry_id, body, where=file.path)
+
+
+def _apply_metadata(ledgers: TailLedgers, body: bytes, where: str) -> None:
+    metadata = LedgerMetadata.decode(body, where=where)
+    descriptor = ledgers.tail_ledger(metadata.ledger_id)
+    if descriptor is None:
+        descriptor = ledgers.tail_created(metadata)
+    if metadata.version >= descriptor.metadata.version:
+        descriptor.metadata = descriptor.metadata_pushed = metadata
+    descriptor.changed = True
+    if metadata.state is LedgerState.CLOSED:
+        descriptor.confirm(metadata.last_entry_id)
+    descriptor.wake_followers()
+
+
+def _apply_control(ledgers: TailLedgers, header: RecordHeader, where: str) -> None:
+    descriptor = _known(ledgers, header, where)
+    if header.kind == RecordKind.FORCE:
+        descriptor.confirm(header.first_entry_id)
+    elif header.kind == RecordKind.DELETE:
+        descriptor.deleted = True
+        descriptor.changed = True
+        descriptor.wake_followers()
+    else:
+        raise CorruptError(f"{where}: a record of kind {header.kind} has no place in a log file")
+
+
+def _continued(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> LedgerDescriptor:
+    """Return the ledger that a record of entries continues; raise if it does not."""
+    header = record.header
+    descriptor = _known(ledgers, header, file.path)
+    if header.first_entry_id != descriptor.last_durable + 1:
+        raise CorruptError(
+            f"{file.path}: ledger {header.ledger_id} goes on with entry {header.first_entry_id} at offset "
+            f"{record.body_start}, after entry {descriptor.last_durable}: entries are missing; restore the log "
+            "files from a backup"
+        )
+    return descriptor
+
+
+def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> None:
+    header = record.header
+    descriptor = _continued(ledgers, file, record)
+    lac, length = -1, descriptor.length_durable
+    if record.sound:
+        start = record.body_start
+        if header.entry_count > 1:
+            table = 4 * header.entry_count
+            start += table + _END.unpack_from(file.data, record.body_start + table - 8)[0]
+        lac, length = _LAC_AND_LENGTH.unpack_from(file.data, start + 16)
+    place = (record.body_start - RECORD_HEADER_BYTES) | file.file_id << 32
+    words = (header.first_entry_id, header.entry_count | header.stride << 32, place, header.body_bytes)
+    descriptor.publish(header.first_entry_id, header.entry_count, length, words)
+    if descriptor.deferred:
+        descriptor.confirm(lac)
+
+
+def _known(ledgers: TailLedgers, header: RecordHeader, where: str) -> LedgerDescriptor:
+    descriptor = ledgers.tail_ledger(header.ledger_id)
+    if descriptor is None:
+        raise CorruptError(
+            f"{where}: a record of ledger {header.ledger_id}, of which nothing else is known; restore the index "
+            "and the log files from one backup, or run `pybk rebuild-index`"
+        )
+    return descriptor
+
+
+class RecoveredLog(NamedTuple):
+    """What replaying the log found.
+
+    Attributes:
+        next_lsn: LSN of the next commit to write.
+        files: The log files from the mark on, with the bytes used in each.
+        commits: How many commits there were.
+        unbegun: Files without a header: made ahead, or torn. What they hold is no part of the log.
+        again: Commits that must be written again, because the page cache may hold what never reached the disk.
+    """
+
+    next_lsn: int
+    files: list[tuple[FileRow, int]]
+    commits: int
+    unbegun: tuple[FileRow, ...]
+    again: tuple[ReplayedCommit, ...]
+
+
+def recover_log(
+    ledgers: TailLedgers,
+    volumes: Volumes,
+    *,
+    store_id: bytes,
+    first_file_id: int,
+    first_lsn: int,
+    durable_lsn: int,
+    rewrite_beyond: int | None,
+) -> RecoveredLog:
+    """Replay the log from its mark, and change nothing; ``keep_log`` sees to it that what it says is on disk.
+
+    Args:
+        ledgers: Takes the state.
+        volumes: The store's directories.
+        store_id: The 16 bytes of the store.
+        first_file_id: Log files from this id on are read.
+        first_lsn: LSN of the first commit in them.
+        durable_lsn: Highest LSN known to be durable.
+        rewrite_beyond: After an unclean end, commits beyond this LSN are to be written again; None after a clean end.
+
+    Raises:
+        CorruptError: The log is damaged in a way that leaves unknown what is lost.
+    """
+    rows = log_files(volumes, first_file_id)
+    current: list[LogFile] = []
+
+    def load() -> Iterator[LogFile]:
+        for row in rows.values():
+            path = volumes.path_of(row)
+            log_file = LogFile.load(volumes.fs, row.file_id, path)
+            current.append(log_file)
+            yield log_file
+
+    used: dict[int, int] = {}
+    again: list[ReplayedCommit] = []
+    commits = 0
+    replay = Replay(load(), first_lsn=first_lsn, durable_lsn=durable_lsn, store_id=store_id)
+    for commit in replay:
+        while current[0].file_id != commit.file_id:
+            del current[0]
+        apply_commit(ledgers, current[0], commit)
+        used[commit.file_id] = commit.offset + commit.size
+        commits += 1
+        if rewrite_beyond is not None and commit.lsn > rewrite_beyond:
+            again.append(commit)
+    current.clear()
+    unbegun = tuple(rows.pop(file_id) for file_id in replay.end.unbegun_file_ids)
+    files = [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()]
+    return RecoveredLog(replay.end.next_lsn, files, commits, unbegun, tuple(again))
+
+
+def log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
+    """Return the log files from an id on, by ascending id."""
+    return {file_id: row for file_id, row in volumes.found(LOG).items() if file_id >= first_file_id}
+
+
+def keep_log(volumes: Volumes, recovered: RecoveredLog) -> None:
+    """Make durable what replaying the log found, and remove the files that are no part of it.
+
+    The files' bytes and names are synced. The page cache may hold what a failed sync never brought to disk, so commits
+    that no watermark vouches for are written again.
+    """
+    rows = {row.file_id: row for row, _ in recovered.files}
+    for row in (*rows.values(), *recovered.unbegun):
+        file = volumes.fs.open(volumes.path_of(row), writable=True)
+        file.sync()
+        file.close()
+    for directory in volumes.directories:
+        volumes.fs.sync_directory(directory.path)
+    write_again(volumes, rows, recovered.again)
+    for row in recovered.unbegun:
+        volumes.fs.unlink(volumes.path_of(row))
+        volumes.fs.sync_directory(volumes.directory_of(row))
+
+
+def write_again(volumes: Volumes, rows: Mapping[int, FileRow], commits: Sequence[ReplayedCommit]) -> None:
+    """Write commits again, the same bytes at the same place, and sync them."""
+    for file_id in sorted({commit.file_id for commit in commits}):
+        file = volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)
+        try:
+            for commit in commits:
+                if commit.file_id == file_id:
+                    file.write([file.read(commit.offset, commit.size)], commit.offset)
+            file.sync()
+        finally:
+            file.close()

@@ -1,0 +1,1 @@
+"""Verifying a store record by record, and rebuilding its index."""

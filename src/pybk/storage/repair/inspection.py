@@ -1,0 +1,173 @@
+"""Looking at records one by one, and finding all records of a file, whether the file is sound or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from pybk.errors import CorruptError
+from pybk.storage.format.cold_segment import FOOTER_DTYPE, ColdSegment, decompress, salvage_rows
+from pybk.storage.format.entries_mark import ENTRIES_MARK_KEY
+from pybk.storage.format.index_rows import FileRow, entries_key
+from pybk.storage.format.log_file import BLOCK_BYTES, decode_commit_header
+from pybk.storage.format.record import (
+    RECORD_HEADER_BYTES,
+    RUN_COMPRESSED,
+    RUN_DTYPE,
+    Codec,
+    RecordHeader,
+    RecordKind,
+    Runs,
+    check_body,
+    decode_header,
+)
+from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.log.replay import LogFile, ReplayedCommit, scan_commits
+from pybk.storage.volumes import COLD, ENTRIES, Volumes
+
+_KEY_END: Final = b"\xff" * 17
+
+Run = tuple[int, int, int, int, int, int, int]
+"""A row of ``RUN_DTYPE``."""
+
+
+class RecordReader:
+    """Reads single records where runs say that they lie, and checks all that can be checked without a digest.
+
+    Args:
+        volumes: Where the files are; it must know the rows of those that are read.
+        entries: The open entries environments, by file id.
+
+    Threads: any.
+    """
+
+    def __init__(self, volumes: Volumes, entries: Mapping[int, Environment]) -> None:
+        self._volumes = volumes
+        self._entries = entries
+
+    def plain_body(self, ledger_id: int, run: Run) -> memoryview:
+        """Return the plain body of a record, checked: its header, that it is the run's own, its checksum.
+
+        Raises:
+            KeyError, FileNotFoundError: The file or the record is not there.
+            CorruptError: The record is damaged or another one.
+            UsageError: It is compressed and the extra ``pybk[zstd]`` is not installed.
+        """
+        first, count, stride, offset, file_id, body_bytes, flags = run
+        if file_id in self._entries:
+            with self._entries[file_id].read() as transaction:
+                value = transaction.get(entries_key(ledger_id, first))
+            if value is None:
+                raise KeyError(file_id)
+            data, offset = memoryview(value), 0
+        else:
+            data = self._volumes.view(file_id)
+            self._volumes.populate(data, offset, offset + RECORD_HEADER_BYTES + body_bytes)
+        where = self._volumes.path_of(self._volumes.rows[file_id])
+        header = decode_header(data, offset, where=where)
+        said = (*_run_of(header, offset, file_id)[:3], header.body_bytes, *_run_of(header, offset, file_id)[6:])
+        if header.ledger_id != ledger_id or header.kind != RecordKind.ENTRIES or said != (*run[:3], body_bytes, flags):
+            raise CorruptError(
+                f"{where}: the record at offset {offset} is ledger {header.ledger_id}, (first, count, stride, body, "
+                f"flags) {said}, not ledger {ledger_id}, {(first, count, stride, body_bytes, flags)}; run `pybk "
+                f"rebuild-index {self._volumes.root}`"
+            )
+        start = offset + RECORD_HEADER_BYTES
+        body = data[start : start + header.body_bytes]
+        check_body(header, body, where=where)
+        return memoryview(decompress(header, body))
+
+
+def _run_of(header: RecordHeader, offset: int, file_id: int) -> Run:
+    flags = 0 if header.codec == Codec.PLAIN else RUN_COMPRESSED
+    return header.first_entry_id, header.entry_count, header.stride, offset, file_id, header.body_bytes, flags
+
+
+def runs_of(rows: Runs) -> Runs:
+    """Return the runs of footer rows, which have a ledger id besides."""
+    runs = np.empty(len(rows), RUN_DTYPE)
+    for name in RUN_DTYPE.names or ():
+        runs[name] = rows[name]
+    return runs
+
+
+def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment], store_id: bytes) -> Runs:
+    """Return the records of entries that a file of the store holds, as ``(records,)`` of ``FOOTER_DTYPE``.
+
+    Their headers are sound; their bodies were not looked at. Of a damaged file those are returned that can be found.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        UnsupportedFormatError: It is of a newer format.
+    """
+    if row.kind == ENTRIES:
+        return _environment_rows(entries[row.file_id], row.file_id, volumes.path_of(row))
+    path = volumes.path_of(row)
+    if row.kind == COLD:
+        try:
+            return ColdSegment(volumes.fs, path, store_id, row.file_id).rows
+        except CorruptError:
+            return salvage_rows(volumes.fs, path, store_id, row.file_id)
+    file = LogFile.load(volumes.fs, row.file_id, path)
+    return np.array(
+        [
+            (record.header.ledger_id, *_run_of(record.header, record.body_start - RECORD_HEADER_BYTES, row.file_id))
+            for commit in kept_commits(file, row.bytes)
+            for record in commit.records
+            if record.header.kind == RecordKind.ENTRIES
+        ],
+        FOOTER_DTYPE,
+    )
+
+
+def _environment_rows(environment: Environment, file_id: int, path: str) -> Runs:
+    rows = []
+    with environment.read() as transaction:
+        for key, value in transaction.items(b"\0", _KEY_END):
+            if key == ENTRIES_MARK_KEY:
+                continue
+            try:
+                header = decode_header(memoryview(value), 0, where=path)
+            except CorruptError:
+                continue  # its entries will be missing
+            if header.kind == RecordKind.ENTRIES and key == entries_key(header.ledger_id, header.first_entry_id):
+                rows.append((header.ledger_id, *_run_of(header, 0, file_id)))
+    return np.array(rows, FOOTER_DTYPE)
+
+
+def kept_commits(file: LogFile, used_bytes: int) -> Iterator[ReplayedCommit]:
+    """Yield the commits of a log file of which it is known how far it was used; damaged stretches are left out.
+
+    Behind damage, commits count again from the first one on from which they follow each other to ``used_bytes``: a part
+    of an entry that looks like a commit does not.
+
+    Args:
+        file: The file.
+        used_bytes: Where its last commit ends.
+
+    Raises:
+        UnsupportedFormatError: A sound header is of another format.
+    """
+    file = file._replace(data=file.data[:used_bytes])
+    offset = BLOCK_BYTES
+    head = decode_commit_header(file.data, offset, file.file_id)
+    lsn = 0
+    if head is not None:
+        lsn = head.lsn
+        for commit in scan_commits(file, offset, lsn):
+            yield commit
+            offset, lsn = commit.offset + commit.size, commit.lsn + 1
+    for start in range(offset + BLOCK_BYTES, used_bytes, BLOCK_BYTES):
+        head = decode_commit_header(file.data, start, file.file_id)
+        if head is not None and head.lsn >= lsn and _end_of_chain(file, start, head.lsn) == used_bytes:
+            yield from scan_commits(file, start, head.lsn)
+            return
+
+
+def _end_of_chain(file: LogFile, offset: int, lsn: int) -> int:
+    """Return where the commits from ``offset`` on cease to follow each other."""
+    for commit in scan_commits(file, offset, lsn):
+        offset = commit.offset + commit.size
+    return offset

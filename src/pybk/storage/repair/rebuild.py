@@ -1,0 +1,567 @@
+"""Making the index again from the catalog and the files.
+
+The catalog says which ledgers there are, up to which entry, and which files count; the files say where the entries
+lie; the log from the mark on is replayed when the store is opened. The new index is made beside the old one, and takes
+its place by a rename once it is whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pybk.errors import CookieError, CorruptError, PybkError
+from pybk.flags import StorageHint
+from pybk.storage.consistency import log_file_end, older_environments
+from pybk.storage.directories import (
+    INDEX,
+    OpenEnvironment,
+    catalog_ids,
+    catalog_path,
+    environment_is_there,
+    find_cookie,
+    mend_cookies,
+    store_directories,
+)
+from pybk.storage.format.catalog import CatalogState, CatalogWriter, read_catalog
+from pybk.storage.format.cold_segment import FOOTER_DTYPE, ColdSegmentWriter
+from pybk.storage.format.cookie import Cookie
+from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
+from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark
+from pybk.storage.format.record import RecordKind, Runs, check_kind
+from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.index import Index
+from pybk.storage.io.filesystem import FileSystem, OsFileSystem
+from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
+from pybk.storage.io.permissions import access_of
+from pybk.storage.log.replay import LogFile, Replay
+from pybk.storage.repair.inspection import RecordReader, file_rows, runs_of
+from pybk.storage.repair.tiling import tile
+from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
+
+logger = logging.getLogger(__name__)
+
+_CATALOG: Final = "catalog-"
+_LEDGERS_AT_A_TIME: Final = 10_000
+_RUN_ENTRIES_MAX: Final = (1 << 32) - 1
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, and of how many."""
+
+
+class LostEntries(NamedTuple):
+    """Entries that were acknowledged and that no file holds any more; both ends inclusive."""
+
+    ledger_id: int
+    first_entry_id: int
+    last_entry_id: int
+
+
+class Rebuilt(NamedTuple):
+    """What making the index again found.
+
+    Attributes:
+        ledgers: Ledgers in it.
+        entries: Entries in it, the lost ones included.
+        log_ledgers: Ledgers that the log tells of since the last checkpoint; the next open takes them from there.
+        log_entries: Entries that it holds of them, not counted in ``entries``.
+        lost: Entries that are missing everywhere.
+        problems: What was wrong with files, a sentence each.
+        made: Whether there is a new index; else it was refused to go on, and nothing was changed.
+        old_index: Where the old index is kept; None if there was none, or it said the same and is gone.
+    """
+
+    ledgers: int
+    entries: int
+    log_ledgers: int
+    log_entries: int
+    lost: tuple[LostEntries, ...]
+    problems: tuple[str, ...]
+    made: bool
+    old_index: str | None
+
+
+def rebuild_index(
+    root: str,
+    *,
+    accept_loss: bool = False,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+    fs: FileSystem | None = None,
+    environment: OpenEnvironment | None = None,
+    progress: Progress | None = None,
+) -> Rebuilt:
+    """Make the index of a store again; no process may have the store open.
+
+    Args:
+        root: The store's directory.
+        accept_loss: Go on although entries are missing. Their ledgers are kept, and reading those entries raises
+            CorruptError.
+        tiers: The tier directories, if they are not where the store remembers them.
+        fs: The file system.
+        environment: Opens LMDB environments; None opens them on disk.
+        progress: Told about the files that were read.
+
+    Returns:
+        What was found. Without ``accept_loss`` nothing is changed when entries are missing: see ``made``.
+
+    Raises:
+        StoreLockedError: A process has the store open.
+        CookieError: There is no store, or a directory is not what it should be.
+        CorruptError: The catalog or the log's tail is damaged, so that it is unknown what there should be.
+        StorageFullError: No room for the new index; nothing was changed.
+
+    Durability: On return the new index is in place. After a stop at any point the store has its old index, none, or the
+        new one; where it has none, opening says so and this can be called again.
+    Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
+    """
+    root = os.path.abspath(root)
+    fs = fs or OsFileSystem(access_of(os.path.join(root, "LOCK"), None))
+    environment = environment or partial(LmdbEnvironment, access=fs.access)
+    cookie = find_cookie(fs, root, tiers)
+    if cookie is None:
+        raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
+    lock = fs.lock(os.path.join(root, "LOCK"))
+    try:
+        return rebuild_locked(fs, root, cookie, tiers, environment, accept_loss=accept_loss, progress=progress)
+    finally:
+        lock.release()
+
+
+def rebuild_locked(
+    fs: FileSystem,
+    root: str,
+    cookie: Cookie,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    environment: OpenEnvironment,
+    *,
+    accept_loss: bool = False,
+    progress: Progress | None = None,
+    state: CatalogState | None = None,
+) -> Rebuilt:
+    """Do what ``rebuild_index`` does, for a caller that holds the store's lock.
+
+    Args:
+        fs: As for ``rebuild_index``.
+        root: As for ``rebuild_index``.
+        cookie: The store's cookie.
+        tiers: As for ``rebuild_index``.
+        environment: As for ``rebuild_index``.
+        accept_loss: As for ``rebuild_index``.
+        progress: As for ``rebuild_index``.
+        state: What the catalog says; None reads the newest one.
+    """
+    rebuilder = _Rebuilder(fs, root, cookie, tiers, environment, progress or (lambda done, total: None), state)
+    try:
+        return rebuilder.run(accept_loss=accept_loss)
+    finally:
+        rebuilder.close()
+
+
+class _Rebuilder:
+    """One run of ``rebuild_index``."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        cookie: Cookie,
+        tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+        environment: OpenEnvironment,
+        progress: Progress,
+        state: CatalogState | None,
+    ) -> None:
+        self._fs = fs
+        self._root = root
+        self._store_id = cookie.store_id
+        self._volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers, []))
+        self._environment = environment
+        self._progress = progress
+        self._entries: dict[int, Environment] = {}
+        self._problems: list[str] = []
+        self._unopened: list[FileRow] = []
+        self._reader = RecordReader(self._volumes, self._entries)
+        self._cookie = cookie
+        self._catalog_is_lost = self._watermark_is_lost = False
+        self._watermark_path = os.path.join(root, "watermark")
+        self._state = self._read_state() if state is None else state
+        self._files = dict(self._state.files)
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for environment in self._entries.values():
+            environment.close()
+
+    def run(self, *, accept_loss: bool) -> Rebuilt:
+        """Do it; see ``rebuild_index``."""
+        in_log = self._check_log()
+        named, others = self._gather()
+        placed, lost = self._place(named, others)
+        ledgers = self._state.ledgers
+        entries = sum(row.last_entry_id + 1 for row in ledgers.values())
+        problems = tuple(self._problems)
+        found = Rebuilt(
+            len(ledgers), entries, len(in_log), sum(in_log.values()), tuple(lost), problems, made=False, old_index=None
+        )
+        if (lost or self._unopened) and not accept_loss:
+            return found
+        self._set_aside_entries()
+        self._take_environments()
+        if lost:
+            self._fill(placed, lost)
+        mark = self._write_catalog()
+        new = self._write_index(placed, mark)
+        if self._watermark_is_lost:
+            Watermark.create(self._fs, self._watermark_path, self._store_id).close()
+        mend_cookies(self._fs, self._root, self._cookie, self._volumes.directories)
+        return found._replace(made=True, old_index=self._swap(new, keep=mark != self._state.mark))
+
+    def _read_state(self) -> CatalogState:
+        """Return what the newest catalog says; if none is sound, what the index says.
+
+        Raises:
+            CorruptError: Neither is sound.
+        """
+        try:
+            return newest_catalog(self._fs, self._root, self._store_id)
+        except CorruptError as error:
+            state = self._state_of_index()
+            if state is None:
+                raise
+            self._problems.append(f"{error}; the catalog is made again from the index, which is sound")
+            self._catalog_is_lost = True
+            return state
+
+    def _state_of_index(self) -> CatalogState | None:
+        """Return what the index says instead of the catalog, None if it is missing or not sound."""
+        path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX)
+        if not environment_is_there(self._fs, path):
+            return None
+        try:
+            environment = self._environment(path)
+            try:
+                index = Index(environment)
+                mark = index.mark()
+                if mark is None or mark.store_id != self._store_id.hex() or any(index.check()):
+                    return None
+                ledgers = {row.metadata.ledger_id: row for row in index.ledgers()}
+                return CatalogState(ledgers, index.files(), {row.name: row for row in index.all_named()}, mark)
+            finally:
+                environment.close()
+        except CorruptError as error:
+            logger.info("the index is of no use either: %s", error)
+            return None
+
+    # ---- what there is -------------------------------------------------------------------------------------------
+
+    def _check_log(self) -> dict[int, int]:
+        """Return the ledgers that the log tells of from where the catalog ends, with the entries it holds of each.
+
+        Raises:
+            CorruptError: It does not go on there, so the catalog is not of the last checkpoint.
+        """
+        mark = self._state.mark
+        rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
+        durable = max(mark.durable_lsn, self._watermark())
+        paths = ((row.file_id, self._volumes.path_of(row)) for row in rows)
+        files = (LogFile.load(self._fs, file_id, path) for file_id, path in paths)
+        ledgers: dict[int, int] = {}
+        for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
+            for record in commit.records:
+                header = record.header
+                check_kind(header, where=f"log file {commit.file_id:016x}")
+                if header.kind in (RecordKind.NAMED, RecordKind.GROUP):
+                    continue
+                ledgers[header.ledger_id] = ledgers.get(header.ledger_id, 0) + header.entry_count
+                if header.kind == RecordKind.DELETE:
+                    del ledgers[header.ledger_id]
+        return ledgers
+
+    def _watermark(self) -> int:
+        """Return the durable LSN that the watermark says; 0 if it is lost, and it is to be made again."""
+        try:
+            watermark = Watermark.open(self._fs, self._watermark_path, self._store_id, writable=False)
+        except CorruptError as error:
+            self._problems.append(
+                f"{error}; it is made again from the log: commits missing at the log's end would not be noticed now"
+            )
+            self._watermark_is_lost = True
+            return 0
+        try:
+            return watermark.durable_lsn()
+        finally:
+            watermark.close()
+
+    def _gather(self) -> tuple[Runs, Runs]:
+        """Return the records in the files that the catalog names, and those in cold segments that it does not."""
+        found = self._volumes.found(LOG, COLD)
+        taken = [*found, *catalog_ids(self._fs, self._root), self._state.mark.next_file_id - 1]
+        self._volumes.reserve_ids(max(taken) + 1)
+        for row in self._state.files.values():
+            self._volumes.add(row)
+            if row.kind == ENTRIES:
+                self._open_entries(row)
+            elif row.file_id not in found:
+                self._problems.append(f"{self._volumes.path_of(row)} is missing")
+                del self._files[row.file_id]
+            elif (size := found[row.file_id].bytes) < row.bytes:
+                self._problems.append(f"{self._volumes.path_of(row)} was cut: it has {size} of {row.bytes} bytes")
+                self._files[row.file_id] = row._replace(bytes=size)
+            elif row.kind == LOG and (end := log_file_end(self._volumes, row)) < row.bytes:
+                self._problems.append(
+                    f"{self._volumes.path_of(row)} is older: it ends after {end} of {row.bytes} bytes"
+                )
+                self._files[row.file_id] = row._replace(bytes=end)
+        strays = [row for row in found.values() if row.kind == COLD and row.file_id not in self._state.files]
+        total = sum(row.bytes for row in (*self._files.values(), *strays))
+        known = np.fromiter(self._state.ledgers, np.int64)
+        found_rows: list[Runs] = [np.empty(0, FOOTER_DTYPE)]
+        done = 0
+        for row in (*self._files.values(), *strays):
+            self._volumes.add(row)
+            rows = self._rows_in(row)
+            found_rows.append(rows[np.isin(rows["ledger"], known)])
+            done += row.bytes
+            self._progress(done, total)
+        split = 1 + len(self._files)
+        return np.concatenate(found_rows[:split]), np.concatenate(found_rows[:1] + found_rows[split:])
+
+    def _open_entries(self, row: FileRow) -> None:
+        path = self._volumes.path_of(row)
+        try:
+            if not environment_is_there(self._fs, path):
+                raise CorruptError(f"{path} is missing or empty", path=path)
+            self._entries[row.file_id] = self._environment(path)
+        except CorruptError as error:
+            self._problems.append(str(error))
+            self._unopened.append(row)
+
+    def _rows_in(self, row: FileRow) -> Runs:
+        if row in self._unopened:
+            return np.empty(0, FOOTER_DTYPE)
+        return file_rows(row, self._volumes, self._entries, self._store_id)
+
+    # ---- what belongs where --------------------------------------------------------------------------------------
+
+    def _place(self, named: Runs, others: Runs) -> tuple[dict[int, Runs], list[LostEntries]]:
+        """Return the runs of each ledger, and what is missing; stray segments are looked at only for what is."""
+        placed: dict[int, Runs] = {}
+        lost: list[LostEntries] = []
+        parts = _by_ledger(named)
+        stray_parts = _by_ledger(others)
+        nothing = np.empty(0, FOOTER_DTYPE)
+        for ledger_id, row in self._state.ledgers.items():
+            runs = runs_of(parts.get(ledger_id, nothing))
+            chosen, gaps = self._tile(row, runs)
+            if gaps and ledger_id in stray_parts:
+                runs = np.concatenate((runs, runs_of(stray_parts[ledger_id])))
+                chosen, gaps = self._tile(row, runs)
+            placed[ledger_id] = runs[chosen]
+            lost += [LostEntries(ledger_id, first, last) for first, last in gaps]
+        for runs in placed.values():
+            for file_id in np.unique(runs["file"]).tolist():
+                self._files.setdefault(file_id, self._volumes.rows[file_id])
+        return placed, lost
+
+    def _tile(self, row: LedgerRow, runs: Runs) -> tuple[list[int], list[tuple[int, int]]]:
+        """Choose the records of a ledger: those in its own tier first, then those written last."""
+        ledger_id, tier = row.metadata.ledger_id, row.metadata.tier.value
+        files = self._volumes.rows
+
+        def preference(place: int) -> int:
+            file_id = int(runs["file"][place])
+            known = file_id in self._state.files
+            return file_id + (known << 62) + ((files[file_id].tier == tier) << 61)
+
+        def is_sound(place: int) -> bool:
+            try:
+                self._reader.plain_body(ledger_id, runs[place].item())
+            except CorruptError as error:
+                logger.info("another copy is looked for: %s", error)
+                return False
+            return True
+
+        return tile(runs, row.last_entry_id, preference=preference, is_sound=is_sound)
+
+    def _fill(self, placed: dict[int, Runs], lost: list[LostEntries]) -> None:
+        """Write a cold segment of records that say that entries are lost, and place them."""
+        volumes = self._volumes
+        row = volumes.new_file(COLD, StorageHint.NVME)
+        writer = ColdSegmentWriter(self._fs, volumes.path_of(row), self._store_id, row.file_id, compression=None)
+        try:
+            for ledger_id, first, last in lost:
+                for start in range(first, last + 1, _RUN_ENTRIES_MAX):
+                    writer.add_lost(ledger_id, start, min(_RUN_ENTRIES_MAX, last + 1 - start))
+            rows = writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        for ledger_id, mine in _by_ledger(rows).items():
+            runs = np.concatenate((placed[ledger_id], runs_of(mine)))
+            placed[ledger_id] = runs[np.argsort(runs["first"], kind="stable")]
+        self._files[row.file_id] = row._replace(bytes=self._fs.file_bytes(volumes.path_of(row)))
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def _set_aside_entries(self) -> None:
+        """Give entries environments that cannot be opened another name and make empty ones."""
+        for row in self._unopened:
+            path = self._volumes.path_of(row)
+            if self._fs.exists(path):
+                self._fs.rename(path, _free_name(self._fs, path))
+                self._fs.sync_directory(os.path.dirname(path))
+            self._entries[row.file_id] = self._environment(path)
+
+    def _take_environments(self) -> None:
+        """Have the index rely on the environments of the SSD tier as they are, although some may be older."""
+        files = self._state.files.values()
+        for row in older_environments(self._volumes, files, self._entries, self._state.mark):
+            with self._entries[row.file_id].write() as transaction:
+                write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
+
+    def _write_catalog(self) -> Mark:
+        """Append to the catalog what became of the files, if anything did; return the mark for the index."""
+        if self._catalog_is_lost:
+            return self._new_catalog()
+        if self._files == self._state.files:
+            return self._state.mark
+        mark = self._state.mark._replace(next_file_id=self._volumes.next_file_id)
+        path = catalog_path(self._root, mark.catalog_file_id)
+        catalog = CatalogWriter.resume(self._fs, path, self._store_id, mark.catalog_file_id, mark.catalog_bytes)
+        try:
+            before = self._state.files
+            changed = [row for file_id, row in self._files.items() if before.get(file_id) != row]
+            gone = [file_id for file_id in before if file_id not in self._files]
+            length = catalog.append((), (), mark, self._files.values(), changed=changed, gone=gone)
+            return mark._replace(catalog_bytes=length)
+        finally:
+            catalog.close()
+
+    def _new_catalog(self) -> Mark:
+        """Write the catalog anew, because none was sound; return the mark for the index."""
+        file_id = self._volumes.new_id()
+        mark = self._state.mark._replace(catalog_file_id=file_id, next_file_id=self._volumes.next_file_id)
+        path = catalog_path(self._root, file_id)
+        catalog = CatalogWriter.create(self._fs, path, self._store_id, file_id, cookie=self._cookie)
+        try:
+            state, files = self._state, list(self._files.values())
+            length = catalog.append(state.ledgers.values(), (), mark, files, changed=files, named=state.named.values())
+            return mark._replace(catalog_bytes=length)
+        finally:
+            catalog.close()
+
+    def _write_index(self, placed: dict[int, Runs], mark: Mark) -> str:
+        """Write the new index beside the old one, check it, and return its path."""
+        path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], f"{INDEX}.new")
+        if self._fs.exists(path):
+            self._clear(path)
+        environment = self._environment(path)
+        try:
+            index = Index(environment)
+            with index.update() as update:
+                for file_row in self._files.values():
+                    update.put_file(file_row)
+                for named in self._state.named.values():
+                    update.put_named(named)
+                update.put_mark(mark)
+            for rows in _chunks(self._state.ledgers.values(), _LEDGERS_AT_A_TIME):
+                with index.update() as update:
+                    for row in rows:
+                        update.put_ledger(row)
+                        update.append_runs(row.metadata.ledger_id, placed[row.metadata.ledger_id])
+            wrong = list(index.check())
+        finally:
+            environment.close()
+        if wrong:
+            raise CorruptError(
+                f"the index made from the files of {self._root} contradicts itself: {wrong[0]}; nothing was changed; "
+                "restore the store from a backup"
+            )
+        return path
+
+    def _swap(self, new: str, *, keep: bool) -> str | None:
+        """Put the new index in the place of the old one; return where that is kept, as it is if it is not sound."""
+        fs = self._fs
+        directory = os.path.dirname(new)
+        path = os.path.join(directory, INDEX)
+        kept = _free_name(fs, path) if fs.exists(path) else None
+        if kept is not None:
+            fs.rename(path, kept)
+        fs.rename(new, path)
+        fs.sync_directory(directory)
+        if (
+            kept is not None and not keep and self._is_sound(kept)
+        ):  # looked at last: LMDB may not survive what is damaged
+            fs.rename(kept, new)
+            self._clear(new)
+            return None
+        return kept
+
+    def _is_sound(self, path: str) -> bool:
+        """Tell whether an index says all that it should."""
+        try:
+            environment = self._environment(path)
+            try:
+                index = Index(environment)
+                return index.mark() == self._state.mark and not any(index.check())
+            finally:
+                environment.close()
+        except PybkError as error:
+            logger.info("the old index is kept: %s", error)
+            return False
+
+    def _clear(self, path: str) -> None:
+        """Remove the files of an index that nobody needs; its empty directory is taken for the next one."""
+        for name in self._fs.list_directory(path):
+            self._fs.unlink(os.path.join(path, name))
+
+
+def newest_catalog(fs: FileSystem, root: str, store_id: bytes) -> CatalogState:
+    """Return what the newest whole catalog in a store's directory says; one that is being written may lie beside it.
+
+    Raises:
+        CorruptError: There is none that is whole.
+    """
+    states: list[CatalogState] = []
+    errors: list[str] = []
+    for name in fs.list_directory(root):
+        stem = name.removeprefix(_CATALOG)
+        if stem == name or len(stem) != 16:
+            continue
+        try:
+            states.append(read_catalog(fs, os.path.join(root, name), store_id, int(stem, 16)))
+        except (PybkError, ValueError) as error:
+            errors.append(str(error))
+    if not states:
+        raise CorruptError(
+            f"{root} has no whole catalog, so nothing says which ledgers there are; restore it from a backup: "
+            f"{'; '.join(errors) or 'no file begins with ' + _CATALOG}"
+        )
+    for problem in errors:
+        logger.warning("a catalog was passed over: %s", problem)
+    return max(states, key=lambda state: (state.mark.next_lsn, state.mark.next_file_id, state.mark.catalog_file_id))
+
+
+def _by_ledger(rows: Runs) -> dict[int, Runs]:
+    """Split footer rows by ledger."""
+    if not len(rows):
+        return {}
+    rows = rows[np.argsort(rows["ledger"], kind="stable")]
+    parts = np.split(rows, np.flatnonzero(np.diff(rows["ledger"])) + 1)
+    return {int(part["ledger"][0]): part for part in parts}
+
+
+def _chunks(rows: Iterable[LedgerRow], size: int) -> Iterator[list[LedgerRow]]:
+    iterator = iter(rows)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def _free_name(fs: FileSystem, path: str) -> str:
+    """Return the first of ``path.damaged-1``, ``path.damaged-2``, … that is not taken."""
+    return next(name for name in (f"{path}.damaged-{n}" for n in itertools.count(1)) if not fs.exists(name))

@@ -1,0 +1,584 @@
+"""Checking a whole store: everything that was written and is durable is there, and is what was written.
+
+Nothing is locked or changed. Beside a live writer the store is checked up to the durable watermark; what is found wrong
+is looked at again if a checkpoint came in between.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from pybk.config import StoreConfig
+from pybk.credentials import Passwords
+from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
+from pybk.entry import EntryBatch
+from pybk.errors import (
+    CookieError,
+    CorruptError,
+    EntryError,
+    LedgerError,
+    NoSuchLedgerError,
+    PybkError,
+    SealMismatchError,
+    StorageError,
+)
+from pybk.flags import StorageHint
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger_check import End, SealState, check_last, check_seal, digest_with, end_of, find_seal
+from pybk.seal import LedgerSeal
+from pybk.storage.directories import INDEX, OpenEnvironment, catalog_path, checked_mark, main_cookie, store_directories
+from pybk.storage.format.catalog import CatalogState, read_catalog
+from pybk.storage.format.cold_segment import ColdSegment
+from pybk.storage.format.entries_mark import read_entries_mark
+from pybk.storage.format.extent import Extent
+from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark
+from pybk.storage.format.record import Runs, entry_ends
+from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.index import Index
+from pybk.storage.index.locations import NOTHING, last_entry, untiled
+from pybk.storage.io.filesystem import FileSystem, OsFileSystem
+from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.log.replay import LogFile
+from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
+from pybk.storage.repair.inspection import RecordReader
+from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_tail
+from pybk.storage.repair.rebuild import Progress, newest_catalog
+from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
+
+_ATTEMPTS: Final = 8
+_RESTORE: Final = "restore the file from a backup"
+
+_DAMAGE: Final = (StorageError, EntryError, LedgerError)
+"""Errors that say something about the store and not about how it is looked at."""
+
+T = TypeVar("T")
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong, in words with the remedy; the rest is None where it does not apply."""
+
+    message: str
+    path: str | None = None
+    offset: int | None = None
+    ledger_id: int | None = None
+    first_entry_id: int | None = None
+    last_entry_id: int | None = None
+
+
+class Verified(NamedTuple):
+    """What a check found.
+
+    Attributes:
+        problems: What is wrong; the store is sound if there is nothing.
+        ledgers: Ledgers that were checked.
+        entries: Entries that were checked.
+        files: Files that were checked, the catalog, cookies and the watermark left out.
+        durable_lsn: The log was checked up to this LSN.
+        unauthenticated: Ledgers whose entries carry a digest that needs a password, which was not given or another one;
+            their records' checksums were checked.
+        unsealed: Ledgers that are closed and have no seal, so that nothing proves where they end.
+        seals_unchecked: Sealed ledgers whose password was not given, or is another one.
+    """
+
+    problems: tuple[Problem, ...]
+    ledgers: int
+    entries: int
+    files: int
+    durable_lsn: int
+    unauthenticated: int
+    unsealed: int
+    seals_unchecked: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything could be checked."""
+        return not (self.unauthenticated or self.unsealed or self.seals_unchecked)
+
+
+def verify_store(
+    root: str,
+    *,
+    password: bytes | None = None,
+    passwords: Passwords | None = None,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
+    fs: FileSystem | None = None,
+    environment: OpenEnvironment = open_environment_read_only,
+    progress: Progress | None = None,
+) -> Verified:
+    """Check a store that is closed, or beside the process that writes it.
+
+    Args:
+        root: The store's directory.
+        password: Checks the seals of ledgers of this password, and the entries of HMAC_SHA256 ledgers, too.
+        passwords: The same for ledgers of several passwords, instead of ``password``. A password that is named for a
+            ledger's id and is not the ledger's is a problem. The empty password is tried where no other is right.
+        tiers: The tier directories, if they are not where the store remembers them.
+        fs: The file system.
+        environment: Opens LMDB environments, read-only.
+        progress: Told about the bytes that were read.
+
+    Raises:
+        CookieError: There is no store.
+        UsageError: Entries are compressed and the extra ``pybk[zstd]`` is not installed.
+
+    Cost: Reads every file once and every entry once more. Memory grows with the ledgers, not with the entries.
+    """
+    fs = fs or OsFileSystem()
+    root = os.path.abspath(root)
+    passwords = passwords or Passwords(password)
+    check = _Check(fs, root, passwords, environment, progress or (lambda done, total: None))
+    try:
+        check.run(tiers)
+    finally:
+        check.close()
+    return check.result()
+
+
+class _Check:
+    """One run of ``verify_store``. What cannot be opened is a problem, and what depends on it is left out."""
+
+    def __init__(
+        self, fs: FileSystem, root: str, passwords: Passwords, environment: OpenEnvironment, progress: Progress
+    ) -> None:
+        self._fs = fs
+        self._root = root
+        self._passwords = passwords
+        self._environment = environment
+        self._progress = progress
+        self._problems: list[Problem] = []
+        self._opened: list[Callable[[], None]] = []
+        self._entries: dict[int, Environment] = {}
+        self._index: Index | None = None
+        self._mark: Mark | None = None
+        self._keys: KeyRing | None = None
+        self._seen: set[tuple[int, int]] = set()
+        self._counts: dict[int, int] = {}
+        self._files = self._durable_lsn = 0
+        self._without_password: set[int] = set()
+        self._unsealed: set[int] = set()
+        self._seals_unchecked: set[int] = set()
+        self._done_bytes = self._total_bytes = 0
+
+    def close(self) -> None:
+        """Close what was opened."""
+        for close in reversed(self._opened):
+            close()
+
+    def result(self) -> Verified:
+        """Return what was found."""
+        return Verified(
+            tuple(self._problems),
+            len(self._counts),
+            sum(self._counts.values()),
+            self._files,
+            self._durable_lsn,
+            len(self._without_password),
+            len(self._unsealed),
+            len(self._seals_unchecked),
+        )
+
+    def run(self, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> None:
+        """Check everything."""
+        cookie = self._try(lambda: main_cookie(self._fs, self._root))
+        if cookie is None:
+            if not self._problems:
+                raise CookieError(f"there is no store at {self._root}; name the directory that was opened")
+            return
+        directories = self._try(lambda: store_directories(self._fs, self._root, cookie, tiers))
+        if directories is None:
+            return
+        self._cookie = cookie
+        self._volumes = Volumes(self._fs, self._root, directories)
+        self._reader = RecordReader(self._volumes, self._entries)
+        if cookie.salt is not None:
+            self._keys = KeyRing(cookie.store_id, cookie.salt, cost=cookie.scrypt_cost or 0)
+        durable = self._try(self._watermark) or 0
+        self._try(self._open_index)
+        catalog = self._try(self._catalog)
+        mark = self._mark or (None if catalog is None else catalog.mark)
+        if mark is None:
+            return
+        self._durable_lsn = max(durable, mark.durable_lsn)
+        self._plan()
+        self._stable(self._check_catalog)
+        tail_is_sound = self._stable(partial(self._check_tail, mark))
+        if self._index is not None:
+            self._stable(self._check_index)
+            self._check_ledgers(tiers, report_open=tail_is_sound)
+            for row in self._index_files().values():
+                self._stable(partial(self._check_file, row))
+
+    # ---- how a problem is taken ----------------------------------------------------------------------------------
+
+    def _try(self, call: Callable[[], T]) -> T | None:
+        """Return what a call returns; None, and a problem, if it finds damage."""
+        try:
+            return call()
+        except (*_DAMAGE, FileNotFoundError) as error:
+            self._add(_problem(error))
+            return None
+
+    def _stable(self, check: Callable[[], Iterable[Problem]]) -> bool:
+        """Do a check again while it finds something and the store was changed meanwhile; tell whether all was sound."""
+        problems: list[Problem] = []
+        for _ in range(_ATTEMPTS):
+            before = self._current_mark()
+            try:
+                problems = list(check())
+            except FileNotFoundError as error:
+                problems = [
+                    _problem(error)
+                ]  # a file goes only after the mark has changed: maybe just before it was read
+                continue
+            except _DAMAGE as error:
+                problems = [_problem(error)]
+            if not problems or before == self._current_mark():
+                break
+        for problem in problems:
+            self._add(problem)
+        return not problems
+
+    def _add(self, problem: Problem) -> None:
+        if problem not in self._problems:
+            self._problems.append(problem)
+
+    def _current_mark(self) -> Mark | None:
+        if self._index is None:
+            return None
+        try:
+            return self._index.mark()
+        except _DAMAGE:
+            return None  # found and told by the check of the index
+
+    def _read_bytes(self, size: int) -> None:
+        self._done_bytes += size
+        self._progress(self._done_bytes, max(self._total_bytes, self._done_bytes))
+
+    # ---- opening -------------------------------------------------------------------------------------------------
+
+    def _watermark(self) -> int:
+        path = os.path.join(self._root, "watermark")
+        watermark = Watermark.open(self._fs, path, self._cookie.store_id, writable=False)
+        try:
+            return watermark.stored_lsn()
+        finally:
+            watermark.close()
+
+    def _open_index(self) -> None:
+        environment = self._environment(os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX))
+        self._opened.append(environment.close)
+        self._index = Index(environment)
+        self._mark = checked_mark(self._index, self._cookie, self._root)
+
+    def _index_files(self) -> dict[int, FileRow]:
+        """Return the files that the index names, known to the volumes and open."""
+        assert self._index is not None, "the caller looked"
+        try:
+            files = self._index.files()
+        except _DAMAGE as error:
+            self._add(_problem(error))
+            return {}
+        for row in files.values():
+            self._volumes.add(row)
+            if row.kind == ENTRIES and row.file_id not in self._entries:
+                environment = self._try(partial(self._environment, self._volumes.path_of(row)))
+                if environment is not None:
+                    self._entries[row.file_id] = environment
+                    self._opened.append(environment.close)
+        return files
+
+    def _plan(self) -> None:
+        """Find out how much there is to read, for the progress."""
+        found = (*self._volumes.found(LOG).values(), *self._volumes.found(COLD).values())
+        self._total_bytes = 2 * sum(row.bytes for row in found)
+
+    # ---- catalog, index, log -------------------------------------------------------------------------------------
+
+    def _catalog(self) -> CatalogState:
+        mark = self._mark
+        if mark is None:
+            return newest_catalog(self._fs, self._root, self._cookie.store_id)
+        path = catalog_path(self._root, mark.catalog_file_id)
+        return read_catalog(self._fs, path, self._cookie.store_id, mark.catalog_file_id, at_least=mark.catalog_bytes)
+
+    def _check_catalog(self) -> Iterable[Problem]:
+        """Compare the catalog with the index, when it ends where the index's mark says."""
+        if self._index is None or self._mark is None:
+            return
+        self._mark = checked_mark(self._index, self._cookie, self._root)
+        state = self._catalog()
+        if state.mark.catalog_bytes != self._mark.catalog_bytes:
+            return
+        path = catalog_path(self._root, self._mark.catalog_file_id)
+        if state.mark != self._mark or state.files != self._index.files():
+            yield Problem(
+                f"{path} names other files than the index, or another mark; run `pybk rebuild-index {self._root}`", path
+            )
+        known = state.ledgers
+        count = 0
+        for row in self._index.ledgers():
+            count += 1
+            if known.get(row.metadata.ledger_id) != row:
+                yield Problem(
+                    f"{path} says {known.get(row.metadata.ledger_id)} where the index says {row}; {_RESTORE}",
+                    path,
+                    ledger_id=row.metadata.ledger_id,
+                )
+        if list(state.named.values()) != self._index.all_named():
+            yield Problem(f"{path} has other named records than the index; run `pybk rebuild-index {self._root}`", path)
+        if count != len(known):
+            yield Problem(f"{path} names {len(known)} ledgers, the index {count}; {_RESTORE}", path)
+
+    def _check_index(self) -> Iterable[Problem]:
+        assert self._index is not None, "the caller looked"
+        path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX)
+        for what in self._index.check():
+            yield Problem(f"{path}: {what}; run `pybk rebuild-index {self._root}`", path)
+
+    def _check_tail(self, mark: Mark) -> Iterable[Problem]:
+        """Check the log from the mark on, up to what is durable."""
+        mark = self._current_mark() or mark
+        rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
+        for row in rows:
+            self._volumes.add(row)
+        files = [LogFile.load(self._fs, row.file_id, self._volumes.path_of(row)) for row in rows]
+        self._files += len(files)
+        problems = check_tail(files, mark.next_lsn, self._durable_lsn, self._cookie.store_id)
+        yield from map(self._log_problem, problems)
+        self._read_bytes(sum(len(file.data) for file in files))
+
+    def _log_problem(self, found: LogProblem) -> Problem:
+        where = None if found.header is None else found.header
+        message = f"{found.path}: {found.what} at offset {found.offset}; {_RESTORE}"
+        if where is None:
+            return Problem(message, found.path, found.offset)
+        self._seen.add((found.file_id, found.offset))
+        last = where.first_entry_id + (where.entry_count - 1) * where.stride if where.entry_count else None
+        first = where.first_entry_id if where.entry_count else None
+        return Problem(message, found.path, found.offset, where.ledger_id, first, last)
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def _check_entries_mark(self, row: FileRow) -> Iterable[Problem]:
+        """Check the one row of an environment of the SSD tier that is not a record."""
+        environment = self._entries.get(row.file_id)
+        if environment is None:
+            return  # which was found before
+        try:
+            with environment.read() as transaction:
+                read_entries_mark(transaction)
+        except _DAMAGE as error:
+            yield _problem(error)
+
+    def _check_file(self, row: FileRow) -> Iterable[Problem]:
+        """Check a file that the index names, apart from the records that were found damaged already."""
+        if row.kind == ENTRIES:
+            yield from self._check_entries_mark(row)
+            return
+        assert self._index is not None, "the caller looked"
+        path = self._volumes.path_of(row)
+        try:
+            if row.kind == COLD:
+                problems = [
+                    Problem(str(error), path, error.offset)
+                    for error in ColdSegment(self._fs, path, self._cookie.store_id, row.file_id).verify()
+                    if (row.file_id, error.offset) not in self._seen
+                ]
+            else:
+                file = LogFile.load(self._fs, row.file_id, path)
+                problems = [
+                    self._log_problem(found)
+                    for found in check_kept_file(file, row.bytes, self._cookie.store_id)
+                    if (row.file_id, found.offset) not in self._seen
+                ]
+        except FileNotFoundError:
+            if row.file_id in self._index.files():
+                yield Problem(f"{path} is missing, and the index names it; {_RESTORE}", path)
+            return
+        yield from problems
+        self._files += 1
+        self._read_bytes(row.bytes)
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def _check_ledgers(self, tiers: Mapping[StorageHint, str | Sequence[str]] | None, *, report_open: bool) -> None:
+        """Check every entry of every ledger; without the log's tail if that cannot be understood."""
+        assert self._index is not None, "the caller looked"
+        store: ReadOnlyStore | None = None
+        try:
+            store = ReadOnlyStore.open(
+                self._root, config=StoreConfig(), tiers=tiers, fs=self._fs, environment=self._environment
+            )
+            self._opened.append(store.close)
+            ids = [metadata.ledger_id for metadata in store.ledgers()]
+        except (*_DAMAGE, FileNotFoundError) as error:
+            if report_open:
+                self._add(_problem(error))
+            store = None
+            try:
+                ids = [row.metadata.ledger_id for row in self._index.ledgers()]
+            except _DAMAGE as damage:
+                self._add(_problem(damage))
+                return
+        self._index_files()
+        for ledger_id in ids:
+            self._stable(partial(self._check_ledger, store, ledger_id))
+
+    def _check_ledger(self, store: ReadOnlyStore | None, ledger_id: int) -> Iterable[Problem]:
+        """Check that a ledger's entries are all there and what they should be."""
+        assert self._index is not None, "the caller looked"
+        row, tail = self._known(store, ledger_id)
+        if row is None:
+            return
+        extent = Extent.of(row.metadata) or Extent(ledger_id, 0, 1, 0)
+        try:
+            seal = self._seal(row.metadata)
+        except SealMismatchError as error:  # of another kind, so that its entries cannot be read as what they are
+            yield Problem(str(error), ledger_id=ledger_id)
+            return
+        digest = self._digest(row.metadata, extent.ledger_id, seal)
+        after = NOTHING
+        end: End | None = End(0, b"") if extent.first == 0 else None
+        pages = self._index.pages(ledger_id) if row.last_entry_id >= 0 and self._index.ledger(ledger_id) else ()
+        count = 0
+        for runs in (*pages, tail):
+            if not len(runs):
+                continue
+            runs = runs[runs["first"] > after[0]]
+            wrong = untiled(runs, after) if len(runs) else None
+            if wrong is not None:
+                yield Problem(
+                    f"ledger {ledger_id} has a gap: {wrong}; run `pybk rebuild-index {self._root}`", ledger_id=ledger_id
+                )
+                return
+            for run in runs.tolist():
+                problem, end = self._check_record(row.metadata, run, digest, extent, end)
+                if problem is not None:
+                    yield problem
+                count += run[1]
+            after = last_entry(runs) if len(runs) else after
+        self._counts[ledger_id] = count
+        yield from self._check_end(row, after[0], None if end is None else end.length)
+        yield from self._check_seal(row.metadata, seal, end if row.metadata.last_entry_id == after[0] else None)
+
+    def _known(self, store: ReadOnlyStore | None, ledger_id: int) -> tuple[LedgerRow | None, Runs]:
+        """Return what is known of a ledger, and its runs that are not in the index; None if it was deleted."""
+        assert self._index is not None, "the caller looked"
+        nothing = np.empty(0, np.void)
+        if store is None:
+            return self._index.ledger(ledger_id), nothing
+        try:
+            store.catch_up()
+            descriptor = store.descriptor(ledger_id)
+        except NoSuchLedgerError:
+            return None, nothing
+        for row in store.volumes.rows.values():
+            self._volumes.add(row)
+        tail = descriptor.tail_snapshot()
+        last = last_entry(tail)[0] if len(tail) else descriptor.last_checked
+        known = LedgerRow(descriptor.metadata, last, descriptor.last_add_confirmed, descriptor.length_durable)
+        return known, tail
+
+    def _check_end(self, row: LedgerRow, last: int, length: int | None) -> Iterable[Problem]:
+        """Check where a ledger ends against what is recorded of it; ``length`` is None if the last entry is damaged."""
+        metadata = row.metadata
+        known = [row.last_entry_id, *([metadata.last_entry_id] if metadata.state is LedgerState.CLOSED else [])]
+        lengths = [row.length, *([metadata.length] if metadata.state is LedgerState.CLOSED else [])]
+        if any(one != last for one in known) or (length is not None and any(one != length for one in lengths)):
+            yield Problem(
+                f"ledger {metadata.ledger_id} ends with entry {last} and has {length} bytes, but entries {known} and "
+                f"bytes {lengths} are recorded; run `pybk rebuild-index {self._root}`",
+                ledger_id=metadata.ledger_id,
+                first_entry_id=last + 1,
+                last_entry_id=max(known),
+            )
+
+    def _check_seal(self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: End | None) -> Iterable[Problem]:
+        """Check a closed ledger's seal, and that its last entry is the one that was sealed, if that is known."""
+        try:
+            state = check_seal(metadata, seal)
+        except SealMismatchError as error:
+            yield Problem(str(error), ledger_id=metadata.ledger_id)
+            state = SealState.RIGHT  # as far as the last entry is concerned, which is compared all the same
+        if state is SealState.UNSEALED:
+            self._unsealed.add(metadata.ledger_id)
+        elif state is SealState.UNCHECKED:
+            self._seals_unchecked.add(metadata.ledger_id)
+        elif state is SealState.RIGHT and end is not None:
+            try:
+                check_last(metadata, end)
+            except SealMismatchError as error:
+                yield Problem(str(error), ledger_id=metadata.ledger_id)
+
+    def _check_record(
+        self,
+        metadata: LedgerMetadata,
+        run: tuple[int, int, int, int, int, int, int],
+        digest: EntryDigest,
+        extent: Extent,
+        before: End | None,
+    ) -> tuple[Problem | None, End | None]:
+        """Check a record.
+
+        Args:
+            metadata: The ledger's.
+            run: Where the record lies.
+            digest: Checks its entries.
+            extent: What the ledger's entries are called.
+            before: What the entry before it says; None if that is not known.
+
+        Returns:
+            What is wrong, and what its last entry says if nothing is.
+        """
+        ledger_id = metadata.ledger_id
+        first, count, stride, offset, file_id, body_bytes, _ = run
+        last = first + (count - 1) * stride
+        path = self._volumes.path_of(self._volumes.rows[file_id]) if file_id in self._volumes.rows else None
+        try:
+            body = self._reader.plain_body(ledger_id, run)
+            start, ends = entry_ends(body, count, where=str(path))
+            starts = np.concatenate((np.array([start], np.int64), ends[:-1]))
+            ids = extent.entry_ids(np.arange(first, last + 1, stride, dtype=np.int64))
+            batch = EntryBatch(extent.ledger_id, ids, body, starts, ends - starts, digest.size)
+            digest.check_many(batch)
+            known = before.length if before is not None and extent.stride == 1 else None
+            end = end_of(batch, metadata.digest_type, known, dense=extent.stride == 1)
+        except (KeyError, FileNotFoundError):
+            message = f"ledger {ledger_id} entries {first} to {last} are missing in file {file_id:016x} ({path})"
+        except _DAMAGE as error:
+            message = f"ledger {ledger_id} entries {first} to {last} are damaged: {error}"
+        else:
+            self._read_bytes(body_bytes)
+            return None, end
+        self._seen.add((file_id, offset))
+        return Problem(f"{message}; {_RESTORE}", path, offset, ledger_id, first, last), None
+
+    def _seal(self, metadata: LedgerMetadata) -> LedgerSeal | None:
+        """Return what checks a ledger's entries and seal, None if its password is not known; as ``find_seal``."""
+        return None if self._keys is None else find_seal(self._keys, _verifier, self._passwords, metadata)
+
+    def _digest(self, metadata: LedgerMetadata, ledger_id: int, seal: LedgerSeal | None) -> EntryDigest:
+        """Return what checks a ledger's entries; only their ids and sizes if its password is not known."""
+        digest = digest_with(seal, metadata, ledger_id)
+        if digest is None:
+            self._without_password.add(metadata.ledger_id)
+            return entry_digest(DigestType.NONE, ledger_id)
+        return digest
+
+
+def _verifier(keys: LedgerKeys) -> bytes:
+    return keys.verifier
+
+
+def _problem(error: PybkError | FileNotFoundError) -> Problem:
+    """Return what an error says."""
+    if isinstance(error, CorruptError):
+        return Problem(str(error), error.path, error.offset)
+    if isinstance(error, FileNotFoundError):
+        return Problem(f"{error.filename} is missing; {_RESTORE}", error.filename)
+    return Problem(str(error))

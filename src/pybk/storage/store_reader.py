@@ -1,0 +1,545 @@
+"""Reading a store: from a ledger and an entry id to bytes, whichever tier they lie in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from pybk.config import StoreConfig
+from pybk.entry import EntryBatch
+from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
+from pybk.feature_level import FeatureLevel
+from pybk.ledger import LedgerMetadata
+from pybk.metrics import Metrics
+from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, span, spans, take_runs
+from pybk.storage.descriptor import LedgerDescriptor, Page
+from pybk.storage.format.cold_segment import decompress
+from pybk.storage.format.index_rows import NamedRow, entries_key
+from pybk.storage.format.record import (
+    RECORD_HEADER_BYTES,
+    RUN_COMPRESSED,
+    RecordHeader,
+    RecordKind,
+    Runs,
+    check_body,
+    decode_header,
+)
+from pybk.storage.index.index import Index
+from pybk.storage.io.filesystem import PAGE_BYTES, FileSystem
+from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.named_records import NamedRecords
+from pybk.storage.volumes import CHUNK_BYTES, ENTRIES, Mapped, Volumes
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 8
+_TAIL_RUNS_MAX: Final = 16_384
+_PAGE_BYTES: Final = 48 << 10
+_PAGE_MASK: Final = -PAGE_BYTES
+_POINT_BYTES: Final = 64 << 10
+"""A record of up to this size is populated whole for one entry."""
+_TABLE_ENTRIES_MAX: Final = 16_384
+"""Entries of a record whose table is remembered."""
+_TABLES_SHARE: Final = 4
+"""Which part of the index cache tables of long records may take: a table has 4 bytes per entry."""
+TABLE_OVERHEAD_BYTES: Final = 128
+"""What a table takes besides its entries: the headers of two objects, 65 bytes, and its place in a dictionary, which
+has some 36 to 105 bytes for each, depending on when it last grew. Records of few large entries have small tables."""
+
+_VIEWS: Final[WeakSet[StoreView]] = WeakSet()
+
+
+def _mark_forked() -> None:
+    for view in _VIEWS:
+        view.after_fork()
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+class Loaded(NamedTuple):
+    """Plain bodies of some records: ``body_starts`` is where each begins in ``buffer``, ``(r,)`` int64, bytes."""
+
+    buffer: memoryview
+    runs: Runs
+    body_starts: npt.NDArray[np.int64]
+
+
+class StoreView:
+    """What reads need of a store; a live store and a read-only one add how they learn what is new.
+
+    Threads: any.
+    """
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        config: StoreConfig,
+        volumes: Volumes,
+        index: Index,
+        entries: Mapping[int, Environment],
+        metrics: Metrics,
+    ) -> None:
+        self.fs = fs
+        self.config = config
+        self.feature_level = FeatureLevel.BASE
+        """The level whose formats the store is written in."""
+        self.volumes = volumes
+        self.index = index
+        self.entries = entries
+        self.named = NamedRecords(index)
+        """The store's named records."""
+        self.metrics = metrics
+        self._lock = threading.Lock()
+        self._descriptors: WeakValueDictionary[int, LedgerDescriptor] = WeakValueDictionary()
+        self._dirty: dict[int, LedgerDescriptor] = {}
+        self._cached: deque[tuple[int, int]] = deque()
+        self._cached_max = max(8, config.index_cache_bytes // _PAGE_BYTES)
+        self._tables: dict[int, bytes] = {}
+        """Tables of long records by place, the oldest first."""
+        self._tables_bytes = 0
+        self._tables_bytes_max = config.index_cache_bytes // _TABLES_SHARE
+        self.ended = False
+        """Whether reading is over: the store was closed, or this process is a fork of the one that opened it."""
+        self._forked = False
+        _VIEWS.add(self)
+
+    # ---- processes -----------------------------------------------------------------------------------------------
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that opened the store."""
+        return self._forked
+
+    def after_fork(self) -> None:
+        """Be of no use in a forked child; called in it before anything else.
+
+        The parent's threads are not there: the locks they may hold are replaced, so that nobody waits for them.
+        """
+        self._forked = self.ended = True
+        self._lock = threading.Lock()
+        self.volumes.after_fork()
+        self.named.after_fork()
+        for descriptor in self._descriptors.values():
+            descriptor.lock = threading.Lock()
+            descriptor.place_lock = threading.Lock()
+
+    def end(self) -> None:
+        """Refuse further reads, and wake who follows a ledger."""
+        self.ended = True
+        with self._lock:
+            descriptors = list(self._descriptors.values())
+        for descriptor in descriptors:
+            descriptor.wake_followers()
+
+    def check_usable(self) -> None:
+        """Raise unless the store may be read.
+
+        Raises:
+            ForkedProcessError: This process was forked from the one that opened the store.
+            ClosedError: The store was closed.
+        """
+        if self._forked:
+            raise self.fork_error()
+        if self.ended:
+            raise ClosedError(f"the manager of {self.volumes.root} is closed; open it again")
+
+    def fork_error(self) -> ForkedProcessError:
+        """Return what a forked child is told."""
+        return ForkedProcessError(
+            f"{self.volumes.root} was opened before this process was forked; open it here again: read-only beside the "
+            "process that has it, or after that one has closed it"
+        )
+
+    def keep_looking(self) -> None:
+        """Have followers woken when a ledger moves; a live store does so without being asked."""
+
+    def catch_up(self) -> None:
+        """See what was appended since; a live store always knows."""
+
+    def write_buffered(self) -> None:
+        """Write what appends have buffered; nothing in a store that does not append."""
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor:
+        """Return the one descriptor of a ledger.
+
+        Raises:
+            NoSuchLedgerError: It never existed or was deleted.
+        """
+        with self._lock:
+            descriptor = self._find(ledger_id)
+        if descriptor is None or descriptor.deleted or not descriptor.created:
+            raise NoSuchLedgerError(
+                f"ledger {ledger_id} does not exist in {self.volumes.root}: never created, or deleted"
+            )
+        return descriptor
+
+    def _find(self, ledger_id: int) -> LedgerDescriptor | None:
+        """Return the descriptor, deleted or not; the caller holds the lock."""
+        descriptor = self._descriptors.get(ledger_id)
+        if descriptor is None:
+            row = self.index.ledger(ledger_id)
+            if row is None:
+                return None
+            descriptor = LedgerDescriptor(
+                row.metadata,
+                last_checked=row.last_entry_id,
+                last_add_confirmed=row.last_add_confirmed,
+                length=row.length,
+            )
+            self._descriptors[ledger_id] = descriptor
+        return descriptor
+
+    def tail_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
+        """Return the descriptor of a ledger that the log's tail speaks of, deleted or not."""
+        with self._lock:
+            descriptor = self._dirty.get(ledger_id)
+            if descriptor is None:
+                descriptor = self._find(ledger_id)
+                if descriptor is not None:
+                    self._dirty[ledger_id] = descriptor
+        return descriptor
+
+    def tail_named(self, row: NamedRow) -> None:
+        """Take a named record that the log's tail changes."""
+        self.named.changed(row)
+
+    def tail_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Make the descriptor of a ledger that the log's tail creates."""
+        descriptor = LedgerDescriptor(metadata)
+        with self._lock:
+            self._descriptors[metadata.ledger_id] = descriptor
+            self._dirty[metadata.ledger_id] = descriptor
+        return descriptor
+
+    def metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Return a ledger's metadata as of its last durable change; raises as ``descriptor`` does."""
+        return self.descriptor(ledger_id).metadata
+
+    def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of all ledgers above an id, ascending; what is made or deleted meanwhile may be there."""
+        with self._lock:
+            recent = {ledger_id: found for ledger_id, found in sorted(self._dirty.items()) if ledger_id > after}
+        pending = iter(recent.values())
+        waiting = next(pending, None)
+        for row in self.index.ledgers(after):
+            ledger_id = row.metadata.ledger_id
+            while waiting is not None and waiting.ledger_id < ledger_id:
+                if not waiting.deleted:
+                    yield waiting.metadata
+                waiting = next(pending, None)
+            if ledger_id not in recent:
+                yield row.metadata
+        while waiting is not None:
+            if not waiting.deleted:
+                yield waiting.metadata
+            waiting = next(pending, None)
+
+    # ---- entries -------------------------------------------------------------------------------------------------
+
+    def read_batch(
+        self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest_bytes: int, direct: bool
+    ) -> EntryBatch:
+        """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``; digests are not checked.
+
+        Args:
+            descriptor: The ledger; it is known to hold ``first`` to ``last``.
+            first: First entry id.
+            last: Last entry id, inclusive.
+            max_bytes: Entry bytes at most, unless the first entry alone is longer.
+            digest_bytes: Size of the ledger's digest; records are checked whole when it is 0.
+            direct: Read into private memory, past the page cache.
+
+        Raises:
+            CorruptError: The entries are known to exist and cannot be read.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                runs = self._runs_from(descriptor, first)
+                runs = runs[: max(1, int(np.searchsorted(runs["first"], last, side="right")))]
+                span_max = max(SPAN_FACTOR * max_bytes, 1 << 20) if direct else 1 << 62
+                loaded = self.load(
+                    descriptor.ledger_id,
+                    take_runs(runs, max_bytes, span_max=span_max),
+                    direct=direct,
+                    check=digest_bytes == 0,
+                    bytes_max=max_bytes,
+                )
+            except (KeyError, FileNotFoundError):
+                self.refresh(descriptor)
+                continue
+            where = f"ledger {descriptor.ledger_id} in file {int(loaded.runs['file'][0]):016x}"
+            located = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where=where)
+            return make_batch(
+                descriptor.ledger_id,
+                loaded.buffer,
+                located,
+                first=first,
+                last=last,
+                max_bytes=max_bytes,
+                digest_bytes=digest_bytes,
+            )
+        raise CorruptError(
+            f"ledger {descriptor.ledger_id} entry {first}: the file it lies in is not there; run `pybk "
+            f"verify {self.volumes.root}` and restore the file from a backup"
+        )
+
+    def refresh(self, descriptor: LedgerDescriptor) -> None:
+        """Forget where a ledger's entries lay, because they moved."""
+        with descriptor.place_lock:
+            descriptor.forget_places()
+
+    def _runs_from(self, descriptor: LedgerDescriptor, first: int) -> Runs:
+        """Return runs of the ledger, the first of them holding ``first``."""
+        runs = descriptor.tail_from(first, _TAIL_RUNS_MAX)
+        if runs is None:
+            runs = self.index.page(descriptor.ledger_id, first)
+            runs = runs[int(np.searchsorted(runs["first"], first, side="right")) - 1 :]
+        return runs
+
+    def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
+        """Return a buffer that holds one entry plain, and where it starts and ends; None: ``read_batch`` will say.
+
+        Raises:
+            CorruptError, StorageError: As ``Volumes.populate``, or the record is damaged.
+
+        Cost: three microseconds for an entry whose place is remembered and whose file is mapped.
+        """
+        words = descriptor.find(entry_id)
+        if words is None:
+            words = self.place_of(descriptor, entry_id)
+        mapped = None if words[3] >> 32 else self.volumes.views.get(words[2] >> 32)
+        if mapped is None:
+            found = self.record_of(descriptor.ledger_id, words)
+            if found is None:
+                return None
+            if found[1] is not words:
+                return found[0], *entry_span(*found, entry_id)
+            view, populate = found[0], self.fs.populator(found[0])
+        else:
+            view, populate, _, _ = mapped
+        table = None
+        start = words[2] & 0xFFFFFFFF
+        stop = start + RECORD_HEADER_BYTES + words[3]
+        if words[3] > _POINT_BYTES:
+            table = self._tables.get(words[2])
+            if table is None:
+                table = self._table(view, words)
+            start, stop = entry_span(view, words, entry_id, table)
+        first = start & _PAGE_MASK
+        try:
+            populate(first, stop - first)
+        except (OSError, ValueError):
+            self.volumes.populate(view, start, stop)
+        if table is None:
+            start, stop = entry_span(view, words, entry_id)
+        return view, start, stop
+
+    def _table(self, view: memoryview, words: tuple[int, int, int, int]) -> bytes:
+        """Return the table of a long record, and remember it: to look at it in the map, it has to be populated first.
+
+        A place is never used for another record, so what is remembered stays true.
+        """
+        start = (words[2] & 0xFFFFFFFF) + RECORD_HEADER_BYTES
+        count = words[1] & 0xFFFFFFFF
+        end = start + min(4 * count, words[3])
+        self.volumes.populate(view, start, end)
+        table = bytes(view[start:end])
+        if 1 < count <= _TABLE_ENTRIES_MAX:
+            with self._lock:
+                if words[2] not in self._tables:
+                    self._tables[words[2]] = table
+                    self._tables_bytes += len(table) + TABLE_OVERHEAD_BYTES
+                while self._tables_bytes > self._tables_bytes_max:
+                    oldest = self._tables.pop(next(iter(self._tables)))
+                    self._tables_bytes -= len(oldest) + TABLE_OVERHEAD_BYTES
+        return table
+
+    def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
+        """Return the four words of the run that holds an entry, remembering the index page it came from."""
+        words = descriptor.find(entry_id)
+        if words is None:
+            generation = descriptor.generation
+            page = Page.of(self.index.page(descriptor.ledger_id, entry_id))
+            descriptor.remember(page, generation)
+            with self._lock:
+                self._cached.append((descriptor.ledger_id, page.firsts[0]))
+                evicted = self._cached.popleft() if len(self._cached) > self._cached_max else None
+                victim = self._descriptors.get(evicted[0]) if evicted is not None else None
+            if evicted is not None and victim is not None:
+                victim.forget(evicted[1])
+            words = _find_in(page, entry_id)
+        return words
+
+    def record_of(
+        self, ledger_id: int, words: tuple[int, int, int, int]
+    ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
+        """Return a buffer that holds one record plain, and its words as of that buffer.
+
+        None when the record has to be unpacked, or is not there any more: ``read_batch`` will say. If the buffer is a
+        map, the words are the same object.
+        """
+        first, count_stride, place, body_flags = words
+        if body_flags >> 32:
+            return None
+        file_id = place >> 32
+        try:
+            if file_id not in self.entries:
+                return (self.volumes.view(file_id), words) if self.fs.populates else None
+        except (KeyError, FileNotFoundError):
+            return None
+        with self.entries[file_id].read() as transaction:
+            value = transaction.get(entries_key(ledger_id, first))
+        if value is None:
+            return None
+        buffer = memoryview(value)
+        header = decode_header(buffer, 0, where=f"file {file_id:016x}")
+        if header.ledger_id != ledger_id or header.first_entry_id != first or header.body_bytes != body_flags:
+            return None
+        return buffer, (first, count_stride, file_id << 32, body_flags)
+
+    def load(
+        self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
+    ) -> Loaded:
+        """Bring the plain bodies of some records of one file into one buffer.
+
+        Args:
+            ledger_id: The ledger they belong to.
+            runs: Records, all in one file.
+            direct: Past the page cache, into private memory.
+            check: Check headers, identity and body checksums.
+            bytes_max: Plain bytes after which no further compressed record is unpacked, because only then their plain
+                sizes are known. The result may have fewer records, at least one.
+
+        Raises:
+            KeyError, FileNotFoundError: The file is gone: its entries were moved.
+            CorruptError: A record is damaged.
+        """
+        file_id = int(runs["file"][0])
+        if self.volumes.rows[file_id].kind == ENTRIES:
+            return self._load_from_environment(ledger_id, file_id, runs, check=check)
+        base = 0
+        if direct:
+            base, end = span(runs)
+            buffer = self.volumes.read_direct(file_id, base, end)
+        elif self.fs.populates:
+            mapped = self.volumes.mapped(file_id)
+            buffer = mapped.view
+            self._populate(mapped, runs)
+        else:
+            base, end = span(runs)
+            buffer = self.volumes.read(file_id, base, end)
+        if (runs["flags"] & RUN_COMPRESSED).any():
+            return self._load_compressed(ledger_id, runs, buffer, base, bytes_max)
+        starts = runs["offset"].astype(np.int64) - base
+        if check:
+            for start, run in zip(starts.tolist(), runs, strict=True):
+                self._record(buffer, start, ledger_id, int(run["first"]), file_id)
+        return Loaded(buffer, runs, starts + RECORD_HEADER_BYTES)
+
+    def _populate(self, mapped: Mapped, runs: Runs) -> None:
+        """Bring some records of a mapped file into memory, and little besides; raises as ``Volumes.populate``."""
+        start, stop = span(runs)
+        if stop - start <= CHUNK_BYTES:
+            self.volumes.populate(mapped.view, start, stop)
+        elif stop - start <= CHUNK_BYTES * len(runs):
+            self.volumes.populate_once(mapped, start, stop)
+        elif not mapped.is_populated(start, stop):
+            for low, high in spans(runs):
+                self.volumes.populate_once(mapped, low, high)
+
+    def _record(
+        self, buffer: memoryview, start: int, ledger_id: int, first: int, file_id: int
+    ) -> tuple[RecordHeader, memoryview]:
+        """Return header and stored body of one record, checked for identity and damage."""
+        where = f"file {file_id:016x}"
+        header = decode_header(buffer, start, where=where)
+        if header.kind != RecordKind.ENTRIES or header.ledger_id != ledger_id or header.first_entry_id != first:
+            raise CorruptError(
+                f"{where}: offset {start} holds ledger {header.ledger_id} from entry {header.first_entry_id}, "
+                f"not ledger {ledger_id} from entry {first}; run `pybk rebuild-index {self.volumes.root}`"
+            )
+        body = buffer[start + RECORD_HEADER_BYTES : start + RECORD_HEADER_BYTES + header.body_bytes]
+        check_body(header, body, where=where)
+        return header, body
+
+    def _load_compressed(self, ledger_id: int, runs: Runs, buffer: memoryview, base: int, bytes_max: int) -> Loaded:
+        bodies: list[bytes | memoryview] = []
+        left = bytes_max
+        for run in runs:
+            if bodies and left <= 0:
+                break
+            header, body = self._record(
+                buffer, int(run["offset"]) - base, ledger_id, int(run["first"]), int(run["file"])
+            )
+            bodies.append(decompress(header, body))
+            left -= len(bodies[-1])
+        return _joined(runs[: len(bodies)], bodies)
+
+    def _load_from_environment(self, ledger_id: int, file_id: int, runs: Runs, *, check: bool) -> Loaded:
+        firsts = runs["first"].tolist()
+        with self.entries[file_id].read() as transaction:
+            values = [transaction.get(entries_key(ledger_id, first)) for first in firsts]
+        records: list[bytes] = []
+        for first, body_bytes, value in zip(firsts, runs["body"].tolist(), values, strict=True):
+            if value is None:
+                if not self._still_there(ledger_id, first, file_id):
+                    raise KeyError(file_id)
+                raise CorruptError(
+                    f"ledger {ledger_id} from entry {first} is missing in {self.volumes.root}'s SSD tier; run "
+                    f"`pybk verify {self.volumes.root}` and restore the tier from a backup"
+                )
+            if check or len(value) != RECORD_HEADER_BYTES + body_bytes:
+                self._record(memoryview(value), 0, ledger_id, first, file_id)
+            records.append(value)
+        sizes = np.array([len(record) for record in records], np.int64)
+        return Loaded(memoryview(b"".join(records)), runs, np.cumsum(sizes) - sizes + RECORD_HEADER_BYTES)
+
+    def _still_there(self, ledger_id: int, first: int, file_id: int) -> bool:
+        """Tell whether the index, read anew, still says that the record lies in this file."""
+        row = self.index.ledger(ledger_id)
+        if row is None or row.last_entry_id < first:
+            return False
+        page = self.index.page(ledger_id, first)
+        return bool(((page["first"] == first) & (page["file"] == file_id)).any())
+
+    def sound_runs(self, ledger_id: int, loaded: Loaded) -> tuple[npt.NDArray[np.bool_], PybkError | None]:
+        """Check records that lie plain in their file.
+
+        Returns:
+            Which are sound, ``(r,)`` bool; and what is wrong with the first that is not, None if all are.
+        """
+        sound = np.ones(len(loaded.runs), np.bool_)
+        problem: PybkError | None = None
+        for number, (start, run) in enumerate(zip(loaded.body_starts.tolist(), loaded.runs, strict=True)):
+            try:
+                self._record(loaded.buffer, start - RECORD_HEADER_BYTES, ledger_id, int(run["first"]), int(run["file"]))
+            except PybkError as error:
+                problem = problem or error
+                sound[number] = False
+        return sound, problem
+
+
+def _find_in(page: Page, entry_id: int) -> tuple[int, int, int, int]:
+    at = 4 * (int(np.searchsorted(np.frombuffer(page.firsts, np.int64), entry_id, side="right")) - 1)
+    words = page.words
+    return words[at], words[at + 1], words[at + 2], words[at + 3]
+
+
+def _joined(runs: Runs, bodies: list[bytes | memoryview]) -> Loaded:
+    """Put bodies one after the other; the runs then carry the sizes of the plain bodies."""
+    sizes = np.array([len(body) for body in bodies], np.int64)
+    plain = runs.copy()
+    plain["body"] = sizes
+    return Loaded(memoryview(b"".join(bodies)), plain, np.cumsum(sizes) - sizes)

@@ -1,0 +1,225 @@
+"""A bound on the connections of a listening socket, also of those that have not said yet who they are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket as system
+import struct
+import time
+from collections import deque
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any, Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from pybk.transport.curve import HANDSHAKE_MS, Socket
+from pybk.transport.logging_limit import LogLimit
+
+logger = logging.getLogger(__name__)
+logger.addFilter(LogLimit())
+
+CONNECTIONS_MAX: Final = 4096
+"""Connections of a bookie."""
+
+GREETING_MAX: Final = 256
+"""Connections that have not shown yet, within the time of a handshake, that they are of the cluster."""
+
+GREETING_BYTES_MAX: Final = 16 << 10
+"""Bytes that a connection may send before its first message is received. A handshake and a greeting need about 1 KiB,
+and a client sends nothing else before the greeting is answered."""
+
+GREETING_LOOK_MS: Final = 10
+"""How often that is looked at, while there are such connections."""
+
+DESCRIPTORS_RESERVED: Final = 256
+"""File descriptors that connections leave to the rest of the process."""
+
+_HANDSHAKE_NS: Final = (HANDSHAKE_MS + 1000) * 10**6
+_PRUNE_NS: Final = 10**9
+_LOOK_NS: Final = GREETING_LOOK_MS * 10**6 // 2
+_TCP_INFO_BYTES: Final = 136
+_bytes_received = struct.Struct("=Q").unpack_from
+_BYTES_RECEIVED_AT: Final = 128
+_EVENTS: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+def connections_max() -> int:
+    """Return how many connections may be open: below the process's limit of open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(16, min(CONNECTIONS_MAX, soft - DESCRIPTORS_RESERVED))
+
+
+class Connections:
+    """Counts the connections of a socket by its monitor, and ends new ones beyond the bounds.
+
+    ZeroMQ has no such bound: strangers who connect and say nothing would take the process's descriptors, and each may
+    send as much as one message before its handshake fails. Its bound on messages is the same before and after the
+    handshake, so the kernel is asked how much a connection has sent.
+
+    Args:
+        socket: The socket, before it is bound.
+
+    Attributes:
+        monitor: To be polled; call ``look`` when it is readable.
+        ended: Connections that were ended.
+        greeting: Connections of which no message has been received, each with the time when it was accepted; one
+            that is there for longer than a handshake may take has ended its handshake, and is left out.
+
+    Threads: one at a time.
+    """
+
+    __slots__ = (
+        "_greeting",
+        "_looked_ns",
+        "_max",
+        "_open",
+        "_pruned_ns",
+        "_socket",
+        "ended",
+        "greeting",
+        "monitor",
+    )
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._open: set[int] = set()
+        self._greeting: deque[int] = deque()  # when each was accepted whose handshake has not ended
+        self._pruned_ns = self._looked_ns = 0
+        self.greeting: dict[int, int] = {}
+        self._max = connections_max()
+        self.ended = 0
+        self.monitor: Any = socket.get_monitor_socket(_EVENTS)
+        self.monitor.linger = 0
+        self.look(())  # a new socket gives no signal before it was read to its end
+
+    def look(self, addresses: Collection[str]) -> None:
+        """Take everything that the monitor says: no signal comes for what is left.
+
+        Args:
+            addresses: Where the socket listens.
+        """
+        while True:
+            try:
+                message = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            event, descriptor = int(message["event"]), int(message["value"])
+            if event == zmq.EVENT_ACCEPTED:
+                self._accepted(descriptor, addresses)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._open.discard(descriptor)
+                self.greeting.pop(descriptor, None)
+            elif self._greeting:
+                self._greeting.popleft()
+
+    def _accepted(self, descriptor: int, addresses: Collection[str]) -> None:
+        now_ns = time.monotonic_ns()
+        # Not every end of a handshake is an event, but none lasts longer than this.
+        while self._greeting and now_ns - self._greeting[0] > _HANDSHAKE_NS:
+            self._greeting.popleft()
+        if len(self._open) >= self._max and now_ns - self._pruned_ns > _PRUNE_NS:
+            self._pruned_ns = now_ns
+            self._open = {each for each in self._open if _is_connection(each, addresses)}
+        if len(self._open) >= self._max or len(self._greeting) >= GREETING_MAX:
+            self.ended += 1
+            logger.warning(
+                "a connection was ended, because %d are open (at most %d), %d of them before their handshake's end "
+                "(at most %d)",
+                *(len(self._open), self._max, len(self._greeting), GREETING_MAX),
+            )
+            _shut(descriptor, addresses)
+        else:
+            self.greeting[descriptor] = now_ns
+        self._open.add(descriptor)
+        self._greeting.append(now_ns)
+
+    def check_greeting(self, addresses: Collection[str]) -> None:
+        """End the connections that sent too much before their first message was received.
+
+        Args:
+            addresses: Where the socket listens.
+
+        Cost: Nothing without such connections; else some microseconds for each of them, at most 200 times a second.
+        """
+        now_ns = time.monotonic_ns()
+        if not self.greeting or now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        for descriptor, accepted_ns in list(self.greeting.items()):
+            if now_ns - accepted_ns > _HANDSHAKE_NS:
+                del self.greeting[descriptor]
+            elif _received_bytes(descriptor, addresses) > GREETING_BYTES_MAX:
+                del self.greeting[descriptor]
+                self.ended += 1
+                logger.warning(
+                    "a connection was ended, because it sent more than %d bytes before its handshake's end",
+                    GREETING_BYTES_MAX,
+                )
+                _shut(descriptor, addresses)
+
+    def heard(self, frame: zmq.Frame, addresses: Collection[str]) -> None:
+        """Take note that a message of a connection was received, so that its handshake has ended.
+
+        The monitor is read first. ZeroMQ reports a connection before it receives anything from it, so the descriptor
+        then is that of the connection, and not of an earlier one whose end was not read yet. Nothing is kept of a
+        connection that has ended, because a later one may have its descriptor.
+
+        Args:
+            frame: Of the message.
+            addresses: Where the socket listens.
+
+        Cost: Some microseconds, only for a message that belongs to no session.
+        """
+        try:
+            descriptor = int(frame.get(zmq.SRCFD))
+        except zmq.ZMQError:  # a message from within the process came over no connection
+            return
+        self.look(addresses)
+        self.greeting.pop(descriptor, None)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._socket.disable_monitor()
+        self.monitor.close()
+
+
+def _shut(descriptor: int, addresses: Collection[str]) -> None:
+    """End a connection that ZeroMQ has just accepted; ZeroMQ closes the descriptor itself when it reads the end.
+
+    The connection may be gone, and the number another file's: only a connection of these addresses is shut down.
+    """
+    if _is_connection(descriptor, addresses):
+        with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
+            connection.shutdown(system.SHUT_RDWR)
+
+
+def _received_bytes(descriptor: int, addresses: Collection[str]) -> int:
+    """Return how many bytes a TCP connection to one of these addresses has received; 0 if it is another file."""
+    with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family != system.AF_UNIX and _is_connection(descriptor, addresses):
+            info = connection.getsockopt(system.IPPROTO_TCP, system.TCP_INFO, _TCP_INFO_BYTES)
+            if len(info) == _TCP_INFO_BYTES:
+                return int(_bytes_received(info, _BYTES_RECEIVED_AT)[0])
+    return 0
+
+
+def _is_connection(descriptor: int, addresses: Collection[str]) -> bool:
+    """Return whether a descriptor is that of a connection to one of these addresses."""
+    with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
+        mine = connection.getsockname()
+        end = f":{mine[1]}" if isinstance(mine, tuple) else str(mine)
+        return bool(end) and any(address.endswith(end) for address in addresses)
+    return False

@@ -1,0 +1,70 @@
+"""A bookie tells others an address that leads to it, or says which one does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.bookie import advertising
+from pybk.bookie.advertising import advertised
+from pybk.config import StoreConfig
+from pybk.errors import UsageError
+from pybk.manager import LedgerManager
+from tests.client.test_limbo_repair import home_of, service_of
+from tests.cluster.inside import SECRET, make_cluster
+from tests.storage.real_store import QUICK
+
+
+def bookie(tmp_path: Path, listen: str, name: str = "one", **options: Any) -> LedgerManager:
+    return LedgerManager.open(
+        tmp_path / name,
+        listen=listen,
+        metadata=make_cluster(tmp_path / "cluster"),
+        cluster_secret=SECRET,
+        bookie_id=name,
+        config=StoreConfig(**QUICK),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("listen", ["tcp://0.0.0.0:*", "tcp://*:*"])
+def test_a_bookie_on_every_address_is_refused_unless_told_which_others_use(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(UsageError, match=r"stands for every address .*advertise='tcp://HOST:[0-9]+'"):
+        bookie(tmp_path, listen)
+    with bookie(tmp_path, listen, advertise="tcp://127.0.0.1:*") as manager:
+        service = service_of(manager)
+        (port,) = {address.rpartition(":")[2] for address in service._server.addresses}
+        assert service.addresses == (f"tcp://127.0.0.1:{port}",)
+        (found,) = home_of(manager)._metadata.list_bookies()
+        assert found.addresses == service.addresses
+        writer = manager.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1, insecure=True)
+        assert writer.append(b"reached") == 0
+        writer.close()
+
+
+def test_an_address_that_does_not_lead_to_the_bookie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advertising, "REACH_SECONDS", 0.5)
+    with pytest.raises(UsageError, match=r"cannot be reached at tcp://127\.0\.0\.1:1, "):
+        bookie(tmp_path, "tcp://127.0.0.1:*", advertise="tcp://127.0.0.1:1")
+    with bookie(tmp_path, "tcp://127.0.0.1:*") as manager:
+        assert [found.bookie.bookie_id for found in home_of(manager)._metadata.list_bookies()] == ["one"]
+
+
+def test_names_that_are_no_address_for_others_are_refused() -> None:
+    bound = ("tcp://127.0.1.1:4000",)
+    with pytest.raises(UsageError, match="no other host can connect"):
+        advertised(("tcp://myhost:*",), bound, ())
+    assert advertised(("tcp://localhost:*",), bound, ()) == bound
+    assert advertised(("tcp://127.0.1.1:*",), bound, ()) == bound
+    assert advertised(("tcp://myhost:*",), bound, ("tcp://other:*", "tcp://other:5")) == (
+        "tcp://other:4000",
+        "tcp://other:5",
+    )
+    assert advertised(("ipc:///tmp/x",), ("ipc:///tmp/x",), ()) == ("ipc:///tmp/x",)
+    for wrong in ("tcp://0.0.0.0:5", "tcp://[::]:5", "tcp://*:5"):
+        with pytest.raises(UsageError, match="stands for every address"):
+            advertised(("tcp://127.0.0.1:*",), bound, (wrong,))
+    with pytest.raises(UsageError, match="is no address"):
+        advertised(("tcp://127.0.0.1:*",), bound, ("other:5",))

@@ -1,0 +1,124 @@
+"""Damaged records of a bookie's replicas: what is told of them, what of others, and how they are repaired."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from pybk.bookie.replicas import Replicas
+from pybk.errors import CorruptError
+from pybk.flags import StorageHint
+from pybk.replication.bookie import BookieMachine, Respond
+from pybk.replication.messages import LacReply, ReadLac, Status
+from pybk.storage.volumes import ENTRIES
+from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
+    LEDGER,
+    add,
+    after_crash,
+    assert_reads,
+    content,
+    entry,
+    make_run,
+    new_disk,
+    new_replicas,
+    open_replicas,
+    state_of,
+)
+from tests.simdisk import SimFileSystem
+
+COUNT = 5
+SIZE = len(entry(0))
+TABLE = struct.pack(f"<{COUNT}I", *(SIZE * (n + 1) for n in range(COUNT)))
+"""Where the entries of a record end, before the first of them."""
+
+
+def flip(fs: SimFileSystem, replicas: Replicas, found: bytes, at: int, bit: int = 1) -> None:
+    """Flip a bit of some bytes on the disk, where they lie last."""
+    for row in replicas.store.volumes.rows.values():
+        if row.kind == ENTRIES:
+            continue
+        path = replicas.store.volumes.path_of(row)
+        data = bytes(fs.view(path))
+        place = data.rfind(found)
+        if place >= 0:
+            file = fs.open(path, writable=True)
+            file.write([bytes([data[place + at] ^ bit])], place + at)
+            file.sync()
+            file.close()
+            return
+    raise AssertionError("what is to be damaged lies in no file")
+
+
+@pytest.mark.parametrize("harm", ["short", "beyond", "header"])
+def test_no_last_add_confirmed_is_taken_from_a_damaged_record(
+    fs: SimFileSystem, replicas: Replicas, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(replicas, make_run(0, COUNT))
+    if harm == "header":
+        flip(fs, replicas, entry(COUNT - 1), 17, 64)  # the last add confirmed itself
+    elif harm == "short":
+        flip(fs, replicas, TABLE, 4 * (COUNT - 2) + 1, 1)  # where the last entry begins: behind its end
+    else:
+        flip(fs, replicas, TABLE, 4 * (COUNT - 2) + 3, 64)
+    replicas.close()
+    replicas = open_replicas(fs)
+    assert state_of(replicas).lac == -1
+    assert "cannot be read" in caplog.text
+    machine = BookieMachine(replicas)
+    (answer,) = machine.receive("a", ReadLac(LEDGER), None, 0)
+    assert isinstance(answer, Respond)
+    assert isinstance(answer.reply, LacReply)
+    assert answer.reply.lac == -1
+    assert add(replicas, make_run(COUNT, 1)) is Status.OK
+    assert state_of(replicas).lac == COUNT - 1
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_entries_beside_a_damaged_record_are_taken_for_what_they_are(
+    fs: SimFileSystem, replicas: Replicas, stride: int
+) -> None:
+    """No conflict is seen in them, nor are they stored again."""
+    for first in (0, COUNT, 2 * COUNT):
+        add(replicas, make_run(first, COUNT))
+    flip(fs, replicas, TABLE, 4 * (COUNT - 1))  # of the last record, where its last entry ends
+    whole = make_run(0, 3 * COUNT // stride, stride)
+    extents = len(list(replicas.store.ledgers()))
+    for run in (make_run(COUNT, COUNT // stride, stride), make_run(0, 2 * COUNT // stride, stride)):
+        assert add(replicas, run) is Status.OK
+        assert add(replicas, run, recovery=True) is Status.OK
+    assert len(list(replicas.store.ledgers())) == extents
+    with pytest.raises(CorruptError, match="repaired from its other bookies"):
+        replicas.stage(LEDGER, whole, True)
+    assert add(replicas, whole, recovery=True) is Status.OK
+    assert_reads(replicas, 0, 2 * COUNT - 1)
+    assert_reads(replicas, 0, 3 * COUNT - 1 - (stride - 1), stride)
+
+
+def test_all_entries_of_a_damaged_record_are_repaired_so_that_they_can_be_copied(
+    fs: SimFileSystem, replicas: Replicas
+) -> None:
+    for first in (0, COUNT):
+        add(replicas, make_run(first, COUNT))
+    flip(fs, replicas, entry(COUNT), 100)
+    everything = make_run(0, 2 * COUNT)
+    status, run = replicas.read(LEDGER, COUNT + 1, 2 * COUNT - 1, 1, 1 << 20, checked=True)
+    assert (status, run) == (Status.UNKNOWN, None)
+    assert add(replicas, make_run(0, 2 * COUNT, seed=1), recovery=True) is Status.CONFLICT
+    assert add(replicas, everything, recovery=True) is Status.OK
+    for _ in range(2):
+        for first in (0, COUNT + 1):
+            status, run = replicas.read(LEDGER, first, 2 * COUNT - 1, 1, 1 << 20, checked=True)
+            assert status is Status.OK
+            assert content(run) == [entry(entry_id) for entry_id in range(first, 2 * COUNT)]
+        fs, replicas = after_crash(fs, replicas)
+
+
+def test_a_move_of_a_replica_with_a_damaged_record_is_no_success(fs: SimFileSystem, replicas: Replicas) -> None:
+    add(replicas, make_run(0, COUNT))
+    add(replicas, make_run(COUNT, COUNT))
+    flip(fs, replicas, entry(0), 100)
+    for _ in range(2):
+        with pytest.raises(CorruptError, match=r"1 records in .*\.log"):
+            replicas.move(LEDGER, StorageHint.HDD)
+    assert_reads(replicas, COUNT, 2 * COUNT - 1)

@@ -1,0 +1,212 @@
+"""What a running bookie does between requests: how long it waits, what it remembers, and when it drops a ledger."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pybk.bookie import server as service_module
+from pybk.bookie.durable_position import PositionRecorder
+from pybk.bookie.server import BookieService
+from pybk.client.backend import ClusterHome
+from pybk.errors import StorageError, StorageFullError, UsageError
+from pybk.flags import StorageHint
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.registration import RegisteredBookie
+from pybk.replication.bookie import Respond
+from pybk.replication.messages import Add, Move, Reply, Run, Status
+from tests.client.test_limbo_repair import home_of
+from tests.cluster.inside import Inside, inside
+from tests.waiting import WAIT_S, wait_until
+
+PASSWORD = b"correct horse"
+NO_PEER: Any = None
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path, count=1) as cluster:
+        yield cluster
+
+
+def service_of(cluster: Inside) -> BookieService:
+    home = cluster.bookies[0]._home
+    assert isinstance(home, ClusterHome)
+    assert isinstance(home.bookie, BookieService)
+    return home.bookie
+
+
+def closed_ledger(cluster: Inside) -> int:
+    with cluster.connect().create_ledger(password=PASSWORD, ensemble_size=1, write_quorum=1, ack_quorum=1) as writer:
+        writer.append(b"entry 0")
+    return writer.ledger_id
+
+
+def test_the_serving_thread_waits_until_it_is_due_but_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 10**12
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+
+    def timeout_ms(wake_ns: int | None, *posted: object) -> int:
+        state: Any = SimpleNamespace(_posted=posted, _wake_ns=wake_ns)
+        return BookieService._timeout_ms(state)
+
+    assert timeout_ms(None) == 1000
+    assert timeout_ms(None, "something to do") == 0
+    assert timeout_ms(now_ns - 5_000_000) == 0
+    assert timeout_ms(now_ns + 3_500_000) == 4, "rounded up: it would turn in vain before"
+    assert timeout_ms(now_ns + 60 * 10**9) == 1000
+
+
+def test_a_ledger_is_dropped_when_its_tombstone_is_seen_for_the_second_time(
+    one: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger_id = closed_ledger(one)
+    one.connect().delete_ledger(ledger_id, password=PASSWORD)
+    posted: list[Callable[[], object]] = []
+    service = service_of(one)
+    monkeypatch.setattr(service, "_post", posted.append)
+    service.collect()
+    assert posted == []
+    service.collect()
+    assert len(posted) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, Status.OK),
+        (StorageFullError("no room"), Status.READ_ONLY),
+        (UsageError("no such tier"), Status.UNKNOWN),
+    ],
+)
+def test_who_asked_for_a_move_is_told_whether_it_was_refused_or_failed(
+    one: Inside, monkeypatch: pytest.MonkeyPatch, error: Exception | None, status: Status
+) -> None:
+    def move(ledger_id: int, tier: StorageHint) -> None:
+        if error is not None:
+            raise error
+
+    posted: list[Callable[[], object]] = []
+    service = service_of(one)
+    monkeypatch.setattr(service.replicas, "move", move)
+    monkeypatch.setattr(service, "_post", posted.append)
+    service._move(NO_PEER, 7, Move(1, StorageHint.HDD))
+    assert [call() for call in posted] == [[Respond((NO_PEER, 7), Reply(status))]]
+
+
+def test_the_end_of_a_ledger_is_looked_up_once_for_many_copies(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledgers = [closed_ledger(one) for _ in range(3)]
+    service = service_of(one)
+    looks: list[int] = []
+    answers: list[object] = []
+    look_aside = service._look_aside
+
+    def count(peer: Any, request_id: int, request: Any, look: Any) -> None:
+        looks.append(request.ledger_id)
+        look_aside(peer, request_id, request, look)
+
+    monkeypatch.setattr(service_module, "_DESCRIPTIONS", 2)  # so many are remembered
+    monkeypatch.setattr(service, "_look_aside", count)
+    monkeypatch.setattr(service._server, "reply", lambda peer, request_id, reply: answers.append(reply))
+
+    def bring(ledger_id: int) -> None:
+        wait_until(lambda: service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)
+        _, run = service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)
+        assert run is not None
+        copy = Add(ledger_id, (Run(0, 1, array("q", run.sizes), (b"".join(run.body),)),), 0, recovery=True)
+        before = len(answers)
+
+        def take() -> list[Any]:
+            service._without_right(NO_PEER, 1, copy, time.monotonic_ns())
+            return []
+
+        service._post(take)
+        wait_until(lambda: len(answers) > before)
+        assert answers[before:] == [Reply(Status.OK)]
+
+    for ledger_id in (ledgers[0], ledgers[0], ledgers[1], ledgers[2]):
+        bring(ledger_id)
+    assert looks == ledgers
+    assert set(service._final) == {ledgers[2]}, "what is remembered is bounded"
+
+
+def bookie_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pybk-bookie"))
+
+
+@pytest.mark.parametrize("error", [StorageFullError("the metadata store has no space"), FileNotFoundError("gone")])
+def test_a_bookie_ends_although_it_cannot_unregister(
+    one: Inside, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    ledger_id = closed_ledger(one)
+
+    def failing(_: RegisteredBookie) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RegisteredBookie, "close", failing)
+        one.bookies[0].close()
+    assert bookie_threads() == []
+    one.open_bookie(0)
+    assert one.connect().ledger_metadata(ledger_id).last_entry_id >= 0
+
+
+def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    one.bookies[0].close()
+    opened, close = list[ClusterMetadata](), ClusterMetadata.close
+
+    def failing(_: PositionRecorder) -> None:
+        raise StorageError("the position cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PositionRecorder, "record", failing)
+        patch.setattr(ClusterMetadata, "close", lambda self: opened.append(self))  # its session stays
+        with pytest.raises(StorageError, match="position"):
+            one.open_bookie(0)
+    assert bookie_threads() == []
+    client = one.connect()
+    assert home_of(client)._metadata.list_bookies() == []
+    for metadata in opened:
+        close(metadata)
+    one.open_bookie(0)
+    wait_until(lambda: home_of(client).directory.bookies)
+    assert client.create_ledger(ensemble_size=1, insecure=True).append(b"x") == 0
+
+
+def test_a_bookie_may_be_closed_by_two_threads_and_again(one: Inside) -> None:
+    service = service_of(one)
+    threads = [threading.Thread(target=service.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    service.close()
+    assert bookie_threads() == []
+
+
+def test_a_bookie_that_does_not_close_keeps_nothing_else_open(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    close = ClusterMetadata.close
+
+    def failing(_: object) -> None:
+        raise StorageFullError("no room to close")
+
+    def noted(self: ClusterMetadata) -> None:
+        closed.append("metadata")
+        close(self)
+
+    service = service_of(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "close", failing.__get__(service))
+        patch.setattr(ClusterMetadata, "close", noted)
+        with pytest.raises(StorageFullError):
+            one.bookies[0].close()
+    assert closed == ["metadata"]
+    service.close()

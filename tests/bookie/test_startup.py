@@ -1,0 +1,298 @@
+"""A bookie that lost log files starts, denies nothing and takes nothing of writers, and gets everything back."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.bookie.replica_state import ReplicaState
+from pybk.bookie.replicas import Replicas
+from pybk.bookie.server import BookieService
+from pybk.client import limbo_repair
+from pybk.client.limbo_repair import Mender
+from pybk.config import StoreConfig
+from pybk.errors import CookieError, LedgerFencedError
+from pybk.flags import StorageHint
+from pybk.ledger import Bookie, Fragment, LedgerState
+from pybk.manager import LedgerManager
+from pybk.replication.bookie import BookieMachine, Respond
+from pybk.replication.messages import NEGATIVE, Add, Read, ReadReply, Reply, Request, Run, Status
+from pybk.writer import LedgerWriter
+from tests.client.test_limbo_repair import PASSWORD, check, fill, home_of, payload, service_of
+from tests.cluster.inside import Inside, inside
+from tests.storage.real_store import QUICK
+from tests.waiting import wait_until
+
+COUNT = 300
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let bookies mend nothing before it is set."""
+    gate = threading.Event()
+    mend = Mender._mend
+
+    def wait(self: Mender, ledger_id: int) -> bool:
+        return gate.is_set() and mend(self, ledger_id)
+
+    monkeypatch.setattr(Mender, "_mend", wait)
+    monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.1)
+    return gate
+
+
+def logs(cluster: Inside) -> list[Path]:
+    return sorted((cluster.directory / "bookie-0" / "nvme").glob("*.log"))
+
+
+@contextmanager
+def offline(cluster: Inside, **settings: Any) -> Iterator[Replicas]:
+    """Open what bookie-0 keeps, while it does not run."""
+    replicas = Replicas.open(str(cluster.directory / "bookie-0"), config=StoreConfig(**{**QUICK, **settings}))
+    yield replicas
+    replicas.close()
+
+
+def first_log_lost(cluster: Inside) -> None:
+    logs(cluster)[0].unlink()
+
+
+def log_destroyed(cluster: Inside) -> None:
+    path = logs(cluster)[0]
+    path.write_bytes(b"?" * path.stat().st_size)
+
+
+def middle_of_log_destroyed(cluster: Inside) -> None:
+    path = logs(cluster)[0]
+    data = bytearray(path.read_bytes())
+    used = len(bytes(data).rstrip(b"\0"))
+    for at in range(4096 * (used // 8192), used, 4096):
+        data[at : at + 64] = b"?" * 64
+    path.write_bytes(data)
+
+
+def kept_log_lost(cluster: Inside) -> None:
+    """Lose a log file that is below the mark, where it stays if it is filled well enough."""
+    with offline(cluster, fill_ratio=0.01) as replicas:
+        replicas.store.maintenance.checkpoint()
+    logs(cluster)[0].unlink()
+
+
+def cold_files_lost(cluster: Inside) -> None:
+    with offline(cluster) as replicas:
+        for ledger_id in replicas.ledgers():
+            replicas.move(ledger_id, StorageHint.HDD)
+    lost = list((cluster.directory / "bookie-0").rglob("*.cold"))
+    assert lost
+    for path in lost:
+        path.unlink()
+
+
+def watermark_lost(cluster: Inside) -> None:
+    (cluster.directory / "bookie-0" / "watermark").unlink()
+
+
+def ask(service: BookieService, request: Request) -> Reply | ReadReply:
+    (effect,) = BookieMachine(service.replicas).receive("sender", request, None, 0)
+    assert isinstance(effect, Respond)
+    assert isinstance(effect.reply, Reply | ReadReply)
+    return effect.reply
+
+
+def entries(service: BookieService, ledger_id: int, count: int) -> dict[int, bytes]:
+    """Return what a bookie has of a ledger; it denies nothing."""
+    found = {}
+    for entry_id in range(count):
+        reply = ask(service, Read(ledger_id, entry_id, entry_id, 1, 1 << 20, checked=True))
+        assert reply.status not in NEGATIVE
+        if reply.status is Status.OK:
+            assert isinstance(reply, ReadReply)
+            assert reply.run is not None
+            found[entry_id] = b"".join(reply.run.body)
+    return found
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [first_log_lost, log_destroyed, middle_of_log_destroyed, kept_log_lost, cold_files_lost, watermark_lost],
+)
+def test_a_bookie_that_lost_something_durable_gets_it_back(
+    three: Inside, gate: threading.Event, harm: Callable[[Inside], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = three.connect()
+    closed = fill(client, COUNT)
+    live = client.create_ledger(password=PASSWORD)
+    live.append_many([payload(number) for number in range(COUNT)])
+    zombie = three.connect().create_ledger(password=PASSWORD)
+    zombie.append_many([payload(number) for number in range(COUNT)])
+    check(client, zombie.ledger_id, COUNT)  # which recovers, fences and closes it
+    orphan = three.connect().create_ledger(password=PASSWORD)
+    orphan.append_many([payload(number) for number in range(COUNT)])
+    ledgers = [closed, live.ledger_id, zombie.ledger_id, orphan.ledger_id]
+    three.bookies[0].close()
+    harm(three)
+    with caplog.at_level(logging.WARNING, "pybk"):
+        manager = three.open_bookie(0)
+    assert "lost something durable" in caplog.text
+    assert "bookie-0" in caplog.text
+    assert "4 ledgers are in limbo" in caplog.text
+    service = service_of(manager)
+    assert service.in_limbo() == ledgers
+    assert manager.health().state == "in_limbo"
+    assert manager.health().reason.startswith("4 ledgers are in limbo")
+    before = [entries(service, ledger_id, COUNT + 1) for ledger_id in ledgers]
+    if harm is not watermark_lost:
+        assert sum(map(len, before)) < 4 * COUNT
+    late = refused(service, zombie)
+    assert late in (Status.LIMBO, Status.FENCED)
+    with pytest.raises(LedgerFencedError):
+        zombie.append(b"late")
+    for ledger_id in (closed, zombie.ledger_id, orphan.ledger_id):  # the last one is recovered now
+        check(three.connect(), ledger_id, COUNT)
+    assert replica_of(service, orphan.ledger_id).fenced
+    live.append(payload(COUNT))
+    gate.set()
+    wait_until(lambda: service.in_limbo() == [live.ledger_id])
+    live.close()
+    wait_until(lambda: not service.in_limbo())
+    whole(three, manager, ledgers)
+    assert refused(service, zombie) is Status.FENCED
+    check(three.connect(), live.ledger_id, COUNT + 1)
+    manager.close()
+    caplog.clear()
+    manager = three.open_bookie(0)
+    assert "lost" not in caplog.text
+    assert service_of(manager).replicas.store.began_clean
+    assert service_of(manager).in_limbo() == []
+    assert manager.health().state == "ok"
+    whole(three, manager, ledgers)
+
+
+def replica_of(service: BookieService, ledger_id: int) -> ReplicaState:
+    state = service.replicas.state(ledger_id)
+    assert state is not None
+    return state
+
+
+def refused(service: BookieService, writer: LedgerWriter) -> Status:
+    """Return what a bookie says to an add of a writer that knows nothing."""
+    run = Run(COUNT, 1, array("q", (64,)), (bytes(64),))
+    return ask(service, Add(writer.ledger_id, (run,), COUNT - 1)).status
+
+
+def whole(cluster: Inside, manager: LedgerManager, ledgers: list[int]) -> None:
+    """Assert that a bookie has what its peer has, byte for byte."""
+    service, peer = service_of(manager), service_of(cluster.bookies[1])
+    for ledger_id in ledgers:
+        for entry_id in range(COUNT + 1):
+            mine, theirs = (
+                ask(each, Read(ledger_id, entry_id, entry_id, 1, 1 << 20, checked=True)) for each in (service, peer)
+            )
+            assert isinstance(mine, ReadReply)
+            assert isinstance(theirs, ReadReply)
+            wanted = Status.OK if entry_id < COUNT or ledger_id == ledgers[1] else Status.NO_SUCH_ENTRY
+            assert mine.status is wanted
+            assert theirs.status is wanted
+            if mine.run is not None and theirs.run is not None:
+                assert b"".join(mine.run.body) == b"".join(theirs.run.body)
+
+
+def test_a_directory_that_lost_its_name_is_told_it(three: Inside) -> None:
+    three.bookies[0].close()
+    first_log_lost(three)
+    with pytest.raises(CookieError, match=r"lost what was stored last.*bookie_id=..."):
+        three.open_bookie(0, name=None)
+    with pytest.raises(CookieError, match="lost what was stored last"):
+        three.open_bookie(0, name="nobody")
+    assert service_of(three.open_bookie(0)).bookie == service_of(three.bookies[0]).bookie
+
+
+class Bystander:
+    """A bookie that notes when limbo is lifted."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self.bookie = bookie
+        self.lifted: list[bool] = []
+        self.ledgers: list[int] = []
+
+    def in_limbo(self) -> list[int]:
+        return list(self.ledgers)
+
+    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+        self.lifted.append(closed)
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "lifted"),
+    [
+        (LedgerState.OPEN, True, [False]),  # never fenced: recoveries mark the ledger before
+        (LedgerState.OPEN, False, []),  # its writer may count on what is lost
+        (LedgerState.IN_RECOVERY, True, []),  # a fence may be lost
+        (LedgerState.CLOSED, True, [True]),
+    ],
+)
+def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
+    three: Inside, monkeypatch: pytest.MonkeyPatch, state: LedgerState, ended: bool, lifted: list[bool]
+) -> None:
+    client = three.connect()
+    found = client.ledger_metadata(fill(client, 10))
+    mine, *others = found.fragments[0].ensemble
+    spare = Bookie("spare", b"s" * len(mine.instance))
+    fragments = (*found.fragments, Fragment(5, (spare, *others))) if ended else found.fragments
+    metadata = replace(found, state=state, fragments=fragments)
+    home = home_of(client)
+    monkeypatch.setattr(home.directory.metadata, "read_ledger", lambda ledger_id: (metadata, 0))
+    filled = []
+    monkeypatch.setattr(Mender, "_fill", lambda self, metadata, version, first: filled.append(first))
+    bookie = Bystander(mine)
+    mender = Mender(home.engine, home.directory, bookie)
+    mender._mend(metadata.ledger_id)
+    mender.stop()
+    assert bookie.lifted == lifted
+    assert filled == [0] * len(lifted)
+
+
+def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_less(
+    three: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(limbo_repair, "PAUSE_MAX_SECONDS", 0.32)
+    tried: dict[int, list[float]] = {1: [], 2: [], 3: []}
+
+    def mend(self: Mender, ledger_id: int) -> bool:
+        tried[ledger_id].append(time.monotonic())
+        if ledger_id == 1:
+            raise ZeroDivisionError
+        if ledger_id == 3:
+            bookie.ledgers.remove(3)
+        return ledger_id != 2
+
+    monkeypatch.setattr(Mender, "_mend", mend)
+    client = three.connect()
+    bookie = Bystander(client.ledger_metadata(fill(client, 10)).fragments[0].ensemble[0])
+    mender = Mender(home_of(client).engine, home_of(client).directory, bookie)
+    time.sleep(0.1)
+    bookie.ledgers += [1, 2, 3]
+    wait_until(lambda: len(tried[1]) == 6)
+    mender.stop()
+    assert len(tried[3]) == 1
+    assert len(tried[2]) > len(tried[1])  # it waits for somebody else
+    gaps = [after - before for before, after in itertools.pairwise(tried[1])]
+    assert all(gap >= least for gap, least in zip(gaps, (0.02, 0.04, 0.08, 0.16, 0.32), strict=True))
+    assert "ledger 1 stays in limbo" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,272 @@
+"""Parts of a client by themselves: what a bookie sent, taken apart and checked, and what is due when."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from array import array
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pybk.client import limbo_repair, replica_check
+from pybk.client.driver import Conversation, Engine
+from pybk.client.follower import Following
+from pybk.client.limbo_repair import PAUSE_MAX_SECONDS, RETRY_SECONDS, Mender
+from pybk.client.reader import REPLY_BYTES_MAX
+from pybk.client.remote_ledger import RemoteLedger
+from pybk.client.replica_check import audit
+from pybk.client.writer import Writing
+from pybk.digest import DigestType, entry_digest
+from pybk.errors import ClosedError, MetadataUnreachableError
+from pybk.ledger import LedgerState
+from pybk.metadata.ledgers import StoredLedger
+from pybk.replication.entry_runs import whole
+from pybk.replication.messages import (
+    Effect,
+    Event,
+    MetadataUnreachable,
+    MetadataWritten,
+    Run,
+    UnderReplicated,
+    Woken,
+    WriteMetadata,
+)
+from pybk.replication.replica_check import AuditMachine
+from tests.replication.driving import LEDGER, bookie, metadata
+from tests.replication.driving import entry as named
+from tests.replication.driving import run as run_of
+from tests.waiting import wait_until
+
+
+def remote(**changes: Any) -> RemoteLedger:
+    return RemoteLedger(replace(metadata(), **changes), 1, b"")
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stride", "wrong"), [(1, None), (3, None), (1, 0), (3, 2), (3, 4)])
+def test_without_a_key_entries_count_up_to_the_first_that_has_another_name(stride: int, wrong: int | None) -> None:
+    names = [7 + number * stride for number in range(5)]
+    entries = [named(entry_id + (number == wrong)) for number, entry_id in enumerate(names)]
+    run = Run(7, stride, array("q", map(len, entries)), (b"".join(entries),))
+    part = remote().sound_part(run, whole(run))
+    good = entries[:wrong]
+    assert (part.first, part.stride, list(part.sizes)) == (7, stride, [len(each) for each in good])
+    assert bytes(whole(part)) == b"".join(good)
+
+
+@pytest.mark.parametrize("sizes", [[], [84, 0], [42, 41], [42, 43]])
+def test_without_a_key_sizes_that_are_not_those_of_entries_are_no_entries(sizes: list[int]) -> None:
+    body = whole(run_of(0, 1))
+    assert len(body) == 84
+    part = remote().sound_part(Run(0, 1, array("q", sizes), (body,)), body)
+    assert list(part.sizes) == []
+
+
+def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
+    digest = entry_digest(DigestType.CRC32C, LEDGER)
+    entries = [bytearray(digest.seal(number, -1, 10 * number, b"x" * 10) + b"x" * 10) for number in range(4)]
+    entries[1][-1] ^= 1
+    run = Run(0, 1, array("q", map(len, entries)), (b"".join(entries),))
+    ledger = remote(digest_type=DigestType.CRC32C)
+    ledger.check_by(digest)
+    part = ledger.sound_part(run, whole(run))
+    assert bytes(whole(part)) == bytes(entries[0])
+    assert list(part.sizes) == [len(entries[0])]
+
+
+# ---- what is due when ------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
+    conversation, told = object(), list[object]()
+    engine: Any = SimpleNamespace(_wakes=[], _wake_at={conversation: 50}, tell=lambda *what: told.append(what))
+    heapq.heappush(engine._wakes, (50, 0, conversation))
+    Engine._wake_up(engine, 49)
+    assert told == []
+    Engine._wake_up(engine, 50)
+    assert told == [(conversation, Woken())]
+
+
+CLOSED = ClosedError("this client is closed")
+
+
+class Recorder:
+    """A metadata store that notes what it is asked for, and fails at first."""
+
+    def __init__(self, *, fails: int) -> None:
+        self.asked: list[object] = []
+        self._fails = fails
+
+    def report_missing(self, _: RemoteLedger, effect: UnderReplicated) -> None:
+        if self._fails:
+            self._fails -= 1
+            raise MetadataUnreachableError("not now")
+        self.asked.append(effect)
+
+    def write(self, _: RemoteLedger, effect: WriteMetadata) -> Event:
+        self.asked.append(effect)
+        return MetadataWritten(8)
+
+
+@pytest.mark.parametrize("fails", [0, 2, 5])
+def test_what_bookies_miss_is_recorded_before_the_metadata_name_others(fails: int) -> None:
+    store, told = Recorder(fails=fails), list[Event]()
+    engine = Engine(SimpleNamespace(interrupt=lambda: None), store)  # type: ignore[arg-type]  # as much as is needed
+    engine.baton.stop()  # this thread drives
+
+    def step(event: Event, _: int) -> list[Effect]:
+        told.append(event)
+        return []
+
+    conversation = Reporting(engine, remote(), SimpleNamespace(step=step))
+    missing, change = UnderReplicated(bookie(1), 3), WriteMetadata(metadata(), 7)
+    engine.perform(conversation, [missing, change])
+    tries = 1
+    while not any(isinstance(event, MetadataWritten) for event in told):
+        wait_until(lambda: engine._posted)
+        engine._do_posted()
+        if isinstance(told[-1], MetadataUnreachable):
+            tries += 1
+            engine.perform(conversation, [change])
+    assert store.asked == [missing, change]
+    assert tries <= 1 + fails
+    engine._workers.close(wait=True)
+    engine._reports.close(0)
+
+
+def quiet_engine(store: Recorder) -> Engine:
+    """Return an engine to which no bookie says anything."""
+    wire = SimpleNamespace(interrupt=lambda: None, begin_turn=lambda: None, poll=lambda _: [], waiting=True)
+    return Engine(wire, store)  # type: ignore[arg-type]  # as much as is needed
+
+
+def test_reports_do_not_hold_up_the_metadata_of_other_ledgers() -> None:
+    class Slow(Recorder):
+        def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
+            wait_until(lambda: change in self.asked)
+            super().report_missing(ledger, effect)
+
+    store, change = Slow(fails=0), WriteMetadata(metadata(), 7)
+    engine = quiet_engine(store)
+    missing = [UnderReplicated(bookie(number), 3) for number in range(8)]
+    engine.perform(Reporting(engine, remote(), SimpleNamespace(step=lambda *_: [])), list(missing))
+    engine.perform(Reporting(engine, remote(), SimpleNamespace(step=lambda *_: [])), [change])
+    wait_until(lambda: len(store.asked) == 9)
+    assert store.asked == [change, *missing]
+    engine.close(CLOSED, CLOSED)
+
+
+class Reporting(Conversation[Any]):
+    """A conversation that reports what bookies miss."""
+
+    def take(self, effect: Effect) -> None:
+        assert isinstance(effect, UnderReplicated)
+        self.engine.report_missing(self, effect)
+
+
+def test_what_cannot_be_mended_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tried = [100.0], list[int]()
+
+    def mend(ledger_id: int) -> bool:
+        tried.append(ledger_id)
+        return True
+
+    stands: Any = SimpleNamespace(
+        _bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]), _stopping=threading.Event(), _pauses={}, _try=mend
+    )
+    monkeypatch.setattr(limbo_repair, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    pause = RETRY_SECONDS
+    for attempts in range(1, 10):
+        assert Mender._look(stands)
+        assert len(tried) == attempts
+        clock[0] += pause - 0.5
+        assert Mender._look(stands)
+        assert len(tried) == attempts, "too early"
+        clock[0] += 0.5
+        pause = min(2 * pause, PAUSE_MAX_SECONDS)
+
+
+def test_nothing_is_mended_of_a_ledger_that_is_being_recovered() -> None:
+    """The recovery may have fenced it at this bookie, also where the last fragment is of others."""
+    recovered = metadata((3, 3, 2), (0, (0, 1, 2)), (10, (1, 2, 3)))
+    lifted: list[tuple[int, bool]] = []
+    filled: list[int] = []
+
+    def mend(state: LedgerState, last: int = -1) -> bool:
+        found = replace(recovered, state=state, last_entry_id=last)
+        stands: Any = SimpleNamespace(
+            _directory=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
+            _bookie=SimpleNamespace(
+                bookie=bookie(0), lift_limbo=lambda ledger_id, closed: lifted.append((ledger_id, closed))
+            ),
+            _fill=lambda metadata, version, first: filled.append(first),
+        )
+        return Mender._mend(stands, LEDGER)
+
+    assert not mend(LedgerState.IN_RECOVERY)
+    assert (filled, lifted) == ([], [])
+    assert mend(LedgerState.OPEN)
+    assert mend(LedgerState.CLOSED, 12)
+    assert (filled, lifted) == ([0, 0], [(LEDGER, False), (LEDGER, True)])
+
+
+@pytest.mark.parametrize(
+    ("forcing", "deferred", "outstanding", "done", "waited"),
+    [
+        (0, False, 0, False, False),
+        (0, False, 3, False, True),
+        (0, True, 3, False, False),
+        (1, True, 3, False, True),
+        (0, False, 3, True, False),
+        (1, True, 3, True, False),
+    ],
+)
+def test_somebody_drives_while_anybody_waits_for_a_writer(
+    forcing: int, deferred: bool, outstanding: int, done: bool, waited: bool
+) -> None:
+    told: list[bool] = []
+    writing: Any = SimpleNamespace(
+        _forcing=[(9, None)] * forcing,
+        ledger=SimpleNamespace(deferred=deferred),
+        machine=SimpleNamespace(outstanding=outstanding),
+        commit=SimpleNamespace(done=done),
+        engine=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
+    )
+    Writing._tell_activity(writing)
+    assert told == [waited]
+
+
+def test_nothing_is_followed_after_the_end() -> None:
+    nobody: Any = None
+    following = Following(nobody, nobody)
+    following.end()
+    ledger = remote()
+    following.follow(ledger)
+    assert ledger.followed is None
+
+
+@pytest.mark.parametrize(
+    ("entry_bytes", "window"), [(0, REPLY_BYTES_MAX), (1000, REPLY_BYTES_MAX // 1000), (REPLY_BYTES_MAX, 64)]
+)
+def test_an_audit_asks_for_as_many_entries_as_an_answer_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, entry_bytes: int, window: int
+) -> None:
+    asked: list[int] = []
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        asked.append(named["window"])
+        return AuditMachine(*arguments, **named)
+
+    monkeypatch.setattr(replica_check, "AuditMachine", watched)
+    home: Any = SimpleNamespace(
+        directory=SimpleNamespace(metadata=SimpleNamespace(describe=lambda metadata: b"")),
+        engine=SimpleNamespace(run=lambda conversation, begin: None),
+    )
+    stored = StoredLedger(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=9, length=100), 1)
+    audit(home, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)
+    assert asked == [window]

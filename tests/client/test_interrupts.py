@@ -1,0 +1,100 @@
+"""KeyboardInterrupt at any line of the client: nobody is stranded, nothing acknowledged is lost, and it goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pybk.errors import PybkError
+from pybk.manager import LedgerManager
+from tests.cluster.inside import inside
+from tests.storage.log.test_interrupts import leaves_a_with
+from tests.waiting import WAIT_S
+
+_ROOMS = ("pybk/client/", "pybk/replication/", "pybk/transport/link", "pybk/writer.py")
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt once, at the n-th line of the client, in the thread that it is used in."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+        self.fired = False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not any(room in frame.f_code.co_filename for room in _ROOMS):
+            return None
+        if event == "line" and not self.fired and not leaves_a_with(frame):
+            self._left -= 1
+            if self._left < 0:
+                self.fired = True
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted(line: int, call: Callable[[], None]) -> bool:
+    """Call with an interrupt at one line; tell whether it came to that."""
+    interrupter = Interrupter(line)
+    sys.settrace(interrupter)
+    try:
+        call()
+    except KeyboardInterrupt:
+        assert interrupter.fired
+    except PybkError:
+        pass  # what was interrupted was given up
+    finally:
+        sys.settrace(None)
+    return interrupter.fired
+
+
+def one_round(client: LedgerManager, line: int, others: int) -> bool:
+    """Interrupt appends while other threads append to another ledger; tell whether the line was reached."""
+    writer, other = client.create_ledger(insecure=True), client.create_ledger(insecure=True)
+    done: dict[bytes, int] = {}
+
+    def append_there() -> None:
+        try:
+            for number in range(3):
+                other.append(b"other %d" % number)
+        except PybkError:
+            pass  # given up with all else, and told so
+
+    def append_here() -> None:
+        for number in range(2):
+            payload = b"here %d" % number
+            done[payload] = writer.append(payload)
+
+    threads = [threading.Thread(target=append_there, daemon=True) for _ in range(others)]
+    for thread in threads:
+        thread.start()
+    fired = interrupted(line, append_here)
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), f"a waiter is stranded after an interrupt at line event {line}"
+    with client.open_ledger(writer.ledger_id) as reader:
+        found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
+    for payload, entry_id in done.items():
+        assert found[entry_id] == payload
+    assert len(set(found)) == len(found), "an entry was written twice"
+    with client.create_ledger(insecure=True) as after:
+        assert after.append(b"after") == 0
+    return fired
+
+
+@pytest.mark.timeout(method="thread")
+@pytest.mark.parametrize(("others", "step", "lines"), [(0, 11, 900), (2, 5, 60)])
+def test_an_interrupt_at_any_line_of_the_client_strands_nobody(
+    tmp_path: Path, others: int, step: int, lines: int
+) -> None:
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        line = 0
+        while one_round(client, line, others):
+            line += step
+        assert line > lines, "the client was not traced"

@@ -1,0 +1,85 @@
+"""Bookies by name and by what they say of themselves: who is asked for copies, and who gets new ledgers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybk.bookie.server import BookieService
+from pybk.client import membership
+from pybk.client.backend import ClusterHome
+from pybk.errors import NotEnoughBookiesError, UsageError
+from pybk.metadata.registration import BookieRegistration
+from tests.cluster.inside import Inside, inside
+from tests.waiting import WAIT_S
+
+
+def service_of(cluster: Inside, place: int) -> BookieService:
+    """Return a bookie of the cluster."""
+    home = cluster.bookies[place]._home
+    assert isinstance(home, ClusterHome)
+    assert isinstance(home.bookie, BookieService)
+    return home.bookie
+
+
+def test_a_bookie_that_is_not_known_cannot_be_replicated(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        with client.create_ledger(ensemble_size=2, write_quorum=2, insecure=True) as writer:
+            writer.append(b"x")
+        with pytest.raises(UsageError, match=r"called 'nosuch'; there are bookie-0, bookie-1, bookie-2$"):
+            client.replicate("nosuch")
+        assert client.replicate("bookie-0").left == ()
+        cluster.bookies[1].close()
+        assert client.replicate("bookie-1").ledgers >= 0, "a bookie that is away is known by its cookie"
+
+
+def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(tmp_path, count=4) as cluster:
+        client = cluster.connect()
+        home = client._home
+        assert isinstance(home, ClusterHome)
+        client.create_ledger(insecure=True).close()
+        full = service_of(cluster, 2)
+        registration = full._registration
+
+        def read_only() -> BookieRegistration:
+            return replace(registration(), read_only=True)
+
+        monkeypatch.setattr(full, "_registration", read_only)
+        assert full._registered is not None
+        full._registered.update(read_only())  # no watch tells of it
+        home.directory._seen_ns -= membership._FRESH_NS
+        for _ in range(5):
+            with client.create_ledger(insecure=True) as writer:
+                ensemble = writer.metadata.fragments[0].ensemble
+            assert full.bookie not in ensemble
+
+
+def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        home = client._home
+        assert isinstance(home, ClusterHome)
+        monkeypatch.setattr(membership, "_FRESH_NS", int(WAIT_S * 1e9))
+        client.create_ledger(insecure=True).close()
+        reads: list[None] = []
+        refresh = home.directory.refresh
+
+        def read() -> None:
+            reads.append(None)
+            refresh()
+
+        monkeypatch.setattr(home.directory, "refresh", read)
+        for _ in range(3):
+            client.create_ledger(insecure=True).close()
+        assert reads == []
+        with pytest.raises(NotEnoughBookiesError):
+            client.create_ledger(insecure=True, ensemble_size=4, write_quorum=2)
+        assert len(reads) == 1, "who may have come meanwhile is looked for"

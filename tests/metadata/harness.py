@@ -1,0 +1,162 @@
+"""The three kinds of metadata trees, as the conformance suite needs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from pybk.metadata import lmdb_records
+from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.store import MetadataTree
+from pybk.metadata.url import open_metadata
+from tests.metadata.simulated_store import SimStore, SimTree
+from tests.waiting import WAIT_S
+from tests.zookeeper_server import ZooKeeperServer, missing
+
+
+def wait_for(condition: Callable[[], bool], wait_s: float = WAIT_S) -> bool:
+    """Wait until something holds; say whether it does."""
+    deadline = time.monotonic() + wait_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+class World(Protocol):
+    """One store, empty."""
+
+    def open(self) -> MetadataTree:
+        """Open it; closed at the end of the test."""
+        ...
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Let the store call what is due until something holds; say whether it does."""
+        ...
+
+    def end_session(self, tree: MetadataTree) -> None:
+        """End a tree's session without the tree's doing."""
+        ...
+
+
+class SimWorld:
+    """Trees in memory."""
+
+    def __init__(self) -> None:
+        self.store = SimStore()
+
+    def open(self) -> SimTree:
+        """See ``World.open``."""
+        return self.store.tree()
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """See ``World.wait_for``."""
+        while not condition():
+            if not self.store.deliver():
+                return condition()
+        return True
+
+    def end_session(self, tree: MetadataTree) -> None:
+        """See ``World.end_session``."""
+        self.store.expire(tree.session())
+
+
+class LmdbWorld:
+    """Trees on an LMDB environment."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trees: list[MetadataTree] = []
+
+    def open(self) -> MetadataTree:
+        """See ``World.open``."""
+        tree = open_metadata(f"lmdb://{self.path}", session_timeout_s=2)
+        self.trees.append(tree)
+        return tree
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """See ``World.wait_for``."""
+        return wait_for(condition)
+
+    def end_session(self, tree: MetadataTree) -> None:
+        """See ``World.end_session``: as another process does that finds no sign of life."""
+        session = tree.session()
+        with LmdbWorld(self.path).other() as other:
+            other._change(lambda transaction, number: lmdb_records.end_session(transaction, session))
+
+    def other(self) -> _Other:
+        """Return a tree that is closed at the end of the ``with``."""
+        return _Other(str(self.path))
+
+
+class _Other:
+    def __init__(self, path: str) -> None:
+        self.tree = LmdbTree(path)
+
+    def __enter__(self) -> LmdbTree:
+        return self.tree
+
+    def __exit__(self, *_: object) -> None:
+        self.tree.close()
+
+
+class ZooKeeperWorld:
+    """Trees on a real server."""
+
+    def __init__(self, server: ZooKeeperServer) -> None:
+        self.url = server.url()
+        self.trees: list[MetadataTree] = []
+
+    def open(self) -> MetadataTree:
+        """See ``World.open``."""
+        tree = open_metadata(self.url, session_timeout_s=2, timeout_s=WAIT_S)
+        self.trees.append(tree)
+        return tree
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """See ``World.wait_for``."""
+        return wait_for(condition)
+
+    def end_session(self, tree: MetadataTree) -> None:
+        """See ``World.end_session``: by a second connection that takes the session over and closes it."""
+        end_zookeeper_session(tree)
+
+
+def end_zookeeper_session(tree: MetadataTree) -> None:
+    """End a session through a second connection with the same session id and password."""
+    from kazoo.client import KazooClient
+
+    from pybk.metadata.zookeeper_store import ZooKeeperTree
+
+    assert isinstance(tree, ZooKeeperTree)
+    session = tree.session()
+    # The client may take its session back before the other connection has closed it: then once more.
+    while tree.session() == session:
+        double = KazooClient(hosts=tree._hosts, client_id=tree._client.client_id, timeout=2)
+        double.start()
+        double.stop()
+        double.close()
+        wait_for(lambda: tree._session not in (0, session), 1)
+
+
+@pytest.fixture(params=["sim", "lmdb", "zookeeper"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """A store of each kind, empty."""
+    if request.param == "sim":
+        yield SimWorld()
+        return
+    if request.param == "zookeeper":
+        reason = missing()
+        if reason is not None:
+            pytest.skip(reason)
+        made: LmdbWorld | ZooKeeperWorld = ZooKeeperWorld(request.getfixturevalue("zookeeper_server"))
+    else:
+        made = LmdbWorld(tmp_path / "metadata")
+    yield made
+    for tree in made.trees:
+        tree.close()

@@ -1,0 +1,256 @@
+"""A metadata store in memory that loses answers and reads stale values when told to: no threads, no clock, no chance.
+
+It is :class:`pybk.metadata.store.MetadataTree` in its simplest form, and the store of the simulator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from pybk.errors import (
+    ClosedError,
+    MetadataExistsError,
+    MetadataUnreachableError,
+    MetadataVersionError,
+)
+from pybk.metadata.store import Node, checked_key, checked_value
+
+
+class Fault(Enum):
+    """What goes wrong with one call.
+
+    ``REPLY_LOST``: it takes effect, and the answer is lost. ``REQUEST_LOST``: it takes no effect, and the caller cannot
+    know. ``REFUSED``: it takes no effect, and the caller knows. ``STALE``: a read that need not be the latest sees the
+    value before the last change, unless this tree saw a newer one.
+    """
+
+    REPLY_LOST = 1
+    REQUEST_LOST = 2
+    REFUSED = 3
+    STALE = 4
+
+
+Faults = Callable[[str, str], Fault | None]
+"""Asked with the name of the method and the key before each call."""
+
+
+class SimNode:
+    """A key's value: what it is, was, and which session it ends with."""
+
+    __slots__ = ("before", "node", "session")
+
+    def __init__(self, node: Node, session: int) -> None:
+        self.node = node
+        self.before: Node | None = None
+        self.session = session
+
+
+class SimWatch:
+    """A callback that is called by ``SimStore.deliver`` until it is cancelled."""
+
+    def __init__(self, store: SimStore, tree: SimTree, key: str | None, callback: Callable[[], None]) -> None:
+        self.store = store
+        self.tree = tree
+        self.key = key
+        self.callback = callback
+
+    def cancel(self) -> None:
+        """Call no more."""
+        self.store.watches.pop(self, None)
+
+
+class SimStore:
+    """The store that many trees share.
+
+    Attributes:
+        nodes: All keys with values.
+        changes: How many changes took effect; also what names versions and sessions.
+        watches: Who watches, in the order of beginning.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, SimNode] = {}
+        self.changes = 0
+        self.watches: dict[SimWatch, None] = {}
+        self._sessions: dict[int, SimTree] = {}
+        self._due: deque[SimWatch] = deque()
+
+    def tree(self, faults: Faults | None = None) -> SimTree:
+        """Open the store."""
+        return SimTree(self, faults)
+
+    def deliver(self) -> int:
+        """Call the callbacks that are due, and say how many; those that cannot reach the store are due again."""
+        due = list(dict.fromkeys(self._due))
+        self._due.clear()
+        for watch in due:
+            if watch in self.watches:
+                try:
+                    watch.callback()
+                except MetadataUnreachableError:
+                    self._due.append(watch)
+        return len(due)
+
+    def expire(self, session: int) -> None:
+        """End a session as if nothing had been heard of it."""
+        tree = self._sessions.pop(session, None)
+        for key in [key for key, found in self.nodes.items() if found.session == session]:
+            self.changed(key, None)
+        if tree is not None:
+            self._due.extend(watch for watch in self.watches if watch.tree is tree and watch.key is None)
+
+    def begin(self, tree: SimTree) -> int:
+        """Begin a session."""
+        self.changes += 1
+        self._sessions[self.changes] = tree
+        return self.changes
+
+    def is_live(self, session: int) -> bool:
+        """Tell whether a session goes on."""
+        return session in self._sessions
+
+    def changed(self, key: str, value: bytes | None, session: int = 0) -> int:
+        """Set or remove a key's value; returns the version."""
+        self.changes += 1
+        if value is None:
+            del self.nodes[key]
+        elif key in self.nodes:
+            found = self.nodes[key]
+            found.before, found.node = found.node, Node(value, self.changes)
+        else:
+            self.nodes[key] = SimNode(Node(value, self.changes), session)
+        for watch in self.watches:
+            if watch.key is not None and (watch.key == key or key.startswith(watch.key + "/")):
+                self._due.append(watch)
+        return self.changes
+
+
+class SimTree:
+    """One client of the store.
+
+    Args:
+        store: The store.
+        faults: Says what goes wrong; may be replaced at any time.
+    """
+
+    def __init__(self, store: SimStore, faults: Faults | None) -> None:
+        self.store = store
+        self.faults = faults
+        self._session = 0
+        self._closed = False
+        self._seen: dict[str, int] = {}
+
+    def get(self, key: str, *, latest: bool = False) -> Node | None:
+        """See ``MetadataTree.get``."""
+        fault = self._fault("get", key)
+        if fault in (Fault.REPLY_LOST, Fault.REQUEST_LOST, Fault.REFUSED):
+            raise MetadataUnreachableError(f"get {key}: no answer")
+        found = self.store.nodes.get(key)
+        node = None if found is None else found.node
+        if fault is Fault.STALE and not latest and found is not None:
+            before = found.before
+            if self._seen.get(key, 0) <= (0 if before is None else before.version):
+                node = before
+        if node is not None:
+            self._seen[key] = node.version
+        return node
+
+    def get_many(self, keys: Sequence[str]) -> list[Node | None]:
+        """See ``MetadataTree.get_many``."""
+        return [self.get(key) for key in keys]
+
+    def children(self, key: str) -> list[str]:
+        """See ``MetadataTree.children``."""
+        if self._fault("children", key) in (Fault.REPLY_LOST, Fault.REQUEST_LOST, Fault.REFUSED):
+            raise MetadataUnreachableError(f"children of {key}: no answer")
+        prefix = key + "/"
+        return sorted({name[len(prefix) :].split("/")[0] for name in self.store.nodes if name.startswith(prefix)})
+
+    def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
+        """See ``MetadataTree.create``."""
+        checked_value(key, value)
+
+        def change() -> int:
+            if key in self.store.nodes:
+                raise MetadataExistsError(f"{key} exists")
+            return self.store.changed(key, value, self.session() if leased else 0)
+
+        return self._change("create", key, change)
+
+    def put(self, key: str, value: bytes, version: int) -> int:
+        """See ``MetadataTree.put``."""
+        checked_value(key, value)
+
+        def change() -> int:
+            self._expect(key, version)
+            return self.store.changed(key, value)
+
+        return self._change("put", key, change)
+
+    def delete(self, key: str, version: int) -> None:
+        """See ``MetadataTree.delete``."""
+
+        def change() -> int:
+            self._expect(key, version)
+            return self.store.changed(key, None)
+
+        self._change("delete", key, change)
+
+    def watch(self, key: str, callback: Callable[[], None]) -> SimWatch:
+        """See ``MetadataTree.watch``."""
+        return self._watch(checked_key(key), callback)
+
+    def on_session_end(self, callback: Callable[[], None]) -> SimWatch:
+        """See ``MetadataTree.on_session_end``."""
+        return self._watch(None, callback)
+
+    def session(self) -> int:
+        """See ``MetadataTree.session``."""
+        if not self.alive(self._session):
+            self._fault("session", "session")
+            self._session = self.store.begin(self)
+        return self._session
+
+    def alive(self, session: int) -> bool:
+        """See ``MetadataTree.alive``."""
+        return session == self._session and self.store.is_live(session)
+
+    def close(self) -> None:
+        """See ``MetadataTree.close``."""
+        if not self._closed:
+            self._closed = True
+            for watch in [watch for watch in self.store.watches if watch.tree is self]:
+                watch.cancel()
+            self.store.expire(self._session)
+
+    def _watch(self, key: str | None, callback: Callable[[], None]) -> SimWatch:
+        watch = SimWatch(self.store, self, key, callback)
+        self.store.watches[watch] = None
+        return watch
+
+    def _fault(self, operation: str, key: str) -> Fault | None:
+        if self._closed:
+            raise ClosedError("this metadata store is closed")
+        checked_key(key)
+        return None if self.faults is None else self.faults(operation, key)
+
+    def _change(self, operation: str, key: str, change: Callable[[], int]) -> int:
+        fault = self._fault(operation, key)
+        if fault is Fault.REFUSED:
+            raise MetadataUnreachableError(f"{operation} {key}: not sent")
+        if fault is Fault.REQUEST_LOST:
+            raise MetadataUnreachableError(f"{operation} {key}: no answer", outcome_unknown=True)
+        if fault is Fault.REPLY_LOST:
+            try:
+                change()
+            except (MetadataExistsError, MetadataVersionError) as error:
+                raise MetadataUnreachableError(f"{operation} {key}: no answer", outcome_unknown=True) from error
+            raise MetadataUnreachableError(f"{operation} {key}: no answer", outcome_unknown=True)
+        return change()
+
+    def _expect(self, key: str, version: int) -> None:
+        found = self.store.nodes.get(key)
+        if found is None or found.node.version != version:
+            raise MetadataVersionError(f"{key} is {found and found.node}, not of version {version}")

@@ -1,0 +1,123 @@
+"""Opening a metadata store by its URL."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.errors import MetadataError, UsageError
+from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.url import open_metadata
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "/path",
+        "lmdb:/",
+        "lmdb:///",
+        "lmdb://path",
+        "lmdb://host/path",
+        "lmdb:///path?x=1",
+        "lmdb:///path#x",
+        "lmdb:///pa%00th",
+        "etcd://127.0.0.1:2379/pybk",
+        "zk://",
+        "zk://127.0.0.1/pybk",
+        "zk://127.0.0.1:0/pybk",
+        "zk://127.0.0.1:65536/pybk",
+        "zk://127.0.0.1:x/pybk",
+        "zk://127.0.0.1:2181",
+        "zk://127.0.0.1:2181/",
+        "zk://127.0.0.1:2181,/pybk",
+        "zk://:2181/pybk",
+        "zk://127.0.0.1:2181/a//b",
+        "zk://127.0.0.1:2181/zookeeper/x",
+        "zk://127.0.0.1:2181/../x",
+        "zk://[::1/pybk",
+        None,
+        b"lmdb:///path",
+    ],
+)
+def test_what_is_no_url_is_refused_with_the_two_that_are(url: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        open_metadata(url)
+    assert "lmdb:///absolute/path" in str(refused.value)
+    assert "zk://host:port" in str(refused.value)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError, match="environment") as refused:
+        open_metadata("zk://user:sesame@127.0.0.1:2181/pybk")
+    assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.01, 4000, float("nan")])
+def test_times_are_bounded(seconds: float, tmp_path: Path) -> None:
+    for name in ("timeout_s", "session_timeout_s"):
+        given: dict[str, Any] = {name: seconds}
+        with pytest.raises(UsageError, match=name):
+            open_metadata(f"lmdb://{tmp_path}/metadata", **given)
+
+
+def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
+    tree = open_metadata(f"lmdb://{tmp_path}/me%20ta%25é", timeout_s=3, session_timeout_s=2)
+    assert isinstance(tree, LmdbTree)
+    tree.create("key", b"v")
+    tree.close()
+    assert (tmp_path / "me ta%é" / "data.mdb").exists()
+
+
+def test_directories_are_made_if_that_is_wanted_and_possible(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path}/missing/metadata"
+    with pytest.raises(MetadataError, match=r"there is no metadata store at lmdb:.*missing/metadata: check the URL"):
+        open_metadata(url, create=False)
+    assert not (tmp_path / "missing").exists()
+    open_metadata(url).close()
+    open_metadata(url, create=False).close()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(MetadataError, match="file/metadata cannot be made"):
+        open_metadata(f"lmdb://{tmp_path}/file/metadata")
+
+
+def test_a_missing_client_of_zookeeper_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_kazoo(name: str, *rest: Any) -> Any:
+        if name.split(".")[0] == "kazoo":
+            raise ModuleNotFoundError("No module named 'kazoo'", name="kazoo")
+        return real(name, *rest)
+
+    for name in list(sys.modules):
+        if name.split(".")[0] == "kazoo" or name == "pybk.metadata.zookeeper_store":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_kazoo)
+    with pytest.raises(UsageError, match=r"pip install.*pybk\[zookeeper\]"):
+        open_metadata("zk://127.0.0.1:2181/pybk")
+
+
+@pytest.mark.parametrize("query", ["group=", "group", "x=1", "group=a&group=b", "group=a&x=1", "groups=a"])
+def test_a_query_that_is_no_group_is_refused(query: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has the query"):
+        open_metadata(f"lmdb://{tmp_path}/metadata?{query}")
+    with pytest.raises(UsageError, match="has a query"):
+        open_metadata(f"zk://127.0.0.1:2181/pybk?{query}")
+    assert not any(tmp_path.iterdir())
+
+
+def test_one_store_is_the_same_with_and_without_its_group(tmp_path: Path) -> None:
+    tree = open_metadata(f"lmdb://{tmp_path}/metadata?group={os.getegid()}")
+    tree.create("key", b"v")
+    other = open_metadata(f"lmdb://{tmp_path}/metadata")
+    found = other.get("key")
+    assert found is not None
+    assert found.value == b"v"
+    for each in (tree, other):
+        each.close()
+    assert {os.stat(file).st_mode & 0o777 for file in (tmp_path / "metadata").iterdir()} == {0o660}

@@ -1,0 +1,335 @@
+"""ZooKeeper as a metadata store: a server that stops, dies, forgets, and sessions that end."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pybk.errors import (
+    ForkedProcessError,
+    LedgerExistsError,
+    MetadataError,
+    MetadataUnreachableError,
+)
+from pybk.metadata.locks import Election
+from pybk.metadata.store import MetadataTree
+from pybk.metadata.url import open_metadata
+from tests.metadata.harness import end_zookeeper_session, wait_for
+from tests.metadata.records import bookie, cluster_on, ledger, registration
+from tests.waiting import WAIT_S
+from tests.zookeeper_server import ZooKeeperServer, missing
+
+if missing() is None:
+    from pybk.metadata.zookeeper_store import ZooKeeperTree
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+SESSION_S = 2.5
+
+
+class Proxy:
+    """Stands between a client and the server, and can lose what goes one way."""
+
+    def __init__(self, server: ZooKeeperServer) -> None:
+        self._server = ("127.0.0.1", int(server.host.rpartition(":")[2]))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.lose_replies = False
+        self.lose_requests = False
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._server)
+            self._pairs.append((client, server))
+            threading.Thread(target=self._pass_on, args=(client, server, "lose_requests"), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(server, client, "lose_replies"), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, lose: str) -> None:
+        try:
+            while data := source.recv(65536):
+                if not getattr(self, lose):
+                    target.sendall(data)
+        except OSError:
+            return
+        finally:
+            for end in (source, target):
+                end.close()
+
+    def cut(self) -> None:
+        """Cut all connections; new ones work."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._listening.close()
+        self.cut()
+
+
+@pytest.fixture
+def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
+    """A way to the server that can be cut."""
+    proxy = Proxy(zookeeper_server)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def through(proxy: Proxy, zookeeper_server: ZooKeeperServer) -> Iterator[tuple[MetadataTree, MetadataTree]]:
+    """A tree through the proxy, and one on the same path beside it."""
+    url = zookeeper_server.url()
+    tree = open_metadata(url.replace(zookeeper_server.host, proxy.host), session_timeout_s=SESSION_S, timeout_s=WAIT_S)
+    beside = open_metadata(url, session_timeout_s=SESSION_S, timeout_s=WAIT_S)
+    yield tree, beside
+    proxy.lose_replies = proxy.lose_requests = False
+    tree.close()
+    beside.close()
+
+
+def later(seconds: float, *calls: object) -> None:
+    """Make calls in another thread after a while."""
+
+    def run() -> None:
+        time.sleep(seconds)
+        for call in calls:
+            assert callable(call)
+            call()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+@pytest.mark.parametrize("lost", ["lose_replies", "lose_requests"])
+def test_a_lost_answer_is_unknown_and_settled(
+    lost: str, proxy: Proxy, through: tuple[MetadataTree, MetadataTree]
+) -> None:
+    tree, beside = through
+    tree.create("there", b"v")
+
+    def heal() -> None:
+        setattr(proxy, lost, False)
+
+    setattr(proxy, lost, True)
+    later(0.2, heal, proxy.cut)
+    with pytest.raises(MetadataUnreachableError) as unknown:
+        tree.create("key", b"v")
+    assert unknown.value.outcome_unknown
+    assert (tree.get("key", latest=True) is not None) == (lost == "lose_replies")
+    cluster, other = cluster_on(tree), cluster_on(beside)
+    setattr(proxy, lost, True)
+    later(0.2, heal, proxy.cut)
+    version = cluster.create_ledger(ledger(1))
+    assert other.read_ledger(1) == (ledger(1), version)
+    setattr(proxy, lost, True)
+    later(0.2, heal, proxy.cut)
+    version = cluster.write_ledger(ledger(1, length=5, version=1), version)
+    assert other.read_ledger(1) == (ledger(1, length=5, version=1), version)
+    setattr(proxy, lost, True)
+    later(0.2, heal, proxy.cut)
+    with pytest.raises(LedgerExistsError):
+        cluster.create_ledger(ledger(1, key_salt=b"z" * 16))
+    setattr(proxy, lost, True)
+    later(0.2, heal, proxy.cut)
+    cluster.delete_ledger(1, version)
+    assert other.deletion_proof(1) == b""
+
+
+def test_reads_go_on_after_a_lost_connection(proxy: Proxy, through: tuple[MetadataTree, MetadataTree]) -> None:
+    tree, _ = through
+    version = tree.create("dir/key", b"v")
+    for _ in range(3):
+        proxy.cut()
+        assert tree.get("dir/key") == (b"v", version)
+        proxy.cut()
+        assert tree.children("dir") == ["key"]
+        proxy.cut()
+        assert tree.get_many(["dir/key", "no"]) == [(b"v", version), None]
+
+
+def test_a_lost_connection_ends_no_session_and_misses_no_change(
+    proxy: Proxy, through: tuple[MetadataTree, MetadataTree]
+) -> None:
+    tree, beside = through
+    ended: list[bool] = []
+    tree.on_session_end(lambda: ended.append(True))
+    session = tree.session()
+    tree.create("leased", b"v", leased=True)
+    seen: list[object] = []
+    tree.watch("key", lambda: seen.append(tree.get("key", latest=True)))
+    proxy.lose_replies = True
+    version = beside.create("key", b"v")
+    later(0.3, lambda: setattr(proxy, "lose_replies", False), proxy.cut)
+    assert wait_for(lambda: seen[-1:] == [(b"v", version)])
+    assert tree.session() == session
+    assert tree.alive(session)
+    assert not ended
+    version = beside.put("key", b"w", version)
+    assert wait_for(lambda: seen[-1:] == [(b"w", version)])
+    assert beside.get("leased", latest=True) is not None
+
+
+def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
+    proxy: Proxy, through: tuple[MetadataTree, MetadataTree]
+) -> None:
+    tree, beside = through
+    cluster, other = cluster_on(tree), cluster_on(beside)
+    cluster.claim_cookie(bookie(1))
+    lost: list[float] = []
+    registered = cluster.register(registration(bookie(1)), on_lost=lambda: lost.append(time.monotonic()))
+    session = tree.session()
+    proxy.lose_replies = proxy.lose_requests = True
+    assert wait_for(lambda: other.list_bookies() == [])
+    assert not tree.alive(session), "known here no later than there"
+    proxy.lose_replies = proxy.lose_requests = False
+    proxy.cut()
+    assert wait_for(lambda: [found.bookie for found in other.list_bookies()] == [bookie(1)])
+    assert wait_for(lambda: registered.registered)
+    assert len(lost) == 1
+    assert tree.session() != session
+
+
+def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_server: ZooKeeperServer) -> None:
+    # The session is long: after a third of it without an answer the connection would be ended, and the put be lost.
+    tree = open_metadata(zookeeper_server.url(), session_timeout_s=40, timeout_s=1.5)
+    version = tree.create("key", b"v")
+    zookeeper_server.pause()
+    try:
+        for unknown, call in (
+            (False, lambda: tree.get("key")),
+            (True, lambda: tree.put("key", b"w", version)),
+        ):
+            began = time.monotonic()
+            with pytest.raises(MetadataUnreachableError) as refused:
+                call()
+            assert time.monotonic() - began < WAIT_S
+            assert refused.value.outcome_unknown is unknown
+    finally:
+        zookeeper_server.resume()
+    assert wait_for(lambda: tree.get("key", latest=True) == (b"w", version + 1)), "it was under way"
+    tree.close()
+
+
+def test_no_server_is_told_with_what_to_do() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(MetadataUnreachableError, match=f"127.0.0.1:{port}") as refused:
+        open_metadata(f"zk://127.0.0.1:{port}/pybk", timeout_s=0.5)
+    assert time.monotonic() - began < WAIT_S
+    assert not refused.value.outcome_unknown
+
+
+def test_what_is_not_sent_is_known_not_to_be() -> None:
+    server = ZooKeeperServer()
+    try:
+        server.start()
+        tree = open_metadata(server.url(), timeout_s=3, session_timeout_s=5)
+        assert isinstance(tree, ZooKeeperTree)
+        connected = tree._connected
+        version = tree.create("key", b"v")
+        server.kill()
+        assert wait_for(lambda: not connected.is_set())
+        with pytest.raises(MetadataUnreachableError) as refused:
+            tree.put("key", b"w", version)
+        assert not refused.value.outcome_unknown
+        server.start()
+        assert wait_for(connected.is_set)
+        assert tree.get("key", latest=True) == (b"v", version), "acknowledged means on disk"
+        tree.close()
+    finally:
+        server.close()
+
+
+def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[MetadataTree, MetadataTree]) -> None:
+    tree, beside = through
+    log: list[bool] = []
+    election = Election(cluster_on(tree), "auditor", "one", log.append)
+    rival = Election(cluster_on(beside), "auditor", "two", lambda leads: None)
+    for _ in range(3):
+        proxy.cut()
+        time.sleep(0.1)
+    assert wait_for(lambda: election.leads)
+    assert not rival.leads
+    end_zookeeper_session(tree)
+    assert wait_for(lambda: rival.leads or (len(log) >= 3 and election.leads))
+    assert wait_for(lambda: False in log)
+    assert election.leads is not rival.leads
+    election.close()
+    rival.close()
+
+
+def test_a_forked_child_is_told(zookeeper_server: ZooKeeperServer) -> None:
+    tree = open_metadata(zookeeper_server.url(), timeout_s=5)
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            tree.get("key")
+        except ForkedProcessError as error:
+            results.put(str(error))
+        tree.close()
+
+    process = context.Process(target=ask)
+    process.start()
+    assert "fork" in results.get()
+    process.join()
+    assert process.exitcode == 0
+    assert tree.create("key", b"v")
+    tree.close()
+
+
+def test_what_the_server_refuses_is_told(zookeeper_server: ZooKeeperServer) -> None:
+    tree = open_metadata(zookeeper_server.url(), timeout_s=5)
+    tree.create("leaf", b"v", leased=True)
+    with pytest.raises(MetadataError, match="NoChildrenForEphemerals") as refused:
+        tree.create("leaf/below", b"v")
+    assert not isinstance(refused.value, MetadataUnreachableError)
+    tree.close()
+
+
+def noting(calls: list[str], name: str, call: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that notes its name and does what another does."""
+
+    def noted(*arguments: object) -> object:
+        calls.append(name)
+        return call(*arguments)
+
+    return noted
+
+
+def test_thousands_are_read_in_few_round_trips(
+    zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = open_metadata(zookeeper_server.url(), timeout_s=WAIT_S)
+    assert isinstance(tree, ZooKeeperTree)
+    many = f"{tree._root}/many"
+    tree._client.ensure_path(many)
+    made = [tree._client.create_async(f"{many}/{number:04d}", b"v") for number in range(2000)]
+    for result in made:
+        result.get(timeout=WAIT_S)
+    calls: list[str] = []
+    monkeypatch.setattr(tree._client, "get_async", noting(calls, "ask", tree._client.get_async))
+    monkeypatch.setattr(tree, "_node", noting(calls, "look", tree._node))
+    assert sum(node is not None for node in tree.get_many([f"many/{number:04d}" for number in range(2500)])) == 2000
+    trips = [word for word, _ in itertools.groupby(calls)]
+    assert trips == ["ask", "look"] * 5, "each answer was waited for before the next request was sent"
+    assert len(tree.children("many")) == 2000
+    tree.close()

@@ -1,0 +1,43 @@
+"""Requests to several bookies at once, step by step."""
+
+from __future__ import annotations
+
+from pybk.replication.broadcast import TellMachine
+from pybk.replication.messages import Reply, Send, Status, Told, Woken, WriteLac
+from tests.replication.driving import LEDGER, Driven, bookie
+
+REQUEST = WriteLac(LEDGER, 3)
+
+
+def telling(*numbers: int) -> Driven:
+    driven = Driven(TellMachine((bookie(number), REQUEST) for number in numbers))
+    driven.take(driven.machine.start(0))
+    return driven
+
+
+def test_each_bookie_is_asked_once_and_the_end_comes_with_the_last_answer() -> None:
+    told = telling(0, 1)
+    assert told.sends == [Send(1, bookie(0), REQUEST), Send(2, bookie(1), REQUEST)]
+    assert told.answer(1) == []
+    assert told.answer(0) == [Told(())]
+
+
+def test_who_refuses_and_who_is_silent_is_named() -> None:
+    told = telling(0, 1, 2)
+    told.answer(0, Reply(Status.UNAUTHORIZED))
+    told.lose(1)
+    told.answer(2)
+    assert told.effects == [Told(((bookie(0), Status.UNAUTHORIZED), (bookie(1), None)))]
+
+
+def test_nobody_to_ask_is_the_end() -> None:
+    assert telling().effects == [Told(())]
+
+
+def test_what_was_not_asked_is_no_answer() -> None:
+    told = telling(0)
+    assert told.tell(Woken()) == []
+    (send,) = told.sends
+    told.answer(0)
+    told.sends = [send]
+    assert told.lose(0) == []

@@ -1,0 +1,452 @@
+"""Reads with fallback, and reads of the last add confirmed, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.replication.messages import (
+    Failed,
+    Got,
+    LacIs,
+    LacReply,
+    MetadataIs,
+    MetadataUnreachable,
+    Read,
+    ReadEnded,
+    ReadLac,
+    ReadMetadata,
+    ReadReply,
+    Reason,
+    Reply,
+    Status,
+    WakeAt,
+    Woken,
+)
+from pybk.replication.reader import NO_LIMIT, LacMachine, ReadMachine, stretches
+from tests.replication.driving import LEDGER, Driven, bookie, metadata, run
+
+NO = ReadReply(Status.NO_SUCH_ENTRY)
+UNKNOWN = ReadReply(Status.UNKNOWN)
+
+
+class Reading(Driven):
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        opened: LedgerMetadata | None = None,
+        rank: dict[Bookie, int] | None = None,
+        residues: frozenset[int] | None = None,
+        parts: int = 1,
+        total_bytes: int = NO_LIMIT,
+    ) -> None:
+        super().__init__(
+            ReadMachine(
+                opened or metadata(),
+                first,
+                last,
+                bytes_max=1000,
+                speculative_ns=100,
+                rank=rank or {},
+                residues=residues,
+                parts=parts,
+                total_bytes=total_bytes,
+            )
+        )
+        self.take(self.machine.start(0))
+
+    def asked(self) -> list[tuple[int, int, int]]:
+        """Return bookie, first and last of the reads that wait."""
+        return [
+            (int(send.bookie.bookie_id[1:]), send.request.first, send.request.last)
+            for send in self.sends
+            if isinstance(send.request, Read)
+        ]
+
+    def hurry(self, first: int) -> None:
+        """Put the reads that begin with an entry to the front."""
+        self.sends.sort(key=lambda send: not isinstance(send.request, Read) or send.request.first != first)
+
+
+def ids(reading: Reading) -> list[int]:
+    return [
+        entry_id
+        for effect in reading.effects
+        if isinstance(effect, Got)
+        for entry_id in range(effect.run.first, effect.run.last + 1, effect.run.stride)
+    ]
+
+
+def test_one_replica_is_asked_and_asked_on_until_all_is_there() -> None:
+    reading = Reading(3, 9)
+    assert reading.asked() == [(0, 3, 9)]
+    reading.answer(0, ReadReply(Status.OK, run(3, 6)))
+    assert ids(reading) == [3, 4, 5, 6]
+    assert reading.asked() == [(0, 7, 9)]
+    reading.answer(0, ReadReply(Status.OK, run(7, 9)))
+    assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ())
+
+
+def test_who_ranks_first_is_asked_first() -> None:
+    reading = Reading(0, 0, rank={bookie(0): 2, bookie(1): 1})
+    assert reading.asked() == [(2, 0, 0)]
+
+
+def test_parts_are_read_from_different_replicas_at_a_time() -> None:
+    reading = Reading(2, 11, parts=4, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3})
+    assert reading.asked() == [(0, 2, 4), (1, 5, 7), (2, 8, 10), (0, 11, 11)]
+    reading.answer(2, ReadReply(Status.OK, run(8, 10)))
+    assert ids(reading) == [8, 9, 10]
+    reading.answer(0, ReadReply(Status.OK, run(2, 3)))
+    assert reading.asked() == [(1, 5, 7), (0, 11, 11), (0, 4, 4)]
+    reading.lose(1)
+    assert reading.asked() == [(0, 11, 11), (0, 4, 4), (2, 5, 7)]
+    reading.answer(2, ReadReply(Status.OK, run(5, 7)))
+    reading.answer(0, ReadReply(Status.OK, run(11, 11)))
+    assert [type(effect) for effect in reading.effects] == [Got]
+    reading.answer(0, ReadReply(Status.OK, run(4, 4)))
+    assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ())
+
+
+def test_a_part_that_nobody_has_is_where_the_read_ends() -> None:
+    reading = Reading(0, 3, parts=2, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3})
+    reading.answer(0, ReadReply(Status.OK, run(0, 1)))
+    for number in (1, 2, 0):
+        reading.answer(number, NO)
+    assert reading.only(ReadMetadata) == ReadMetadata()
+    reading.tell(MetadataIs(metadata(), 1))
+    assert reading.only(ReadEnded) == ReadEnded(2, Status.NO_SUCH_ENTRY, ())
+
+
+def test_there_are_no_more_parts_than_entries_and_none_where_write_sets_differ() -> None:
+    assert [first for _, first, _ in Reading(5, 6, parts=4).asked()] == [5, 6]
+    wide = metadata((3, 2, 2))
+    assert Reading(0, 8, wide, parts=4).asked() == Reading(0, 8, wide).asked()
+
+
+def size(first: int, last: int, stride: int = 1) -> int:
+    return sum(run(first, last, stride).sizes)
+
+
+def test_a_read_ends_when_it_has_its_bytes() -> None:
+    reading = Reading(0, 99, total_bytes=1000 + size(0, 9))
+    reading.answer(0, ReadReply(Status.OK, run(0, 9)))
+    assert ids(reading) == list(range(10))
+    [request] = [send.request for send in reading.sends if isinstance(send.request, Read)]
+    assert (request.first, request.bytes_max) == (10, 1000)
+    reading.answer(0, ReadReply(Status.OK, run(10, 19)))
+    assert reading.only(ReadEnded) == ReadEnded(20, Status.OK, ())
+
+
+def test_an_answer_without_room_for_the_next_entry_is_the_last() -> None:
+    reading = Reading(0, 99, total_bytes=1000)
+    reading.answer(0, ReadReply(Status.OK, run(0, 3)))
+    assert reading.only(ReadEnded) == ReadEnded(4, Status.OK, ())
+
+
+def test_where_a_copy_is_damaged_another_one_is_asked_for_the_bytes_left() -> None:
+    reading = Reading(0, 99, total_bytes=1000)
+    reading.answer(0, ReadReply(Status.UNKNOWN, run(0, 3)))
+    [request] = [send.request for send in reading.sends if isinstance(send.request, Read)]
+    assert (request.first, request.bytes_max) == (4, 1000 - size(0, 3))
+
+
+def test_one_entry_is_read_whatever_its_bytes_are() -> None:
+    reading = Reading(0, 9, total_bytes=1)
+    reading.lose(0)
+    reading.answer(1, ReadReply(Status.OK, run(0, 0)))
+    assert ids(reading) == [0]
+    assert reading.only(ReadEnded) == ReadEnded(1, Status.OK, ())
+
+
+def test_a_part_goes_on_until_it_and_those_before_it_have_the_bytes() -> None:
+    reading = Reading(0, 99, parts=2, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3}, total_bytes=1000 + size(0, 9))
+    assert reading.asked() == [(0, 0, 49), (1, 50, 99)]
+    reading.answer(1, ReadReply(Status.OK, run(50, 69)))
+    assert reading.asked() == [(0, 0, 49), (1, 70, 99)]
+    reading.answer(0, ReadReply(Status.OK, run(0, 9)))
+    assert reading.asked() == [(1, 70, 99), (0, 10, 49)], "what was read behind a gap does not count"
+    reading.answer(0, ReadReply(Status.OK, run(10, 29)))
+    assert reading.only(ReadEnded) == ReadEnded(30, Status.OK, ()), "nobody waits for what comes behind the end"
+
+
+def test_striped_entries_end_before_the_first_that_was_not_read() -> None:
+    reading = Reading(0, 99, metadata((4, 2, 2)), total_bytes=4 * size(0, 8, 4))
+    reading.answer(0, ReadReply(Status.OK, run(0, 12, 4)))
+    reading.answer(1, ReadReply(Status.OK, run(1, 9, 4)))
+    reading.answer(2, ReadReply(Status.OK, run(2, 6, 4)))
+    assert not any(isinstance(effect, ReadEnded) for effect in reading.effects)
+    reading.answer(3, ReadReply(Status.OK, run(3, 7, 4)))
+    assert reading.only(ReadEnded) == ReadEnded(10, Status.OK, ())
+
+
+def test_replicas_share_the_load_by_entry() -> None:
+    assert [Reading(first, first).asked()[0][0] for first in range(4)] == [0, 1, 2, 0]
+
+
+def test_a_bad_copy_is_read_elsewhere_and_named() -> None:
+    reading = Reading(0, 4)
+    reading.answer(0, ReadReply(Status.UNKNOWN, run(0, 1)))
+    assert ids(reading) == [0, 1]
+    assert reading.asked() == [(1, 2, 4)]
+    reading.answer(1, ReadReply(Status.OK, run(2, 4)))
+    assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ((bookie(0), 2),))
+
+
+def test_silence_is_no_bad_copy() -> None:
+    reading = Reading(0, 0)
+    reading.lose(0)
+    reading.answer(1, Reply(Status.WRONG_INSTANCE))
+    reading.answer(2, ReadReply(Status.OK, run(0, 0)))
+    assert reading.only(ReadEnded).bad == ()
+
+
+def test_an_answer_to_something_else_is_no_answer() -> None:
+    reading = Reading(0, 0)
+    reading.answer(0, ReadReply(Status.OK, run(1, 1)))
+    assert ids(reading) == []
+    assert reading.asked() == [(1, 0, 0)]
+
+
+def test_a_slow_replica_gets_company_and_entries_come_once() -> None:
+    reading = Reading(0, 4)
+    assert reading.only(WakeAt).time_ns == 100
+    reading.now = 100
+    reading.tell(Woken())
+    assert reading.asked() == [(0, 0, 4), (1, 0, 4)]
+    reading.answer(1, ReadReply(Status.OK, run(0, 2)))
+    assert ids(reading) == [0, 1, 2]
+    reading.answer(0, ReadReply(Status.OK, run(0, 4)))
+    assert ids(reading) == [3, 4]
+    reading.only(ReadEnded)
+
+
+def test_striped_entries_are_read_by_residue() -> None:
+    reading = Reading(1, 9, metadata((4, 2, 2)))
+    assert reading.asked() == [(1, 1, 9), (2, 2, 9), (3, 3, 9), (0, 4, 9)]
+    assert {send.request.stride for send in reading.sends if isinstance(send.request, Read)} == {4}
+    reading.answer(2, NO)
+    assert reading.asked()[-1] == (3, 2, 9)
+
+
+def test_only_the_residues_wanted_are_read() -> None:
+    reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1, 2}))
+    assert [first for _, first, _ in reading.asked()] == [1, 2]
+
+
+def test_fragments_are_read_from_their_ensembles() -> None:
+    opened = metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6)), (7, (0, 1, 2)))
+    assert [(first, last) for _, first, last in Reading(3, 8, opened).asked()] == [(3, 4), (5, 6), (7, 8)]
+    assert [(low, high) for _, low, high in stretches(opened.fragments, 5, 6)] == [(5, 6)]
+
+
+def exhaust(reading: Reading, *replies: ReadReply) -> None:
+    for number, reply in enumerate(replies):
+        reading.answer(number, reply)
+
+
+def test_metadata_are_read_again_before_a_read_fails() -> None:
+    """C17: a replication may have moved the entries."""
+    reading = Reading(0, 0)
+    exhaust(reading, NO, UNKNOWN, UNKNOWN)
+    reading.only(ReadMetadata)
+    reading.tell(MetadataIs(metadata((3, 3, 2), (0, (0, 7, 2))), 9))
+    assert reading.asked() == [(7, 0, 0)]
+    reading.answer(7, ReadReply(Status.OK, run(0, 0)))
+    assert reading.only(ReadEnded).missing is None
+
+
+def test_only_a_denial_by_all_is_a_denial() -> None:
+    for replies, status in (((NO, NO, NO), Status.NO_SUCH_ENTRY), ((NO, UNKNOWN, NO), Status.UNKNOWN)):
+        reading = Reading(0, 0)
+        exhaust(reading, *replies)
+        reading.tell(MetadataIs(metadata(), 8))
+        ended = reading.only(ReadEnded)
+        assert (ended.missing, ended.status) == (0, status)
+
+
+def test_what_all_bookies_deny_is_unknown_if_the_metadata_cannot_be_read() -> None:
+    """C17: another bookie may have taken the place of one that denies the entry, and have it."""
+    reading = Reading(0, 0)
+    exhaust(reading, NO, NO, NO)
+    reading.tell(MetadataUnreachable())
+    ended = reading.only(ReadEnded)
+    assert (ended.missing, ended.status) == (0, Status.UNKNOWN)
+
+
+def test_what_new_metadata_put_into_a_later_fragment_is_asked_of_its_bookies() -> None:
+    """C17: bookies of the fragment before it deny what they never had."""
+    reading = Reading(0, 9)
+    exhaust(reading, UNKNOWN, UNKNOWN, UNKNOWN)
+    reading.tell(MetadataIs(metadata((3, 3, 2), (0, (0, 1, 6)), (5, (3, 4, 7)), (8, (0, 1, 2))), 8))
+    assert reading.asked() == [(6, 0, 4), (7, 5, 7), (2, 8, 9)]
+    for number, first, last in reading.asked():
+        reading.answer(number, ReadReply(Status.OK, run(first, last)))
+    assert reading.only(ReadEnded).missing is None
+
+
+def test_residues_of_striped_entries_are_cut_at_fragments() -> None:
+    reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
+    for number in (1, 2):
+        reading.answer(number, UNKNOWN)
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3))), 8))
+    assert reading.asked() == [(6, 1, 5), (7, 9, 9)]
+
+
+def test_a_residue_of_which_a_fragment_has_no_entry_is_asked_of_the_next_one() -> None:
+    """C17: the fragment from 6 on has entry 6 alone, so entry 9 is at the bookies of the fragment from 7 on."""
+    reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
+    for number in (1, 2):
+        reading.answer(number, UNKNOWN)
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3)), (7, (0, 8, 2, 3))), 8))
+    assert reading.asked() == [(6, 1, 5), (8, 9, 9)]
+
+
+def test_a_deleted_ledger_ends_the_read() -> None:
+    reading = Reading(0, 0)
+    exhaust(reading, NO, NO, NO)
+    reading.tell(MetadataIs(None, -1))
+    assert reading.only(Failed).reason is Reason.DELETED
+
+
+# ---- last add confirmed --------------------------------------------------------------------------------------------
+
+
+class Lac(Driven):
+    def __init__(self, opened: LedgerMetadata | None = None, beyond: int | None = None, **pauses: Any) -> None:
+        super().__init__(LacMachine(opened or metadata(), beyond=beyond, wait_ns=50, **pauses))
+        self.take(self.machine.start(0))
+
+    def wake(self, now: int) -> None:
+        self.now = now
+        self.tell(Woken())
+
+
+def test_the_lac_is_the_highest_of_a_covering_set() -> None:
+    lac = Lac()
+    assert [send.request for send in lac.sends] == [ReadLac(LEDGER, False, None, 50)] * 3
+    lac.answer(0, LacReply(Status.OK, 7))
+    assert lac.effects == []
+    lac.answer(2, LacReply(Status.OK, 5))
+    assert lac.effects == [LacIs(7)]
+
+
+def test_without_coverage_the_lac_is_not_known() -> None:
+    lac = Lac()
+    lac.answer(0, LacReply(Status.OK, 7))
+    lac.lose(1)
+    lac.answer(2, Reply(Status.WRONG_INSTANCE))
+    failed = lac.only(Failed)
+    assert failed.reason is Reason.UNDECIDED
+    assert "only b0@00000000" in failed.detail
+
+
+def test_a_ledger_that_begins_later_is_confirmed_before() -> None:
+    lac = Lac(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6))))
+    lac.answer(3, LacReply(Status.NO_SUCH_LEDGER))
+    lac.answer(4, LacReply(Status.OK, -1))
+    assert lac.effects == [LacIs(4)]
+
+
+def test_the_lac_of_a_closed_ledger_is_its_end() -> None:
+    lac = Lac(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=3))
+    assert (lac.effects, lac.sends) == ([LacIs(3)], [])
+
+
+def test_waiting_ends_with_the_first_that_moved() -> None:
+    lac = Lac(beyond=4)
+    assert len(lac.sends) == 2, "one of these takes part in every acknowledgement"
+    lac.answer(1, LacReply(Status.OK, 6))
+    assert lac.effects == [LacIs(6)]
+
+
+def test_waiting_ends_with_the_time() -> None:
+    lac = Lac(beyond=4)
+    lac.answer(0, LacReply(Status.OK, 4))
+    assert lac.effects == []
+    lac.answer(1, LacReply(Status.OK, 3))
+    assert lac.effects == [LacIs(4)]
+
+
+def test_waiting_goes_on_at_another_bookie() -> None:
+    lac = Lac(beyond=4)
+    lac.lose(0)
+    assert [send.bookie for send in lac.sends] == [bookie(1), bookie(2)]
+    lac.lose(1)
+    lac.lose(2)
+    assert lac.only(Failed).reason is Reason.UNDECIDED
+
+
+def test_waiting_begins_after_its_pause() -> None:
+    lac = Lac(beyond=4, pause_ns=7)
+    assert (lac.sends, lac.effects) == ([], [WakeAt(7)])
+    lac.wake(7)
+    assert len(lac.sends) == 2
+    lac.answer(1, LacReply(Status.OK, 6))
+    assert lac.effects == [LacIs(6)]
+
+
+def test_while_too_few_bookies_wait_those_that_did_not_answer_are_asked_again() -> None:
+    lac = Lac(beyond=4, retry_ns=10)
+    lac.lose(0)
+    assert lac.effects == [], "another one waits in its place"
+    lac.lose(2)
+    assert lac.only(WakeAt) == WakeAt(10)
+    lac.wake(10)
+    assert [send.bookie for send in lac.sends] == [bookie(1), bookie(0)], "two are enough"
+    lac.lose(0)
+    assert [send.bookie for send in lac.sends] == [bookie(1), bookie(2)]
+    lac.answer(2, LacReply(Status.OK, 5))
+    assert lac.effects == [LacIs(5)]
+
+
+def test_waiting_fails_only_if_nobody_answers_any_more() -> None:
+    lac = Lac(beyond=4, retry_ns=10)
+    for place in (0, 1, 2):
+        lac.lose(place)
+    assert lac.only(Failed).reason is Reason.UNDECIDED
+    lac.wake(10)
+    assert (lac.sends, lac.effects) == ([], [])
+
+
+def test_two_slow_replicas_with_a_part_each_are_both_asked_on() -> None:
+    """Whoever answered first is asked for the rest, though the other one still owes an answer."""
+    reading = Reading(0, 9)
+    reading.now = 100
+    reading.tell(Woken())
+    assert reading.asked() == [(0, 0, 9), (1, 0, 9)]
+    reading.answer(0, ReadReply(Status.OK, run(0, 3)))
+    assert reading.asked() == [(1, 0, 9), (0, 4, 9)]
+    reading.answer(1, ReadReply(Status.OK, run(0, 3)))
+    assert reading.asked() == [(0, 4, 9)]
+
+
+def striped() -> Reading:
+    """Return a read of entries 0 to 3, one for each of four write sets, whose second entry nobody has."""
+    reading = Reading(0, 3, metadata((4, 2, 2)))
+    for number in (1, 2):
+        reading.hurry(1)
+        reading.answer(number, NO)
+    reading.only(ReadMetadata)
+    return reading
+
+
+def test_only_what_is_exhausted_is_asked_of_new_bookies() -> None:
+    reading = striped()
+    before = sorted(reading.asked())
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 7, 2, 3))), 8))
+    assert sorted(reading.asked()) == sorted([*before, (7, 1, 3)])
+
+
+def test_what_is_exhausted_later_is_tried_with_the_metadata_that_came_last() -> None:
+    reading = striped()
+    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 7, 2, 8))), 8))
+    for number in (2, 3):
+        reading.hurry(2)
+        reading.answer(number, NO)
+    reading.only(ReadMetadata)
+    reading.tell(MetadataUnreachable())
+    assert (8, 2, 3) in reading.asked()
+    assert reading.machine.metadata.fragments[0].ensemble[3] == bookie(8)

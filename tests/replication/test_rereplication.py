@@ -1,0 +1,192 @@
+"""Copying a fragment, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.replication import rereplication
+from pybk.replication.entry_runs import entries_of
+from pybk.replication.messages import (
+    Add,
+    BookiesChosen,
+    ChooseBookies,
+    Done,
+    Failed,
+    MetadataIs,
+    MetadataRefused,
+    MetadataUnreachable,
+    MetadataWritten,
+    Read,
+    ReadMetadata,
+    ReadReply,
+    Reason,
+    Reply,
+    Status,
+    WriteMetadata,
+)
+from pybk.replication.rereplication import CopyMachine
+from tests.replication.driving import LEDGER, Driven, bookie, entry, metadata, run
+
+
+def closed(last: int = 4, shape: tuple[int, int, int] = (3, 3, 2)) -> LedgerMetadata:
+    return replace(metadata(shape), state=LedgerState.CLOSED, last_entry_id=last, length=10 * (last + 1))
+
+
+class Copying(Driven):
+    def __init__(
+        self, found: LedgerMetadata, *lost: int, first: int = 0, stay: tuple[int, ...] = (), to: tuple[int, ...] = (7,)
+    ) -> None:
+        super().__init__(CopyMachine(LEDGER, first, frozenset(map(bookie, lost)), stay=frozenset(map(bookie, stay))))
+        self.take(self.machine.start(0))
+        self.only(ReadMetadata)
+        self.tell(MetadataIs(found, 3))
+        if any(isinstance(effect, ChooseBookies) for effect in self.effects):
+            wanted = self.only(ChooseBookies).places
+            self.tell(BookiesChosen({place: bookie(number) for place, number in zip(wanted, to, strict=False)}))
+
+
+def test_entries_are_copied_as_they_are_and_then_the_bookies_swapped() -> None:
+    copy = Copying(closed(), 1)
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+    assert (read.bookie, read.request.first, read.request.last) == (bookie(0), 0, 4)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    (add,) = copy.sends
+    assert isinstance(add.request, Add)
+    assert add.bookie == bookie(7)
+    assert add.request.recovery, "the ledger may be fenced there (C7)"
+    assert [bytes(each) for each in entries_of(add.request.runs[0])] == [entry(number) for number in range(5)]
+    assert copy.effects == [], "nothing is swapped before the copies are durable"
+    copy.answer(7)
+    written = copy.only(WriteMetadata)
+    assert written.version == 3
+    assert written.metadata == replace(closed(), fragments=(Fragment(0, (bookie(0), bookie(7), bookie(2))),), version=1)
+    copy.tell(MetadataWritten(4))
+    assert copy.only(Done).metadata == written.metadata
+
+
+def test_only_residues_of_the_lost_places_are_copied() -> None:
+    copy = Copying(closed(9, (5, 2, 2)), 1)
+    firsts = {send.request.first for send in copy.sends if isinstance(send.request, Read)}
+    assert firsts == {0, 1}, "place 1 of five takes residues 1 and 0"
+
+
+def test_the_copy_goes_to_the_end_of_the_fragment() -> None:
+    """C15: what lies behind the last confirmed entry that is known is of the fragment, too."""
+    copy = Copying(metadata((3, 3, 2), (0, (0, 1, 2)), (15, (3, 4, 6))), 1)
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+    assert (read.request.first, read.request.last) == (0, 14)
+
+
+def test_an_open_last_fragment_is_not_copied() -> None:
+    for state in (LedgerState.OPEN, LedgerState.IN_RECOVERY):
+        copy = Copying(replace(metadata(), state=state), 1)
+        assert copy.only(Failed).reason is Reason.UNDECIDED
+        assert copy.sends == []
+
+
+def test_what_is_done_already_is_not_done_again() -> None:
+    copy = Copying(closed(), 5)
+    assert copy.only(Done).metadata == closed()
+
+
+def test_a_fragment_without_entries_is_only_swapped() -> None:
+    copy = Copying(closed(-1), 1)
+    assert copy.only(WriteMetadata).metadata.fragments[0].ensemble[1] == bookie(7)
+
+
+def test_without_another_bookie_it_fails() -> None:
+    copy = Copying(closed(), 1, to=())
+    failed = copy.only(Failed)
+    assert failed.reason is Reason.NOT_ENOUGH_BOOKIES
+    assert str(bookie(1)) in failed.detail
+
+
+def test_a_bookie_that_is_alive_is_filled_up_in_its_place() -> None:
+    copy = Copying(closed(), 1, stay=(1,))
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(1)
+    assert copy.only(Done).metadata == closed()
+
+
+def test_entries_that_nobody_has_end_it() -> None:
+    copy = Copying(closed(0), 1)
+    for number in (0, 2, 1):
+        copy.answer(number, ReadReply(Status.UNKNOWN))
+    copy.tell(MetadataIs(closed(0), 3))
+    failed = copy.only(Failed)
+    assert failed.reason is Reason.UNDECIDED
+    assert "entry 0" in failed.detail
+
+
+def test_a_copy_that_is_not_taken_ends_it() -> None:
+    copy = Copying(closed(), 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(7, Reply(Status.READ_ONLY))
+    assert "READ_ONLY" in copy.only(Failed).detail
+
+
+def swapping() -> Copying:
+    copy = Copying(closed(), 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(7)
+    copy.only(WriteMetadata)
+    return copy
+
+
+def test_a_refused_swap_is_tried_on_what_is_there() -> None:
+    copy = swapping()
+    other = replace(closed(), fragments=(Fragment(0, (bookie(8), bookie(1), bookie(2))),), version=5)
+    copy.tell(MetadataRefused(other, 9))
+    written = copy.only(WriteMetadata)
+    assert written.version == 9
+    assert written.metadata.fragments[0].ensemble == (bookie(8), bookie(7), bookie(2))
+
+
+def test_a_swap_that_somebody_else_did_is_left_alone() -> None:
+    for ensemble in ((0, 9, 2), (7, 1, 2)):
+        copy = swapping()
+        copy.tell(MetadataRefused(replace(closed(), fragments=(Fragment(0, tuple(map(bookie, ensemble))),)), 9))
+        assert copy.only(Failed).reason is Reason.UNDECIDED
+
+
+def test_a_swap_whose_reply_was_lost_is_a_swap() -> None:
+    copy = swapping()
+    written = replace(closed(), fragments=(Fragment(0, (bookie(0), bookie(7), bookie(2))),), version=1)
+    copy.tell(MetadataRefused(written, 4))
+    assert copy.only(Done).version == 4
+
+
+def test_long_fragments_go_window_by_window() -> None:
+    last = rereplication.WINDOW_ENTRIES + 5
+    copy = Copying(closed(last), 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, rereplication.WINDOW_ENTRIES - 1)))
+    assert [type(send.request) for send in copy.sends] == [Add]
+    copy.answer(7)
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+    assert (read.request.first, read.request.last) == (rereplication.WINDOW_ENTRIES, last)
+
+
+def test_a_deleted_ledger_is_not_copied() -> None:
+    copy = Driven(CopyMachine(LEDGER, 0, frozenset({bookie(1)})))
+    copy.take(copy.machine.start(0))
+    copy.tell(MetadataIs(None, -1))
+    assert copy.only(Failed).reason is Reason.DELETED
+
+
+def test_after_the_end_nothing_is_done() -> None:
+    """A failed copy asks and writes nothing, whatever is answered then."""
+    copy = Copying(closed(), 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(7, Reply(Status.READ_ONLY))
+    assert copy.only(Failed).reason is Reason.UNDECIDED
+    assert copy.tell(MetadataIs(closed(), 3)) == []
+    assert copy.tell(MetadataUnreachable()) == []
+
+
+def test_bookies_are_chosen_once() -> None:
+    copy = Copying(closed(), 1)
+    assert copy.tell(BookiesChosen({1: bookie(8)})) == []

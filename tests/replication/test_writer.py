@@ -1,0 +1,520 @@
+"""The writer's machine, step by step."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from pybk.ledger import Fragment, LedgerState
+from pybk.replication.messages import (
+    Add,
+    Answered,
+    BookiesChosen,
+    ChooseBookies,
+    Confirmed,
+    Done,
+    Failed,
+    MetadataIs,
+    MetadataRefused,
+    MetadataUnreachable,
+    MetadataWritten,
+    ReadMetadata,
+    Reason,
+    Reply,
+    Status,
+    UnderReplicated,
+    WakeAt,
+    Woken,
+    WriteLac,
+    WriteMetadata,
+)
+from pybk.replication.writer import METADATA_RETRY_NS, METADATA_TRIES
+from tests.replication.driving import Writer, batch, bookie, confirmed, metadata
+
+
+def test_a_batch_is_one_message_per_bookie_and_is_confirmed_by_the_ack_quorum() -> None:
+    writer = Writer()
+    writer.submit(0, 9)
+    assert [send.bookie for send in writer.sends] == [bookie(0), bookie(1), bookie(2)]
+    assert len({id(send.request) for send in writer.sends}) == 1, "what all take is one message"
+    writer.answer(0)
+    assert writer.effects == []
+    assert writer.writer.outstanding == 10
+    writer.answer(2)
+    assert writer.effects == [Confirmed(9)]
+    writer.answer(1)
+    assert writer.effects == []
+    assert writer.writer.outstanding == 0
+
+
+def test_batches_are_confirmed_in_order() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.submit(1, 1)
+    for number in (0, 1):
+        send = writer.pending(number)[1]
+        writer.sends.remove(send)
+        writer.sends.insert(0, send)
+        writer.answer(number)
+        assert writer.effects == []
+    writer.answer(0)
+    writer.answer(1)
+    assert writer.effects == [Confirmed(1)]
+
+
+def test_striped_batches_need_a_quorum_for_every_residue() -> None:
+    writer = Writer(metadata((5, 3, 2)))
+    writer.submit(0, 9)
+    for send in writer.sends:
+        place = int(send.bookie.bookie_id[1:])
+        assert isinstance(send.request, Add)
+        residues = {run.first % 5 for run in send.request.runs}
+        assert residues == {place, (place - 1) % 5, (place - 2) % 5}
+    for number in (0, 1, 2):
+        writer.answer(number)
+        assert writer.effects == [], "the entries of residue 3 are on one bookie at most"
+    writer.answer(4)
+    assert writer.effects == [Confirmed(9)]
+
+
+def test_the_lac_is_piggybacked_and_told_when_nothing_is_outstanding() -> None:
+    writer = Writer()
+    writer.submit(0, 3)
+    assert writer.writer.tell_lac() == []
+    writer.answer(0)
+    writer.answer(1)
+    writer.answer(2)
+    writer.submit(4, 4)
+    assert [send.request.lac for send in writer.sends if isinstance(send.request, Add)] == [3, 3, 3]
+    for number in range(3):
+        writer.answer(number)
+    writer.take(writer.writer.tell_lac())
+    assert [send.request for send in writer.sends] == [WriteLac(5, 4)] * 3
+    assert writer.writer.tell_lac() == []
+
+
+def test_a_watched_lac_is_told_at_once() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.answer(0, Reply(Status.OK, watched=True))
+    writer.answer(1)
+    assert [send.request for send in writer.pending(0)] == [WriteLac(5, 0)]
+
+
+def test_a_failed_bookie_is_replaced_from_the_first_entry_that_is_not_confirmed() -> None:
+    writer = Writer()
+    writer.submit(0, 4)
+    writer.answer(0)
+    writer.answer(1)
+    writer.answer(2)
+    writer.submit(5, 6)
+    writer.submit(7, 7)
+    written = writer.replace(1, 3, place=1)
+    assert written.version == 7
+    assert written.metadata.fragments == (
+        metadata().fragments[0],
+        Fragment(5, (bookie(0), bookie(3), bookie(2))),
+    )
+    assert writer.pending(3) == [], "nothing is sent before the metadata name the bookie (AW5)"
+    writer.answer(0)
+    writer.answer(2)
+    assert writer.effects == [], "nothing is confirmed while the change is being written (C3)"
+    writer.tell(MetadataWritten(8))
+    assert writer.effects == [Confirmed(6)]
+    firsts = [send.request.runs[0].first for send in writer.pending(3) if isinstance(send.request, Add)]
+    assert firsts == [5, 7], "what is pending is resent, lowest first (AW6)"
+    assert {send.bookie for send in writer.sends if send.bookie != bookie(3)} == {bookie(0), bookie(1), bookie(2)}
+
+
+def test_a_fragment_without_entries_is_replaced() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    assert writer.replace(1, 3, place=1).metadata.fragments == (Fragment(0, (bookie(0), bookie(3), bookie(2))),)
+
+
+def test_acknowledgements_of_replaced_bookies_are_undone_all_together() -> None:
+    """C2: undoing one batch must not let the next be confirmed by what was not undone yet."""
+    writer = Writer()
+    for entry_id in range(3):
+        writer.submit(entry_id, entry_id)
+    for _ in range(2):
+        writer.answer(1)
+    writer.answer(0)
+    assert writer.effects == [Confirmed(0)]
+    writer.answer(0)
+    assert writer.effects == [Confirmed(1)]
+    writer.submit(3, 3)
+    writer.replace(1, 3, place=1)
+    writer.answer(0)
+    writer.answer(0)
+    writer.tell(MetadataWritten(8))
+    assert confirmed(writer) == 1
+    writer.answer(3)
+    assert writer.effects == [Confirmed(2)]
+
+
+def test_late_acknowledgements_of_replaced_bookies_do_not_count() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.submit(1, 1)
+    writer.replace(1, 3, place=1)
+    writer.tell(MetadataWritten(8))
+    writer.answer(1)
+    writer.answer(0)
+    assert confirmed(writer) == -1
+
+
+def test_a_failure_during_a_change_begins_the_next() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.replace(1, 3, place=1)
+    writer.lose(2)
+    assert writer.effects == []
+    writer.tell(MetadataWritten(8))
+    choose = writer.only(ChooseBookies)
+    assert choose.places == (2,)
+    assert choose.excluded == {bookie(1), bookie(2)}
+
+
+def test_a_failure_after_the_quorum_changes_the_ensemble_and_is_recorded() -> None:
+    """C13."""
+    writer = Writer()
+    writer.submit(0, 3)
+    writer.answer(0)
+    writer.answer(1)
+    writer.replace(2, 3, place=2)
+    recorded, written = writer.effects
+    assert recorded == UnderReplicated(bookie(2), 0), "before the change: the writer may end before it is told of it"
+    assert isinstance(written, WriteMetadata)
+    writer.tell(MetadataWritten(8))
+    assert not any(isinstance(effect, UnderReplicated) for effect in writer.effects)
+
+
+def test_without_a_spare_writing_goes_on_with_the_quorum() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.answer(0)
+    writer.lose(1)
+    writer.tell(BookiesChosen({}))
+    assert writer.only(UnderReplicated) == UnderReplicated(bookie(1), 0)
+    writer.answer(2)
+    assert writer.effects == [Confirmed(0)]
+    writer.submit(1, 1)
+    assert [send.bookie for send in writer.sends] == [bookie(0), bookie(2)]
+    writer.lose(2)
+    writer.tell(BookiesChosen({}))
+    assert writer.only(ChooseBookies).excluded == frozenset(), "those that failed may be back"
+    writer.tell(BookiesChosen({}))
+    failed = writer.only(Failed)
+    assert failed.reason is Reason.NOT_ENOUGH_BOOKIES
+    assert "2 bookies of every 3" in failed.detail
+    assert "b0@00000000" in failed.detail
+    assert writer.writer.ended
+    assert writer.writer.submit(batch(2, 2), 0) == []
+
+
+def test_below_the_quorum_those_that_failed_are_tried_once_more() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    for number in (0, 1, 2):
+        writer.lose(number)
+    writer.tell(BookiesChosen({}))
+    writer.tell(BookiesChosen({}))
+    assert writer.only(ChooseBookies).places == (0, 1, 2)
+    writer.tell(BookiesChosen({place: bookie(place) for place in range(3)}))
+    writer.tell(MetadataWritten(8))
+    assert len(writer.sends) == 3
+    for number in (0, 1):
+        writer.lose(number)
+    writer.tell(BookiesChosen({}))
+    writer.tell(BookiesChosen({}))
+    assert writer.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES, "it has not helped"
+
+
+def test_a_bookie_that_was_given_up_may_take_its_place_again() -> None:
+    """C4: what is pending is sent, also if the ensemble is the same as before."""
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.lose(1)
+    writer.tell(BookiesChosen({}))
+    writer.take(writer.writer.bookies_changed(0))
+    assert writer.only(ChooseBookies).excluded == frozenset()
+    writer.tell(BookiesChosen({1: bookie(1)}))
+    writer.tell(MetadataWritten(8))
+    assert [send.request.runs[0].first for send in writer.pending(1) if isinstance(send.request, Add)] == [0]
+    writer.answer(1)
+    writer.answer(0)
+    assert writer.effects == [Confirmed(0)]
+
+
+def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:
+    writer = Writer(straggler_bytes=200)
+    for entry_id in range(4):
+        writer.submit(entry_id, entry_id)
+        writer.answer(0)
+        writer.answer(1)
+        assert not any(isinstance(effect, ChooseBookies) for effect in writer.effects)
+    writer.submit(4, 4)
+    writer.answer(0)
+    writer.answer(1)
+    assert writer.only(ChooseBookies).places == (2,), "it owes 5 entries of 42 bytes"
+    writer.tell(BookiesChosen({}))
+    assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)
+    assert not writer.writer._adds.pending
+    assert all(sent.pending.runs == () for sent in writer.writer._adds._sent.values())
+
+
+def test_a_slow_bookie_that_keeps_up_stays() -> None:
+    writer = Writer(straggler_bytes=200)
+    for entry_id in range(50):
+        writer.submit(entry_id, entry_id)
+        writer.answer(0)
+        writer.answer(1)
+        if entry_id >= 3:
+            writer.answer(2)
+        assert not any(isinstance(effect, ChooseBookies) for effect in writer.effects)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (Status.FENCED, Reason.FENCED),
+        (Status.UNAUTHORIZED, Reason.UNAUTHORIZED),
+        (Status.CONFLICT, Reason.CONFLICT),
+        (Status.DELETED, Reason.DELETED),
+    ],
+)
+def test_some_answers_end_the_writer(status: Status, reason: Reason) -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.answer(0, Reply(status))
+    assert writer.only(Failed).reason is reason
+    assert writer.answer(1) == []
+    assert writer.answer(2) == []
+
+
+@pytest.mark.parametrize(
+    "status", [Status.UNKNOWN, Status.LIMBO, Status.WRONG_INSTANCE, Status.READ_ONLY, Status.NO_SUCH_LEDGER]
+)
+def test_other_answers_are_failures_of_the_bookie(status: Status) -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.answer(1, Reply(status))
+    assert writer.only(ChooseBookies).places == (1,)
+
+
+def test_a_corrupted_message_is_sent_once_more() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.answer(1, Reply(Status.REFUSED))
+    assert len(writer.pending(1)) == 1
+    assert writer.effects == []
+    writer.answer(1, Reply(Status.REFUSED))
+    assert writer.only(ChooseBookies).places == (1,)
+
+
+def test_a_refused_change_is_merged_with_what_a_replication_wrote() -> None:
+    writer = Writer(metadata((3, 3, 2), (0, (4, 5, 6)), (3, (0, 1, 2))))
+    writer.submit(0, 0)
+    writer.writer._adds.lac = 2
+    written = writer.replace(1, 3, place=1)
+    swapped = replace(
+        written.metadata,
+        fragments=(Fragment(0, (bookie(4), bookie(9), bookie(6))), Fragment(3, (bookie(0), bookie(1), bookie(2)))),
+    )
+    writer.tell(MetadataRefused(swapped, 8))
+    again = writer.only(WriteMetadata)
+    assert again.version == 8
+    assert again.metadata.fragments == (swapped.fragments[0], written.metadata.fragments[1])
+
+
+@pytest.mark.parametrize("state", [LedgerState.IN_RECOVERY, LedgerState.CLOSED])
+def test_a_refused_change_ends_a_writer_whose_ledger_was_taken(state: LedgerState) -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    written = writer.replace(1, 3, place=1)
+    writer.tell(MetadataRefused(replace(metadata(), state=state), 8))
+    assert writer.only(Failed).reason is Reason.FENCED
+    assert written.metadata.state is LedgerState.OPEN
+
+
+def test_a_deleted_ledger_ends_its_writer() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.replace(1, 3, place=1)
+    writer.tell(MetadataRefused(None, -1))
+    assert writer.only(Failed).reason is Reason.DELETED
+
+
+def test_an_ambiguous_change_is_settled_by_reading() -> None:
+    """C9: whether it took effect is seen from what is there."""
+    for applied in (True, False):
+        writer = Writer()
+        writer.submit(0, 0)
+        writer.answer(0)
+        written = writer.replace(1, 3, place=1)
+        writer.answer(2)
+        writer.tell(MetadataUnreachable())
+        assert writer.only(WakeAt).time_ns > 0
+        writer.tell(Woken())
+        writer.only(ReadMetadata)
+        writer.tell(MetadataIs(written.metadata, 8) if applied else MetadataIs(metadata(), 7))
+        if not applied:
+            assert writer.only(WriteMetadata) == written
+            writer.tell(MetadataWritten(8))
+        assert Confirmed(0) in writer.effects
+        assert len(writer.pending(3)) == 1
+
+
+def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.replace(1, 3, place=1)
+    for _ in range(METADATA_TRIES):
+        writer.tell(MetadataUnreachable())
+        writer.tell(Woken())
+    writer.tell(MetadataUnreachable())
+    assert writer.only(Failed).reason is Reason.METADATA_UNREACHABLE
+
+
+def test_who_is_there_is_asked_again_and_then_done_without() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.lose(1)
+    for _ in range(METADATA_TRIES):
+        writer.only(ChooseBookies)
+        writer.tell(MetadataUnreachable())
+        writer.only(WakeAt)
+        writer.tell(Woken())
+    writer.tell(MetadataUnreachable())
+    assert writer.only(UnderReplicated).bookie == bookie(1)
+    writer.answer(0)
+    writer.answer(2)
+    assert writer.effects == [Confirmed(0)]
+
+
+def test_close_writes_the_last_confirmed_entry_and_its_length_once() -> None:
+    writer = Writer()
+    writer.submit(0, 4)
+    writer.answer(0)
+    writer.answer(1)
+    writer.submit(5, 5)
+    writer.take(writer.writer.close(0))
+    written = writer.only(WriteMetadata)
+    assert (written.metadata.state, written.metadata.last_entry_id, written.metadata.length) == (
+        LedgerState.CLOSED,
+        4,
+        50,
+    )
+    for number in (0, 1):
+        writer.sends = [send for send in writer.sends if send.bookie != bookie(number) or len(writer.sends) < 3]
+    writer.tell(MetadataWritten(8))
+    assert writer.only(Done).metadata == written.metadata
+    assert writer.writer.ended
+
+
+def test_close_waits_for_a_change_under_way() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.replace(1, 3, place=1)
+    assert writer.take(writer.writer.close(0)) == []
+    writer.tell(MetadataWritten(8))
+    assert writer.only(WriteMetadata).version == 8
+
+
+def test_a_refused_close_succeeds_if_the_ledger_is_closed_at_the_same_entry() -> None:
+    for length, outcome in ((10, Done), (11, Failed)):
+        writer = Writer()
+        writer.submit(0, 0)
+        writer.answer(0)
+        writer.answer(1)
+        writer.take(writer.writer.close(0))
+        found = replace(metadata(), state=LedgerState.CLOSED, last_entry_id=0, length=length, version=5)
+        writer.tell(MetadataRefused(found, 9))
+        assert writer.only(outcome)
+
+
+@pytest.mark.parametrize("when", ["before", "while it is written"])
+def test_a_failure_is_recorded_before_the_end_is_written_or_at_once(when: str) -> None:
+    """C13: a writer that is killed as soon as the end is written has recorded what it knew."""
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.answer(0)
+    writer.answer(1)
+    if when == "before":
+        writer.lose(2)
+        writer.take(writer.writer.close(0))
+        writer.tell(BookiesChosen({}))
+        recorded, written = writer.effects
+        assert isinstance(written, WriteMetadata)
+    else:
+        writer.take(writer.writer.close(0))
+        writer.lose(2)
+        (recorded,) = writer.effects
+    assert recorded == UnderReplicated(bookie(2), 0)
+    writer.tell(MetadataWritten(8))
+    assert [type(effect) for effect in writer.effects] == [Done]
+
+
+def test_answers_after_close_still_tell_who_misses_what() -> None:
+    """C13."""
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.answer(0)
+    writer.answer(1)
+    writer.take(writer.writer.close(0))
+    writer.tell(MetadataWritten(8))
+    writer.lose(2)
+    assert writer.effects == [UnderReplicated(bookie(2), 0)]
+
+
+def test_a_bookie_that_knows_the_end_before_the_writer_does_does_not_end_it() -> None:
+    for outcome in (Done, Failed):
+        writer = Writer()
+        writer.submit(0, 0)
+        writer.answer(0)
+        writer.answer(1)
+        writer.take(writer.writer.close(0))
+        writer.answer(2, Reply(Status.FENCED))
+        assert writer.effects == [UnderReplicated(bookie(2), 0)]
+        if outcome is Done:
+            writer.tell(MetadataWritten(8))
+        else:
+            writer.tell(MetadataRefused(replace(metadata(), state=LedgerState.IN_RECOVERY), 9))
+        assert writer.only(outcome)
+
+
+def test_a_refusal_that_nobody_waits_for_changes_nothing() -> None:
+    writer = Writer()
+    assert writer.tell(MetadataRefused(None, -1)) == []
+    writer.submit(0, 0)
+    assert len(writer.sends) == 3
+
+
+def test_the_metadata_store_is_asked_again_after_pauses_that_double() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.replace(0, 3, place=0)
+    for tries in range(3):
+        writer.tell(MetadataUnreachable())
+        assert writer.only(WakeAt).time_ns == METADATA_RETRY_NS << tries
+        writer.tell(Woken())
+
+
+def test_a_writer_that_failed_holds_no_entries_that_were_answered() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.submit(1, 1)
+    entry = cast("Add", writer.pending(0)[1].request).runs[0].body[0]
+    for number in range(3):
+        send = writer.pending(number)[1]
+        writer.sends.remove(send)
+        writer.tell(Answered(send.token, Reply(Status.OK)))
+        del send
+    before = sys.getrefcount(entry)
+    writer.answer(0, Reply(Status.FENCED))
+    assert writer.only(Failed).reason is Reason.FENCED
+    assert sys.getrefcount(entry) < before

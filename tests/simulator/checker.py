@@ -1,0 +1,280 @@
+"""The invariants of the protocol, each checked as soon as something happens that could break it.
+
+The ids are those of ``docs/replication.md``.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.replication.entry_runs import entries_of
+from pybk.replication.messages import (
+    NEGATIVE,
+    Add,
+    Force,
+    LacReply,
+    Read,
+    ReadReply,
+    Reply,
+    Request,
+    Run,
+    Status,
+    WriteLac,
+)
+from pybk.replication.reader import fragment_of
+from tests.simulator.disk import LAC_OFFSET
+from tests.simulator.seals import digest_in, forgeries, is_right, seal_of
+
+if TYPE_CHECKING:
+    from tests.simulator.disk import Disk
+    from tests.simulator.ledgers import SimLedger
+
+_unpack_lac = Struct(">q").unpack_from
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold."""
+
+
+class Judge:
+    """What was promised, and whether it is kept."""
+
+    def __init__(self, ledger: SimLedger) -> None:
+        self.ledger = ledger
+        self.entries: dict[int, bytes] = {}
+        self.lengths: dict[int, int] = {-1: 0}
+        self.confirmed = -1
+        self.acked: dict[Bookie, dict[int, None]] = {}
+        self.deferred: dict[Bookie, dict[int, None]] = {}
+        """What was acknowledged before it was durable, and not forced since."""
+        self.fenced: dict[Bookie, None] = {}
+        self.lacs: dict[Bookie, int] = {}
+        self.gone: dict[Bookie, None] = {}
+        self.read_lac = -1
+        self.closed_at: int | None = None
+        self.seals: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        """Seal and last digest of each end that a client would close the ledger with."""
+        self.closers: dict[str, None] = {}
+        """Clients that would close the ledger, or have."""
+
+    def check(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise ViolationError(what)
+
+    # ---- writer and readers ----------------------------------------------------------------------------------------
+
+    def sent(self, entry_id: int, entry: bytes, length: int) -> None:
+        """The writer makes an entry."""
+        self.entries[entry_id] = entry
+        self.lengths[entry_id] = length
+
+    def writer_confirms(self, lac: int) -> None:
+        """I15, I1, I2, I3: what a writer tells its application."""
+        self.check(lac > self.confirmed, f"I15: confirmed {lac} after {self.confirmed}")
+        before, self.confirmed = self.confirmed, lac
+        metadata = self.ledger.metadata.current
+        if metadata is None:
+            return
+        if metadata.state is LedgerState.CLOSED:
+            last = metadata.last_entry_id
+            self.check(lac <= last, f"I1: {lac} confirmed by the writer, but the ledger is closed at {last}")
+        self.check_copies(metadata, before + 1, lac)
+
+    def promised_lac(self, metadata: LedgerMetadata) -> int:
+        """Return the last add confirmed that a covering read cannot miss: the one that a confirmed entry carries."""
+        current = self.ledger.metadata.current
+        if current is None or metadata.fragments[-1] != current.fragments[-1]:
+            return -1
+        if self.confirmed < 0 or self.ledger.plan.loses_data in ("wiped", "corrupt") or self.ledger.plan.deferred:
+            return -1
+        lac: int = _unpack_lac(self.entries[self.confirmed], LAC_OFFSET)[0]
+        return lac
+
+    def reader_sees_lac(self, lac: int, promised: int) -> None:
+        """I6, I16: a reader may now read up to there. Of a ledger that was deleted meanwhile nothing is promised."""
+        kept = lac >= promised or self.ledger.metadata.current is None
+        self.check(kept, f"a reader was told {lac}, though enough bookies to cover it know {promised}")
+        self.read_lac = max(self.read_lac, lac)
+        self.check(lac <= self.firm_end(), f"I6: a reader was told {lac}, confirmed is {self.firm_end()}")
+
+    def reader_got(self, run: Run) -> None:
+        """I16: what a reader sees."""
+        for entry_id, entry in zip(range(run.first, run.last + 1, run.stride), entries_of(run), strict=True):
+            self.check(
+                bytes(entry) == self.entries.get(entry_id), f"I16: a reader got other bytes for entry {entry_id}"
+            )
+
+    def reader_misses(self, entry_id: int, status: Status) -> None:
+        """I17: nobody says no of what was confirmed."""
+        honest = not self.ledger.plan.loses_data and self.ledger.metadata.current is not None
+        lied = honest and status in NEGATIVE and entry_id <= self.confirmed
+        self.check(not lied, f"I17: a reader was told that there is no entry {entry_id}")
+
+    def firm_end(self) -> int:
+        """Return the last entry that is known to be in the ledger for ever."""
+        return self.confirmed if self.closed_at is None else self.closed_at
+
+    # ---- bookies ---------------------------------------------------------------------------------------------------
+
+    def replied(self, bookie: Bookie, request: Request, reply: Reply | LacReply | ReadReply) -> None:
+        """I4, I6, I12, I13, I14, I17: what a bookie answers."""
+        disk = self.ledger.disks[bookie]
+        if isinstance(request, Add | WriteLac):
+            self.noted(bookie, disk)
+        if isinstance(request, Add):
+            if reply.status is Status.OK:
+                self.added(bookie, disk, request)
+        elif isinstance(request, Force):
+            if reply.status is Status.OK:
+                self.forced(bookie, disk)
+        elif getattr(request, "fence", False) and (reply.status is Status.OK or reply.status in NEGATIVE):
+            self.check(disk.fence_durable, f"AB3: {bookie} answered a fencing request without being fenced durably")
+            self.fenced[bookie] = None
+        if reply.status in NEGATIVE and not isinstance(reply, Reply):
+            self.denied(bookie, request, reply)
+
+    def added(self, bookie: Bookie, disk: Disk, request: Add) -> None:
+        """An add was acknowledged."""
+        self.check(request.recovery or bookie not in self.fenced, f"AB2: {bookie} acknowledged an add though fenced")
+        # A recovery's fence may make the ledger known again; what it adds counts only if it can be closed.
+        self.check(
+            request.recovery or bookie not in self.gone, f"C11: {bookie} acknowledged an add to a deleted ledger"
+        )
+        acked = (self.deferred if request.deferred else self.acked).setdefault(bookie, {})
+        for run in request.runs:
+            for entry_id in range(run.first, run.last + 1, run.stride):
+                held = disk.held(entry_id)
+                if request.deferred and held is None:
+                    held = disk.pending(entry_id)
+                if held is None:
+                    raise ViolationError(f"{bookie} acknowledged entry {entry_id}, which is not durable")
+                if held != self.entries.get(entry_id):
+                    raise ViolationError(f"I4, I14: entry {entry_id} of {bookie} is another")
+                acked[entry_id] = None
+
+    def forced(self, bookie: Bookie, disk: Disk) -> None:
+        """What was acknowledged before counts from now on as durable."""
+        for entry_id in self.deferred.pop(bookie, {}):
+            self.check(disk.had(entry_id), f"{bookie} forced entry {entry_id}, which is not durable")
+            self.acked.setdefault(bookie, {})[entry_id] = None
+
+    def mended(self, bookie: Bookie, entries: dict[int, bytes]) -> None:
+        """A bookie is out of limbo: it has all that the ledger has for it, and of what else it lost nothing counts."""
+        disk = self.ledger.disks[bookie]
+        here = all(disk.held(entry_id) is not None for entry_id in entries)
+        self.check(here, f"D6: {bookie} left limbo without its entries")
+        self.check(disk.fenced or bookie not in self.fenced, f"I12: {bookie} left limbo without its fence")
+        self.deferred.pop(bookie, None)
+        self.acked[bookie] = {entry_id: None for entry_id in self.acked.get(bookie, {}) if disk.held(entry_id)}
+
+    def entries_of(self, bookie: Bookie, metadata: LedgerMetadata) -> dict[int, bytes]:
+        """Return what a ledger has for a bookie whose fragments have ended."""
+        closed = metadata.state is LedgerState.CLOSED
+        count = metadata.last_entry_id + 1 if closed else metadata.fragments[-1].first_entry_id
+        return {
+            entry_id: self.entries[entry_id]
+            for entry_id in range(count)
+            for ensemble in (fragment_of(metadata.fragments, entry_id).ensemble,)
+            if bookie in [ensemble[place] for place in self.ledger.plan.quorum.write_set(entry_id)]
+        }
+
+    def noted(self, bookie: Bookie, disk: Disk) -> None:
+        """I6, I13: the last add confirmed that a bookie knows."""
+        before, lac = self.lacs.get(bookie, -1), disk.lac
+        if lac == before:
+            return
+        self.check(lac > before, f"I13: the LAC of {bookie} went from {before} to {lac}")
+        self.lacs[bookie] = lac
+        self.check(lac <= self.firm_end(), f"I6: {bookie} was told {lac}, confirmed is {self.firm_end()}")
+
+    def denied(self, bookie: Bookie, request: Request, reply: LacReply | ReadReply) -> None:
+        """I17: a bookie says that it never acknowledged something, or to a recovery, that it never counted for it."""
+        state = self.ledger.disks[bookie].state(self.ledger.ledger_id)
+        acked = self.acked.get(bookie, {})
+        if state is None or not state.limbo or not getattr(request, "fence", False):
+            acked = acked | self.deferred.get(bookie, {})
+        if isinstance(reply, ReadReply) and reply.status is Status.NO_SUCH_ENTRY:
+            assert isinstance(request, Read)
+            after = reply.run.last + reply.run.stride if reply.run is not None else request.first
+            self.check(after not in acked, f"I17: {bookie} acknowledged entry {after} and denies it")
+        else:
+            self.check(not acked or bookie in self.gone, f"I17: {bookie} acknowledged entries and denies the ledger")
+
+    def restarted(self, bookie: Bookie, fenced: bool) -> None:
+        """I12: a fence outlives a restart; the LAC in memory does not."""
+        self.lacs.pop(bookie, None)
+        state = self.ledger.disks[bookie].state(self.ledger.ledger_id)
+        doubts = state is not None and state.gap  # in limbo a lost fence lets nobody in
+        self.check(fenced or doubts or bookie not in self.fenced, f"I12: {bookie} forgot its fence")
+
+    def collected(self, bookie: Bookie) -> None:
+        """A bookie has forgotten a deleted ledger."""
+        self.gone[bookie] = None
+        self.acked.pop(bookie, None)
+        self.deferred.pop(bookie, None)
+        self.fenced.pop(bookie, None)
+        self.lacs.pop(bookie, None)
+
+    # ---- seals -----------------------------------------------------------------------------------------------------
+
+    def closes(self, author: str, closed: LedgerMetadata) -> None:
+        """I18: a client would close the ledger; each that finds the same end makes the same seal of it."""
+        self.closers[author] = None
+        self.check(closed.sealed, f"I18: {author} closes the ledger without a seal")
+        end, made = (closed.last_entry_id, closed.length), (closed.seal, closed.last_digest)
+        first = self.seals.setdefault(end, made)
+        self.check(made == first, f"I18: {author} makes another seal of the end {end} than somebody before")
+
+    def check_seal(self, author: str, closed: LedgerMetadata) -> None:
+        """I18: the end is sealed over the last entry as it was written, and says nothing else of the ledger."""
+        seal = seal_of(closed)
+        self.check(is_right(seal, closed), f"I18: {author} closed the ledger with a wrong seal")
+        last = self.entries[closed.last_entry_id] if closed.last_entry_id >= 0 else b""
+        here = closed.last_digest == digest_in(last)
+        self.check(here, f"I18: {author} sealed another entry than {closed.last_entry_id}, the last")
+        for name, forged in forgeries(closed):
+            self.check(not is_right(seal, forged), f"I18: a reader takes a forged {name} under the seal")
+
+    # ---- metadata --------------------------------------------------------------------------------------------------
+
+    def metadata_changes(self, author: str, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        """I1, I3, I5, I11: what is written to the metadata store."""
+        if not author.startswith("copier"):
+            kept = new.fragments[: len(old.fragments) - 1] == old.fragments[:-1]
+            self.check(kept, f"I11: {author} changed fragments that have an end: {old.fragments} to {new.fragments}")
+        if old.state is LedgerState.CLOSED:
+            self.check((old.seal, old.last_digest) == (new.seal, new.last_digest), f"I18: {author} changed the seal")
+            same = (old.state, old.last_entry_id, old.length) == (new.state, new.last_entry_id, new.length)
+            self.check(same, f"I11: closed at {old.last_entry_id}, changed to {new.state} at {new.last_entry_id}")
+        firsts = [each.first_entry_id for each in new.fragments]
+        before = [each.first_entry_id for each in old.fragments]
+        grown = firsts == before if old.state is LedgerState.CLOSED else firsts[: len(before)] == before
+        self.check(grown, f"I5, I11: fragments from {before} became those from {firsts}")
+        if new.state is LedgerState.CLOSED:
+            last = new.last_entry_id
+            if old.state is not LedgerState.CLOSED:
+                self.closed_at = last
+                self.check_seal(author, new)
+                self.check(last >= self.confirmed, f"I1: {self.confirmed} was confirmed, and it is closed at {last}")
+                self.check(last >= self.read_lac, f"I16: {self.read_lac} was read, and it is closed at {last}")
+                self.check(new.length == self.lengths.get(last), f"length {new.length} at {last}")
+                for bookie, lac in self.lacs.items():
+                    self.check(lac <= last, f"I6: {bookie} was told {lac}, and it is closed at {last}")
+            self.check_copies(new, 0, last)
+        else:
+            self.check_copies(new, 0, self.confirmed)
+
+    def check_copies(self, metadata: LedgerMetadata, first: int, last: int) -> None:
+        """I2, I3: entries are at an ack quorum of their fragment, and what faults left of it can be read."""
+        quorum = self.ledger.plan.quorum
+        disks = self.ledger.disks
+        for entry_id in range(first, last + 1):
+            ensemble = fragment_of(metadata.fragments, entry_id).ensemble
+            replicas = [disks[ensemble[place]] for place in quorum.write_set(entry_id)]
+            had = sum(each.had(entry_id) for each in replicas)
+            if had < quorum.ack_quorum:
+                raise ViolationError(f"I3: entry {entry_id} is on {had} bookies of its fragment: {ensemble}")
+            if not any(each.has(entry_id) for each in replicas):
+                raise ViolationError(f"I2: entry {entry_id} can be read from no bookie of its fragment")

@@ -1,0 +1,303 @@
+"""Bookies beside executors, whose place a process that sleeps takes here: what they do needs no Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from pybk.errors import PybkError, UsageError
+from pybk.ledger import Bookie
+from pybk.manager import LedgerManager
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.spark.executors import bookie_process, bookies
+from pybk.spark.executors.bookies import BookieSettings, ensure_bookie
+from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, bookie_beside, is_locked
+from tests.cluster.inside import SECRET, make_cluster
+from tests.storage.real_store import contents, numbered
+from tests.waiting import WAIT_S, stop, wait_until
+
+Begin = Callable[[], "Sleeper"]
+
+
+class Sleeper:
+    """What stands for an executor: its bookie sees its end.
+
+    Attributes:
+        executor: The executor.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        self.executor = Executor.of(self._process.pid)
+
+    def kill(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Start executors; they and their bookies are ended after the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with ExitStack() as stack:
+
+        def begin() -> Sleeper:
+            sleeper = Sleeper()
+            stack.callback(sleeper.kill)
+            return sleeper
+
+        yield begin
+    locks = [str(path) for path in (tmp_path / "bookies").glob("*.lock")]
+    wait_until(lambda: not any(map(is_locked, locks)))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> BookieSettings:
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET + b"\n")
+    return BookieSettings(
+        metadata=make_cluster(tmp_path / "cluster"), directory=str(tmp_path / "bookies"), secret_file=str(secret)
+    )
+
+
+def connect(settings: BookieSettings) -> LedgerManager:
+    return LedgerManager.connect(settings.metadata, cluster_secret=SECRET)
+
+
+def metadata_of(client: LedgerManager) -> ClusterMetadata:
+    metadata: ClusterMetadata = client._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home has one
+    return metadata
+
+
+def write(client: LedgerManager) -> int:
+    """Write a ledger of one copy and return its id."""
+    with client.create_ledger(ensemble_size=1, insecure=True) as writer:
+        writer.append_many(numbered(9))
+    return writer.ledger_id
+
+
+def write_one(client: LedgerManager) -> list[Bookie]:
+    """Write a ledger and return who has it."""
+    return list(client.ledger_metadata(write(client)).fragments[0].ensemble)
+
+
+def kill(bookie: ExecutorBookie) -> None:
+    """Kill a bookie's process and wait until it is gone."""
+    os.kill(bookie.pid, signal.SIGKILL)
+    wait_until(lambda: not is_locked(f"{bookie.directory}.lock"))
+
+
+def test_an_executor_has_one_bookie_whoever_asks(begin: Begin, settings: BookieSettings) -> None:
+    executor = begin().executor
+    found: list[ExecutorBookie] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(ensure_bookie(settings, executor)), daemon=True) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    other = ensure_bookie(settings, begin().executor)
+    assert other.pid != found[0].pid
+    assert {other.directory, found[0].directory} == {f"{settings.directory}/slot-0", f"{settings.directory}/slot-1"}
+    with connect(settings) as client:
+        with client.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2, insecure=True) as writer:
+            writer.append(b"x")
+        ensemble = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble
+    assert set(ensemble) == {found[0].bookie, other.bookie}
+
+
+def test_a_bookie_ends_with_its_executor(begin: Begin, settings: BookieSettings) -> None:
+    sleeper = begin()
+    found = ensure_bookie(settings, sleeper.executor)
+    process = Process.of(found.pid)
+    with connect(settings) as client:
+        metadata = metadata_of(client)
+        assert [there.bookie for there in metadata.list_bookies()] == [found.bookie]
+        sleeper.kill()
+        wait_until(lambda: not process.alive)
+        assert metadata.list_bookies() == [], "it said that it leaves"
+    assert bookie_beside(sleeper.executor, settings.metadata) is None
+    assert not [name for name in os.listdir(os.path.dirname(sleeper.executor.file("", "lock"))) if "executor" in name]
+    assert "Traceback" not in Path(f"{found.directory}.log").read_text()
+
+
+@pytest.mark.parametrize("with_bookie", [True, False])
+def test_a_later_executor_takes_over_what_a_killed_one_had(
+    begin: Begin, settings: BookieSettings, with_bookie: bool
+) -> None:
+    sleeper = begin()
+    first = ensure_bookie(settings, sleeper.executor)
+    with connect(settings) as client:
+        ledger_id = write(client)
+        if with_bookie:
+            kill(first)
+        sleeper.kill()
+        second = ensure_bookie(settings, begin().executor)
+        assert second.bookie == first.bookie
+        assert second.directory == first.directory
+        assert second.pid != first.pid
+        there = metadata_of(client).list_bookies()
+        assert [(found.bookie, found.addresses) for found in there] == [(second.bookie, (second.address,))]
+    with connect(settings) as client:
+        assert contents(client, ledger_id) == numbered(9)
+        assert write_one(client) == [second.bookie]
+
+
+def test_a_bookie_that_takes_long_to_end_is_waited_for(begin: Begin, settings: BookieSettings) -> None:
+    sleeper = begin()
+    first = ensure_bookie(settings, sleeper.executor)
+    stop(first.pid)
+    sleeper.kill()
+    timer = threading.Timer(1.0, os.kill, (first.pid, signal.SIGCONT))
+    timer.start()
+    try:
+        assert ensure_bookie(settings, begin().executor).bookie == first.bookie
+    finally:
+        timer.join()
+
+
+def test_a_bookie_that_was_killed_is_started_again(begin: Begin, settings: BookieSettings) -> None:
+    executor = begin().executor
+    first = ensure_bookie(settings, executor)
+    kill(first)
+    assert bookie_beside(executor, settings.metadata) is None
+    second = ensure_bookie(settings, executor)
+    assert second.bookie == first.bookie
+    assert second.pid != first.pid
+
+
+def test_a_directory_that_was_lost_is_another_bookie(begin: Begin, settings: BookieSettings) -> None:
+    executor = begin().executor
+    first = ensure_bookie(settings, executor)
+    kill(first)
+    shutil.rmtree(settings.directory)
+    second = ensure_bookie(settings, executor)
+    assert second.directory == first.directory
+    assert second.bookie_id != first.bookie_id
+
+
+def test_a_bookie_that_lingers_gives_what_it_has_to_others(begin: Begin, settings: BookieSettings) -> None:
+    settings = replace(settings, linger_s=60.0)
+    sleeper = begin()
+    first = ensure_bookie(settings, sleeper.executor)
+    with connect(settings) as client:
+        ledger_id = write(client)
+        second = ensure_bookie(settings, begin().executor)
+        sleeper.kill()
+        metadata = metadata_of(client)
+        wait_until(lambda: [there.bookie for there in metadata.list_bookies() if there.read_only] == [first.bookie])
+        assert write_one(client) == [second.bookie]
+        done = client.replicate(first.bookie_id)
+        assert (done.fragments, done.left) == (1, ())
+        assert client.ledger_metadata(ledger_id).fragments[0].ensemble == (second.bookie,)
+        assert contents(client, ledger_id) == numbered(9)
+    third = ensure_bookie(settings, begin().executor)
+    assert third.bookie == first.bookie, "it need not linger once another takes its directory"
+    kill(third)
+    kill(second)
+
+
+def test_a_bookie_told_to_end_ends(begin: Begin, settings: BookieSettings) -> None:
+    found = ensure_bookie(settings, begin().executor)
+    process = Process.of(found.pid)
+    os.kill(found.pid, signal.SIGTERM)
+    wait_until(lambda: not process.alive)
+    assert not is_locked(f"{found.directory}.lock")
+
+
+def test_the_secret_is_in_no_argument_and_no_file(
+    begin: Begin, settings: BookieSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    settings = replace(settings, secret_file=None)
+    executor = begin().executor
+    found = ensure_bookie(settings, executor)
+    assert found.bookie_id.encode() not in Path(f"/proc/{found.pid}/cmdline").read_bytes()
+    assert settings.metadata.encode() in Path(f"/proc/{found.pid}/cmdline").read_bytes()
+    assert SECRET not in Path(f"/proc/{found.pid}/cmdline").read_bytes()
+    for folder in (settings.directory, os.path.dirname(executor.file(settings.metadata, "json"))):
+        for path in filter(Path.is_file, Path(folder).rglob("*")):
+            assert SECRET not in path.read_bytes(), path
+
+
+def test_why_a_bookie_does_not_start_is_said(begin: Begin, settings: BookieSettings, tmp_path: Path) -> None:
+    executor = begin().executor
+    (tmp_path / "secret").write_bytes(b"another secret of the same length")
+    with pytest.raises(PybkError, match="MetadataForgedError") as caught:
+        ensure_bookie(settings, executor)
+    assert "another secret" not in str(caught.value)
+    assert bookie_beside(executor, settings.metadata) is None
+    assert not os.path.exists(executor.file(settings.metadata, "lock")), "nothing is left behind"
+    (tmp_path / "secret").write_bytes(SECRET)
+    ensure_bookie(settings, executor)
+    with pytest.raises(UsageError, match="slot-0, not /elsewhere"):
+        ensure_bookie(replace(settings, directory="/elsewhere"), executor)
+
+
+def test_a_wrong_secret_is_told_though_a_bookie_serves(
+    begin: Begin, settings: BookieSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = begin().executor
+    monkeypatch.setattr(Executor, "of_task", lambda: executor)
+    found = json.loads(bookies._ensure(str(settings)))
+    assert found == {"bookie": asdict(ensure_bookie(settings, executor))}
+    (tmp_path / "secret").write_bytes(b"another secret of the same length")
+    assert "MetadataForgedError" in json.loads(bookies._ensure(str(settings)))["error"]
+    assert "another secret" not in bookies._ensure(str(settings))
+
+
+def test_nobody_else_can_look_into_a_slot(begin: Begin, settings: BookieSettings) -> None:
+    os.mkdir(settings.directory, 0o755)  # made by whoever set the host up
+    old = os.umask(0o022)
+    try:
+        found = ensure_bookie(settings, begin().executor)
+    finally:
+        os.umask(old)
+    modes = {name: os.stat(f"{found.directory}{name}").st_mode & 0o777 for name in ("", ".log", ".lock", ".json")}
+    assert modes == {"": 0o700, ".log": 0o600, ".lock": 0o600, ".json": 0o600}
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("lmdb:///srv/metadata", "127.0.0.1"),
+        ("zk://127.0.0.1:2181,127.0.0.2:2181/x", "127.0.0.1"),
+        ("zk://localhost:2181/x", "127.0.0.1"),
+        ("zk://[::1]:2181/x", "127.0.0.1"),
+    ],
+)
+def test_a_bookie_listens_where_others_reach_it(url: str, host: str) -> None:
+    assert bookie_process._own_host(url) == host
+
+
+def test_a_host_that_only_ipv6_reaches_is_told() -> None:
+    with pytest.raises(UsageError, match="IPv4"):
+        bookie_process._own_host("zk://[2001:db8::1]:2181/x")
+
+
+def test_settings_are_checked_and_travel_as_text(settings: BookieSettings) -> None:
+    assert BookieSettings.of(str(settings)) == settings
+    assert replace(settings, directory=settings.directory + "/") == settings
+    for text in ("null", "[]", "{}", '{"metadata": "lmdb:///m"}', '{"secret": "s"}', "x"):
+        with pytest.raises(UsageError):
+            BookieSettings.of(text)
+    for wrong in ({"metadata": "/m"}, {"directory": "bookies"}, {"secret_file": "secret"}, {"linger_s": -1.0}):
+        with pytest.raises(UsageError):
+            replace(settings, **wrong)

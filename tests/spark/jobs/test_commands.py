@@ -1,0 +1,237 @@
+"""The commands ``pybk spark …``, in the session that runs, and once in one of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pybk.admin.cli import main
+from pybk.spark.connection import close_connections
+from pybk.spark.sink.manifest import SINK_KEY
+from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.test_seals import rewrite
+from tests.paths import ROOT
+from tests.spark.jobs.test_jobs import damage, fill, payload, service_of
+from tests.storage.real_store import contents, open_quick
+from tests.waiting import PROCESS_S
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PASSWORD = b"the password of most ledgers here"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path / "cluster", count=3) as cluster:
+        yield cluster
+        close_connections()
+
+
+def secrets_in(directory: Path) -> list[str]:
+    """Write secrets to files; return the options that name them."""
+    options: list[str] = []
+    for option, secret in (("--cluster-secret-file", SECRET), ("--password-file", PASSWORD)):
+        file = directory / option.strip("-")
+        file.write_bytes(secret + b"\n")
+        options += [option, str(file)]
+    return options
+
+
+class Commands:
+    """Runs commands with their secrets in files."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._secrets = secrets_in(directory)
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Return status, output and errors."""
+        status = main(["spark", *arguments, *self._secrets])
+        told = self._capsys.readouterr()
+        for secret in (SECRET, PASSWORD):
+            assert secret.decode() not in told.out + told.err
+        return status, told.out, told.err
+
+    def json(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        """Return status and what was told as JSON."""
+        status, out, _ = self.run(*arguments, "--json")
+        return status, json.loads(out)
+
+
+@pytest.fixture
+def commands(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Commands:
+    assert spark.getActiveSession() is not None
+    return Commands(tmp_path, capsys)
+
+
+def test_verify(cluster: Inside, commands: Commands) -> None:
+    client = cluster.connect()
+    ledger_id = fill(client, 20)
+    status, told = commands.json("verify", cluster.url)
+    assert (status, told["sound"], told["entries"], told["problems"]) == (0, True, 60, [])
+    assert commands.run("verify", cluster.url)[:2] == (
+        0,
+        f"no problems in 1 ledger, 3 replicas of fragments, 60 entries, {told['bytes']} bytes\n",
+    )
+    bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[1].bookie_id
+    damage(service_of(cluster, bad).replicas.store, payload(17))
+    status, told = commands.json("verify", cluster.url, "--ledgers", f"{ledger_id}")
+    (problem,) = told["problems"]
+    assert (status, problem["ledger"], problem["bookie"]) == (1, ledger_id, bad)
+    assert problem["damaged"] == [[17, 17, 1]]
+    status, out, _ = commands.run("verify", cluster.url)
+    assert status == 1
+    assert bad in out
+    assert "1 problem in 1 ledger, " in out
+    status, out, _ = commands.run("verify", cluster.url, "--repair")
+    assert status == 0
+    assert "1 replicas were repaired" in out
+
+
+def test_verify_with_the_passwords_of_many_ledgers(cluster: Inside, commands: Commands, tmp_path: Path) -> None:
+    client = cluster.connect()
+    fill(client, 3)
+    other = fill(client, 3, password=b"another", ledger_type="others")
+    closed = fill(client, 3)
+    (tmp_path / "passwords.toml").write_text('[types]\nothers = "another"\n')
+    arguments = ("verify", cluster.url, "--strict")
+    assert commands.run(*arguments)[0] == 1
+    status, told = commands.json(*arguments, "--passwords", str(tmp_path / "passwords.toml"))
+    assert (status, told["sound"], told["complete"], told["not_opened"]) == (0, True, True, [])
+    rewrite(client, closed, seal=b"", last_digest=b"")
+    rewrite(client, other, length=1)
+    status, out, _ = commands.run("verify", cluster.url, "--ledgers", f"{closed}")
+    assert (status, "1 closed ledger without a seal" in out) == (0, True)
+    assert commands.run(*arguments, "--ledgers", f"{closed}")[0] == 1
+    status, out, _ = commands.run(*arguments, "--passwords", str(tmp_path / "passwords.toml"))
+    assert status == 1
+    assert f"ledger {other}: the seal is not that of" in out
+
+
+def test_tier_and_inventory(cluster: Inside, commands: Commands) -> None:
+    client = cluster.connect()
+    fill(client, 20, ledger_type="logs")
+    other = fill(client, 5, ledger_type="logs", password=b"another")
+    status, told = commands.json("tier", cluster.url, "hdd", "--type", "logs", "--older-than", "0s", "--dry-run")
+    assert (status, told["ledgers"], told["not_opened"]) == (1, [other - 1], [other])
+    status, out, _ = commands.run("tier", cluster.url, "hdd", "--larger-than", "1k", "--ledgers", f"0-{other}")
+    assert status == 0
+    assert "1 (" in out
+    assert "were moved to hdd" in out
+    status, told = commands.json("inventory", cluster.url)
+    assert status == 0
+    assert sorted((row["tier"], row["ledgers"], row["entries"]) for row in told["ledgers"]) == [
+        ("hdd", 1, 20),
+        ("nvme", 1, 5),
+    ]
+    assert [row["entries"] for row in told["bookies"]] == [25, 25, 25]
+    cluster.bookies[2].close()
+    status, out, _ = commands.run("inventory", cluster.url)
+    assert status == 1
+    assert "2 replicas of fragments under-replicated" in out
+
+
+def test_export_import_and_copy(cluster: Inside, commands: Commands, tmp_path: Path) -> None:
+    client = cluster.connect()
+    ledger_id = fill(client, 20)
+    lake = str(tmp_path / "lake")
+    status, told = commands.json("export", cluster.url, lake)
+    assert (status, told["ledgers"], told["entries"]) == (0, [ledger_id], 20)
+    status, _, err = commands.run("export", cluster.url, lake)
+    assert status == 2
+    assert "already exists" in err.lower()
+    assert commands.run("export", cluster.url, lake, "--overwrite")[0] == 0
+    with inside(tmp_path / "other", count=3, secret=None) as other:
+        target = other.connect()
+        status, told = commands.json("copy", cluster.url, other.url, "--quorums", "1,1,1")
+        assert (status, told["copied"]) == (0, [ledger_id])
+        assert contents(target, told["ledgers"][str(ledger_id)], PASSWORD) == contents(client, ledger_id, PASSWORD)
+        assert "0 ledgers of 0 bytes were copied, 1 were there" in commands.run("copy", cluster.url, other.url)[1]
+    status, told = commands.json("import", cluster.url, lake)
+    assert (status, told["imported"]) == (0, [ledger_id])
+    assert contents(client, told["ledgers"][str(ledger_id)], PASSWORD) == contents(client, ledger_id, PASSWORD)
+
+
+def test_orphans_are_collected_without_spark(cluster: Inside, tmp_path: Path) -> None:
+    client = cluster.connect()
+    orphan = fill(client, 3, custom_metadata={SINK_KEY: b"write-1"})
+    other = fill(client, 3)
+    secrets = secrets_in(tmp_path)
+    program = (
+        "import sys\nsys.modules['pyspark'] = None\nfrom pybk.admin.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+    )
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "spark", "collect", cluster.url, *arguments, *secrets],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_S,
+            check=True,
+        )
+        return done.stdout
+
+    assert run() == "0 ledgers were deleted\n"
+    assert set(client.list_ledgers()) == {orphan, other}
+    assert json.loads(run("--older-than", "0s", "--json")) == {"write-1": [orphan]}
+    assert set(client.list_ledgers()) == {other}
+
+
+def test_what_cannot_be_is_wrong_usage(commands: Commands, tmp_path: Path) -> None:
+    open_quick(tmp_path / "store").close()
+    for arguments in (
+        ["tier", str(tmp_path / "store"), "hdd"],
+        ["verify", str(tmp_path / "store"), "--repair"],
+        ["verify", str(tmp_path / "nothing")],
+        ["copy", str(tmp_path / "store"), str(tmp_path / "store")],
+    ):
+        status, out, err = commands.run(*arguments)
+        assert (status, out) == (2, "")
+        assert err.startswith("pybk: ")
+        assert err.count("\n") == 1
+    for wrong in (["--ledgers", "x"], ["--ledgers", "1-99999999"], ["--pass", "secret"]):
+        with pytest.raises(SystemExit) as ended:
+            commands.run("verify", str(tmp_path / "store"), *wrong)
+        assert ended.value.code == 2
+
+
+def test_a_command_starts_spark_by_itself(spark: SparkSession, tmp_path: Path) -> None:
+    with open_quick(tmp_path / "store") as manager:
+        fill(manager, 7, password=b"", insecure=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-m", "pybk.admin", "spark", "verify", str(tmp_path / "store"), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["entries"] == 7
+
+
+def test_without_spark_it_is_said_what_to_install(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "from pybk.admin.cli import main\n"
+        "assert 'pybk.spark' not in sys.modules\n"
+        f"sys.exit(main(['spark', 'verify', {str(tmp_path)!r}]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'pybk[spark]'" in done.stderr
+    assert "Traceback" not in done.stderr

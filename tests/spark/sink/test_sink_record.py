@@ -1,0 +1,192 @@
+"""What is decided on a commit, for every record and attempt; how manifests are kept few."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybk.errors import CorruptError
+from pybk.spark.sink.sink_record import (
+    FOLD,
+    ORPHAN_AGE_S,
+    RUNS_KEPT,
+    Attempt,
+    Chain,
+    Publish,
+    Record,
+    Refuse,
+    Rows,
+    Skip,
+    decide,
+    decode_rows,
+    encode_rows,
+    fold,
+)
+
+RUNS = ("a", "b", "c", "d")
+
+records = st.builds(
+    Record,
+    chain=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3))).map(tuple),
+    epoch=st.integers(0, 9),
+    runs=st.lists(st.sampled_from(RUNS[:3]), unique=True).map(tuple),
+    last=st.integers(-1, 4),
+    query=st.sampled_from(["", "q", "r"]),
+    floor_ns=st.integers(0, 4),
+)
+attempts = st.builds(
+    Attempt,
+    number=st.integers(0, 6),
+    oldest_ns=st.integers(1, 6),
+    query=st.sampled_from(["q", "r"]),
+    run=st.sampled_from(RUNS),
+) | st.builds(Attempt, number=st.integers(0, 6), oldest_ns=st.integers(1, 6))
+
+
+@given(records, attempts)
+def test_what_is_published_was_not_and_nothing_is_left_out(record: Record, attempt: Attempt) -> None:
+    action = decide(record, attempt)
+    if not isinstance(action, Publish):
+        return
+    assert attempt.number > record.last
+    assert attempt.oldest_ns > record.floor_ns
+    assert attempt.run not in record.runs[:-1]
+    if record.last >= 0:
+        assert record.query == attempt.query
+        assert not attempt.query or attempt.number == record.last + 1
+        assert action.record.floor_ns == record.floor_ns
+    assert (action.record.last, action.record.query, action.record.chain) == (
+        attempt.number,
+        attempt.query,
+        record.chain,
+    )
+
+
+@given(records, attempts)
+def test_what_was_published_is_skipped_or_refused(record: Record, attempt: Attempt) -> None:
+    action = decide(record, attempt)
+    old = attempt.number <= record.last
+    mine = record.query == attempt.query and attempt.run not in record.runs[:-1]
+    if record.last >= 0 and not mine:
+        assert isinstance(action, Refuse)
+    else:
+        assert isinstance(action, Skip) == old
+    if isinstance(action, Skip):
+        assert (action.record.last, action.record.chain) == (record.last, record.chain)
+
+
+@given(records, attempts)
+def test_a_run_that_was_not_seen_takes_a_new_epoch(record: Record, attempt: Attempt) -> None:
+    action = decide(record, attempt)
+    if isinstance(action, Refuse):
+        return
+    if attempt.run and attempt.run not in record.runs:
+        assert action.record.epoch == record.epoch + 1
+        assert action.record.runs == (*record.runs, attempt.run)
+    else:
+        assert (action.record.epoch, action.record.runs) == (record.epoch, record.runs)
+
+
+@pytest.mark.parametrize(
+    ("record", "attempt", "expected"),
+    [
+        (Record(), Attempt(0, 1, "q", "a"), Publish),
+        (Record(), Attempt(7, 1, "q", "a"), Publish),  # a sink that begins with an old checkpoint
+        (Record(last=3, query="q", runs=("a",)), Attempt(4, 1, "q", "a"), Publish),
+        (Record(last=3, query="q", runs=("a",)), Attempt(3, 1, "q", "b"), Skip),
+        (Record(last=3, query="q", runs=("a",)), Attempt(1, 1, "q", "b"), Skip),
+        (Record(last=3, query="q", runs=("a",)), Attempt(5, 1, "q", "a"), "between are missing"),
+        (Record(last=3, query="q", runs=("a", "b")), Attempt(4, 1, "q", "a"), "stop this one"),
+        (Record(last=3, query="q", runs=("a", "b")), Attempt(3, 1, "q", "a"), "stop this one"),
+        (Record(last=3, query="q", runs=("a",)), Attempt(4, 1, "r", "z"), "streaming query q, and .* query r"),
+        (Record(last=3, query="q", runs=("a",)), Attempt(4, 1), "streaming query q, and .* batch writes"),
+        (Record(last=3), Attempt(9, 1), Publish),
+        (Record(last=3), Attempt(3, 1), Skip),
+        (Record(last=3), Attempt(4, 1, "q", "a"), "batch writes, and .* query q"),
+        (Record(last=3, floor_ns=5), Attempt(4, 5), "counted as orphans"),
+        (Record(floor_ns=5), Attempt(0, 5, "q", "a"), "counted as orphans"),
+        (Record(last=3, floor_ns=5), Attempt(3, 5), Skip),
+        (Record(last=3, floor_ns=5), Attempt(4, 6), Publish),
+    ],
+)
+def test_decisions(record: Record, attempt: Attempt, expected: type | str) -> None:
+    action = decide(record, attempt)
+    if isinstance(expected, type):
+        assert type(action) is expected
+    else:
+        assert isinstance(action, Refuse)
+        with pytest.raises(AssertionError, match=expected):
+            raise AssertionError(action.reason)
+
+
+def test_runs_are_forgotten_after_many() -> None:
+    record = Record()
+    for number in range(2 * RUNS_KEPT):
+        action = decide(record, Attempt(number, 1, "q", f"run {number}"))
+        assert isinstance(action, Publish)
+        record = action.record
+    assert (record.epoch, len(record.runs), record.runs[-1]) == (2 * RUNS_KEPT, RUNS_KEPT, f"run {2 * RUNS_KEPT - 1}")
+
+
+def test_a_new_sink_looks_for_orphans_only_once_there_may_be_some() -> None:
+    age_ns = int(ORPHAN_AGE_S * 1e9)
+    action = decide(Record(), Attempt(0, 5 * age_ns))
+    assert isinstance(action, Publish)
+    assert action.record.floor_ns == 4 * age_ns
+
+
+@given(records)
+def test_a_record_is_what_was_encoded(record: Record) -> None:
+    assert Record.decode(record.encode(), where="here") == record
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"format": 2}, {"last": None}, {"chain": [[1]]}, {"chain": 7}, {"runs": None}, {"floor_ns": "x"}, {"epoch": "x"}],
+)
+def test_a_damaged_record_says_where(change: dict[str, object]) -> None:
+    values = json.loads(Record(last=3, query="q").encode())
+    with pytest.raises(CorruptError, match=r"the record of x.*restore"):
+        Record.decode(json.dumps({**values, **change}).encode(), where="the record of x")
+
+
+@given(st.integers(1, 5 * FOLD * FOLD))
+def test_many_commits_make_few_manifests_that_name_all_in_order(commits: int) -> None:
+    chain: Chain = ()
+    manifests: dict[int, list[int]] = {}
+    written = 0
+    for number in range(commits):
+        kept, folded, tier = fold(chain)
+        rows = [row for ledger_id in folded for row in manifests.pop(ledger_id)] + [number]
+        written += len(rows)
+        manifests[number] = rows
+        chain = (*kept, (number, tier))
+    assert list(manifests) == [ledger_id for ledger_id, _ in chain]
+    assert [row for rows in manifests.values() for row in rows] == list(range(commits))
+    tiers = chain[0][1] + 1
+    assert len(chain) <= (FOLD - 1) * tiers
+    assert FOLD ** (tiers - 1) <= commits
+    assert written <= commits * tiers
+
+
+@pytest.mark.parametrize("count", [0, 1, 20_000, 50_001])
+def test_manifests_say_what_they_were_told(count: int) -> None:
+    rows: Rows = [(number, number + 1, 2 * number) for number in range(count)]
+    entries = encode_rows(7, rows)
+    assert decode_rows(entries, where="here") == rows
+    assert max(map(len, entries)) < 1 << 20
+    with pytest.raises(CorruptError, match="manifest 7"):
+        decode_rows([entries[0][:-1]], where="manifest 7")
+    with pytest.raises(CorruptError, match="newer pybk"):
+        decode_rows([entries[0].replace(b'"format":1', b'"format":2')], where="manifest 7")
+
+
+def test_the_format_is_as_documented() -> None:
+    record = Record(chain=((7, 1), (9, 0)), epoch=2, runs=("a", "b"), last=3, query="q", floor_ns=5)
+    assert record.encode() == (
+        b'{"chain":[[7,1],[9,0]],"epoch":2,"floor_ns":5,"format":1,"last":3,"query":"q","runs":["a","b"]}'
+    )
+    assert encode_rows(3, [(1, 2, 3)]) == [b'{"format":1,"last":3,"ledgers":[[1,2,3]]}']

@@ -1,0 +1,236 @@
+"""Offsets of streams: every entry once whatever ledgers do, and small however many there were."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import pytest
+
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
+from pybk.errors import UnsupportedFormatError
+from pybk.spark.options import Positions
+from pybk.spark.source.offsets import LATE_NS, Offset, advance, between, first_offset, numbers_of, ranges_of
+from pybk.spark.source.planning import Piece, Readable
+
+NOW = 10 * LATE_NS
+
+
+def ledger(ledger_id: int, end: int, *, closed: bool = False, created_ns: int = NOW) -> Readable:
+    return Readable(ledger_id, created_ns, end, 10 * end, closed)
+
+
+def view(*ledgers: Readable) -> dict[int, Readable]:
+    return {each.ledger_id: each for each in ledgers}
+
+
+def everything(start: Offset, ledgers: dict[int, Readable]) -> dict[int, int]:
+    left = start.unfinished(ledgers.values())
+    return {each.ledger_id: max(0, each.end - start.next_entry(each.ledger_id)) for each in left}
+
+
+def step(start: Offset, *ledgers: Readable, now_ns: int = NOW, deleted: Collection[int] = ()) -> Offset:
+    """Read all there is."""
+    there = view(*ledgers)
+    return advance(start, there, {}, everything(start, there), now_ns, deleted)
+
+
+def test_two_offsets_tell_what_lies_between_them() -> None:
+    first = step(Offset(), ledger(3, 5), ledger(4, 7, closed=True), ledger(9, 0))
+    assert between(Offset(), first) == [Piece(3, 0, 4), Piece(4, 0, 6)]
+    second = step(first, ledger(3, 6, closed=True), ledger(4, 7, closed=True), ledger(9, 1), ledger(10, 2))
+    assert between(first, second) == [Piece(3, 5, 5), Piece(9, 0, 0), Piece(10, 0, 1)]
+
+
+def test_an_offset_changes_when_there_is_something_to_read_or_a_ledger_ends() -> None:
+    first = step(Offset(), ledger(1, 5), ledger(2, 0))
+    assert step(first, ledger(1, 5), ledger(2, 0), ledger(3, 0), now_ns=2 * NOW) is first
+    second = step(first, ledger(1, 5, closed=True), ledger(2, 0))
+    assert (second.ended, between(first, second)) == ({1: 5}, [])
+    assert step(second, ledger(1, 5, closed=True), ledger(2, 0), now_ns=2 * NOW) is second
+    assert step(second, ledger(2, 0), now_ns=2 * NOW) is second  # deleted once it was read
+
+
+def test_what_is_finished_leaves_the_offset() -> None:
+    first = step(Offset(), *(ledger(number, 3, closed=True, created_ns=NOW + number) for number in range(100)))
+    assert first.ended == dict.fromkeys(range(100), 3)
+    again = (ledger(number, 3, closed=True, created_ns=NOW + number) for number in range(100))
+    second = step(first, *again, ledger(100, 1))
+    assert (second.done, second.at, second.ended) == (((0, 99),), {100: 1}, {})
+    again = (ledger(number, 3, closed=True, created_ns=NOW + number) for number in range(100))
+    much_later = NOW + 200 + LATE_NS
+    third = step(second, *again, ledger(100, 2), ledger(101, 1, created_ns=much_later), now_ns=much_later)
+    assert (third.done, third.at) == ((), {100: 2, 101: 1})
+    again = (ledger(number, 3, closed=True, created_ns=NOW + number) for number in range(100))
+    assert third.unfinished([*again]) == []
+
+
+def test_old_ledgers_that_are_not_finished_are_named() -> None:
+    """One that is empty, one that a sink has not committed, and one that is a backlog."""
+    there = view(ledger(1, 0, created_ns=5), ledger(2, 4, closed=True, created_ns=6), ledger(5, 9))
+    first = advance(Offset(), there, {3: 7}, {2: 4, 5: 2}, NOW)
+    assert first.before_ns == NOW - LATE_NS
+    assert (first.at, first.due, first.ended) == ({3: 0, 5: 2}, ((1, 1),), {2: 4})
+    backlog = advance(Offset(), there, {3: 7}, {5: 2}, NOW)
+    assert (backlog.before_ns, backlog.at, backlog.due) == (NOW - LATE_NS, {3: 0, 5: 2}, ((1, 2),))
+    assert [each.ledger_id for each in backlog.unfinished(there.values())] == [1, 2, 5]
+    there |= view(ledger(3, 4, closed=True, created_ns=7))
+    assert [each.ledger_id for each in backlog.unfinished(there.values())] == [1, 2, 3, 5]
+    assert advance(backlog, there, {}, {5: 1}, NOW).due == ((1, 3),)
+
+
+def test_a_clock_that_is_ahead_finishes_nothing() -> None:
+    """The floor stays an hour behind the newest ledger, too."""
+    first = step(Offset(), ledger(5, 1, closed=True, created_ns=NOW), now_ns=100 * NOW)
+    assert first.before_ns == NOW - LATE_NS
+    late = ledger(3, 2, created_ns=NOW - LATE_NS // 2)
+    assert [each.ledger_id for each in first.unfinished([late])] == [3]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_deleted_ledgers_are_dropped(ended: bool) -> None:
+    first = step(Offset(), ledger(1, 5, closed=ended), ledger(2, 1))
+    assert (1 in first.ended, 1 in first.at) == (ended, not ended)
+    second = step(first, ledger(2, 2), deleted={1})
+    assert (second.at, second.ended, second.done, second.due) == ({2: 2}, {}, (), ())
+
+
+@pytest.mark.parametrize(("end", "closed"), [(5, False), (5, True), (0, False)])
+def test_a_ledger_that_a_listing_misses_is_not_forgotten(end: int, closed: bool) -> None:
+    """Listings may be late, and what is not deleted comes back: it goes on where it was."""
+    offset = step(Offset(), ledger(1, end, closed=closed), ledger(2, 1))
+    for count in (2, 3):
+        offset = step(offset, ledger(2, count))
+    more = 0 if closed else 2
+    again = step(offset, ledger(1, end + more, closed=closed), ledger(2, 4))
+    assert between(offset, again) == [*([Piece(1, end, end + 1)] if more else []), Piece(2, 3, 3)]
+
+
+def test_an_offset_names_what_is_not_read_yet() -> None:
+    there = view(ledger(1, 5), ledger(2, 4, closed=True), ledger(3, 3, closed=True), ledger(4, 0))
+    first = first_offset(Positions(), there)
+    assert (first.unread(), first.named()) == ({1, 2, 3, 4}, {1, 2, 3, 4})
+    second = advance(first, there, {9: NOW - 2 * LATE_NS}, {1: 1, 2: 4}, NOW)
+    assert (second.unread(), second.named()) == ({1, 3, 4}, {1, 2, 3, 4, 9})
+    latest = first_offset(Positions(latest=True), there)
+    assert (latest.unread(), latest.named()) == ({1, 4}, {1, 2, 3, 4})
+
+
+def test_where_streams_begin() -> None:
+    there = view(ledger(1, 5, closed=True), ledger(2, 4), ledger(3, 0), ledger(4, 9, closed=True))
+    assert first_offset(Positions(), there, "here") == Offset(due=((1, 4),), of="here")
+    named = first_offset(Positions(entries={2: 3}), there)
+    assert [*map(tuple, [(p.ledger_id, p.first) for p in between(named, step(named, *there.values()))])] == [
+        (1, 0),
+        (2, 3),
+        (4, 0),
+    ]
+    latest = first_offset(Positions(latest=True), there)
+    assert latest == Offset({2: 4}, done=((1, 1), (4, 4)), due=((3, 3),))
+    there |= view(ledger(2, 6), ledger(5, 2))
+    assert between(latest, step(latest, *there.values())) == [Piece(2, 4, 5), Piece(5, 0, 1)]
+
+
+def test_an_offset_is_the_same_text_each_time() -> None:
+    offset = Offset({10: 1, 9: 2}, {8: 3, 7: 4}, ((1, 2), (4, 4)), 12, 13, ((5, 6),), "here")
+    other = Offset({9: 2, 10: 1}, {7: 4, 8: 3}, ((1, 2), (4, 4)), 12, 13, ((5, 6),), "here")
+    text = json.dumps(offset.to_json())
+    assert text == json.dumps(other.to_json())
+    assert text == (
+        '{"version": 2, "of": "here", "at": {"9": 2, "10": 1}, "ended": {"7": 4, "8": 3}, "due": [[5, 6]], '
+        '"done": [[1, 2], [4, 4]], "upto": 12, "before": 13}'
+    )
+    assert Offset.from_json(json.loads(text)) == offset
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"version": 3}, {**Offset().to_json(), "at": []}, {"version": 2, "at": {"x": 1}}]
+)
+def test_offsets_of_another_kind_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedFormatError, match="checkpoint"):
+        Offset.from_json(values)
+
+
+@dataclass
+class World:
+    """Ledgers of several creators, whose ids come in no order and whose clocks differ."""
+
+    chance: random.Random
+    now_ns: int = NOW
+
+    def __post_init__(self) -> None:
+        self.ledgers: dict[int, Readable] = {}
+        self.hidden: dict[int, Readable] = {}
+        self.blocks = [list(range(8 * n, 8 * n + 8)) for n in range(40)]
+        self.written: dict[int, int] = {}
+        self.deleted: set[int] = set()
+
+    def happen(self) -> None:
+        """Have one thing happen."""
+        self.now_ns += self.chance.randrange(LATE_NS // 4)
+        what = self.chance.random()
+        open_ids = [each for each, found in self.ledgers.items() if not found.closed]
+        if what < 0.3:
+            block = self.chance.choice([block for block in self.blocks[:5] if block] or [[]])
+            if not block:
+                self.blocks = self.blocks[5:]
+                return
+            created_ns = self.now_ns - self.chance.randrange(LATE_NS // 2)
+            found = Readable(block.pop(0), created_ns, 0, 0, False)
+            (self.hidden if self.chance.random() < 0.3 else self.ledgers)[found.ledger_id] = found
+        elif what < 0.4 and self.hidden:
+            ledger_id = self.chance.choice(sorted(self.hidden))
+            self.ledgers[ledger_id] = replace(self.hidden.pop(ledger_id), end=3, closed=True)
+        elif open_ids:
+            found = self.ledgers[self.chance.choice(open_ids)]
+            more = self.chance.randrange(4)
+            self.ledgers[found.ledger_id] = replace(found, end=found.end + more, closed=self.chance.random() < 0.4)
+        self.written |= {each: found.end for each, found in self.ledgers.items()}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_entry_is_read_once_and_in_order(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World(chance)
+    offset, read = Offset(), dict[int, int]()
+
+    def read_some(limited: bool) -> None:
+        nonlocal offset
+        listed = world.ledgers
+        if limited:
+            known = offset.named()  # others are seen within an hour of their creation
+            listed = {each: found for each, found in listed.items() if each not in known or chance.random() < 0.9}
+        taken = everything(offset, listed)
+        if limited:
+            taken = {each: chance.randrange(count + 1) for each, count in taken.items()}
+        hidden = {each: found.created_ns for each, found in world.hidden.items()}
+        following = advance(offset, listed, hidden, taken, world.now_ns, world.deleted)
+        for piece in between(offset, following):
+            assert piece.first == read.get(piece.ledger_id, 0)
+            read[piece.ledger_id] = piece.last + 1
+        offset = Offset.from_json(json.loads(json.dumps(following.to_json())))
+        for each in [each for each in offset.ended if chance.random() < 0.2]:
+            if world.ledgers.pop(each, None):  # deleted once it was read
+                world.deleted.add(each)
+
+    for _ in range(200):
+        world.happen()
+        if chance.random() < 0.6:
+            read_some(limited=chance.random() < 0.5)
+    read_some(limited=False)
+    assert read == {each: end for each, end in world.written.items() if end}
+    world.now_ns += 2 * LATE_NS
+    for _ in range(2):  # nothing happens but one ledger, each time
+        world.ledgers[1000] = Readable(1000, world.now_ns, world.ledgers.get(1000, ledger(1000, 0)).end + 1, 0, False)
+        read_some(limited=False)
+    unfinished = [*world.hidden, *(each for each, found in world.ledgers.items() if not found.closed)]
+    assert sorted({*offset.at, *numbers_of(offset.due)}) == sorted(unfinished)
+    assert (offset.done, offset.ended) == ((), {})
+
+
+def test_ranges_of_numbers() -> None:
+    assert ranges_of([]) == ()
+    assert ranges_of([5, 1, 2, 3, 9, 8, 5]) == ((1, 3), (5, 5), (8, 9))

@@ -1,0 +1,106 @@
+"""Who reads what: every entry wanted is read by one task, in tasks of even size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybk.errors import UsageError
+from pybk.spark.options import Ranges
+from pybk.spark.source.planning import PARTITION_BYTES, PARTITIONS_MAX, Part, Piece, cut, intersect, limited, within
+
+NUMBERS = st.integers(0, 40)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> Ranges:
+    numbers = sorted(draw(st.sets(NUMBERS, max_size=12)))
+    return tuple(zip(numbers[::2], numbers[1::2], strict=False))
+
+
+def numbers(some: Ranges) -> set[int]:
+    return {number for low, high in some for number in range(low, high + 1)}
+
+
+@given(ranges(), ranges())
+def test_what_ranges_have_in_common(one: Ranges, other: Ranges) -> None:
+    found = intersect(one, other)
+    assert numbers(found) == numbers(one) & numbers(other)
+    assert list(found) == sorted(found)
+    assert [number for number in range(42) if within(number, one)] == sorted(numbers(one))
+
+
+def test_no_ranges_at_all_have_every_number() -> None:
+    assert within(5, None)
+    assert not within(5, ())
+
+
+def part(ledger_id: int, first: int, last: int, entry_bytes: float = 1000) -> Part:
+    return Part(Piece(ledger_id, first, last), entry_bytes)
+
+
+parts = st.lists(
+    st.builds(
+        lambda ledger_id, first, count, size: part(ledger_id, first, first + count - 1, size),
+        NUMBERS,
+        NUMBERS,
+        st.integers(1, 10**6),
+        st.floats(0, 5000),
+    ),
+    max_size=20,
+)
+
+
+def flat(tasks: list[tuple[Piece, ...]]) -> list[Piece]:
+    """Return the pieces of all tasks, those that were cut joined again."""
+    joined: list[Piece] = []
+    for piece in (piece for task in tasks for piece in task):
+        if joined and joined[-1].ledger_id == piece.ledger_id and joined[-1].last + 1 == piece.first:
+            joined[-1] = Piece(piece.ledger_id, joined[-1].first, piece.last)
+        else:
+            joined.append(piece)
+    return joined
+
+
+@given(parts, st.none() | st.integers(1000, 10**6))
+def test_every_entry_is_read_once_and_in_order(some: list[Part], entries: int | None) -> None:
+    tasks = cut(some, entries)
+    assert flat(tasks) == flat([(each.piece,) for each in some])
+    assert tasks == cut(some, entries)
+    assert all(tasks)
+    if entries is not None:
+        assert all(sum(map(len, task)) == entries for task in tasks[:-1])
+        assert all(sum(map(len, task)) <= entries for task in tasks)
+
+
+def test_tasks_are_of_even_size() -> None:
+    """200 MB make two tasks of 100 MB, neither one of 200 nor a large and a small one."""
+    [one, other] = cut([part(1, 0, 99_999), part(2, 0, 99_999)])
+    assert abs(sum(map(len, one)) - sum(map(len, other))) < 2000
+    assert len(cut([part(1, 0, 9)])) == 1
+    tasks = cut([part(1, 0, 10**7 - 1)])
+    assert 0 <= len(tasks) - 10**10 / PARTITION_BYTES < 2
+    assert max(sum(map(len, task)) for task in tasks) * 1000 <= PARTITION_BYTES
+
+
+def test_many_small_ledgers_are_shared_among_tasks() -> None:
+    tasks = cut([part(number, 0, 0) for number in range(1000)])
+    assert 5 < len(tasks) < 12
+
+
+def test_nothing_to_read_makes_no_task() -> None:
+    assert cut([]) == []
+    assert cut([], 5) == []
+
+
+def test_a_limit_takes_the_first_entries() -> None:
+    some = [part(1, 5, 9), part(2, 0, 9), part(3, 0, 9)]
+    assert [each.piece for each in limited(some, 7)] == [Piece(1, 5, 9), Piece(2, 0, 1)]
+    assert [each.piece for each in limited(some, 5)] == [Piece(1, 5, 9)]
+    assert list(limited(some, None)) == some
+
+
+def test_more_tasks_than_spark_bears_are_refused() -> None:
+    with pytest.raises(UsageError, match="entriesPerPartition"):
+        cut([part(1, 0, PARTITIONS_MAX)], 1)

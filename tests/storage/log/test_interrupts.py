@@ -1,0 +1,195 @@
+"""KeyboardInterrupt at every line of the commit path: nobody who waits is stranded, and no entry is lost or doubled."""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pybk.manager import LedgerManager
+from pybk.writer import LedgerWriter
+from tests.interrupting import CallInterrupter
+from tests.simdisk import SimFileSystem
+from tests.storage.store_harness import open_store
+from tests.waiting import WAIT_S
+
+_ROOMS = ("writer", "storage/log", "storage/commit_writer", "storage/commit", "storage/descriptor", "storage/store")
+_PATH = tuple(f"pybk/{room}.py" for room in (*_ROOMS, "storage/ahead"))
+_BIG = bytes(100_000)
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt once, at the n-th traced line of the commit path, in the thread that it is used in."""
+
+    def __init__(self, line: int) -> None:
+        self._left = line
+        self.fired = False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(_PATH):
+            return None
+        if event == "line" and not self.fired and not leaves_a_with(frame):
+            self._left -= 1
+            if self._left < 0:
+                self.fired = True
+                raise KeyboardInterrupt
+        return self
+
+
+def leaves_a_with(frame: FrameType) -> bool:
+    """Tell whether the line event is that of a ``with`` being left, where the interpreter itself takes no interrupts.
+
+    Between the last call of the body and ``__exit__`` there is no instruction that looks for signals; raised by a
+    trace function there, an exception would leave any lock of Python locked.
+    """
+    lines = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+    if not lines.startswith("with "):
+        return False
+    first = min(start for start, _, line in frame.f_code.co_lines() if line == frame.f_lineno)
+    return frame.f_lasti > first
+
+
+def interrupted(line: int, call: Any) -> bool:
+    """Call with an interrupt at one line; tell whether it came to that."""
+    interrupter = Interrupter(line)
+    sys.settrace(interrupter)
+    try:
+        call()
+    except KeyboardInterrupt:
+        assert interrupter.fired
+    finally:
+        sys.settrace(None)
+    return interrupter.fired
+
+
+def append_some(writer: LedgerWriter, name: bytes, done: dict[bytes, int]) -> None:
+    for number in range(3):
+        payload = b"%s %d" % (name, number)
+        done[payload] = writer.append(payload)
+
+
+def append_big(writer: LedgerWriter) -> None:
+    for _ in range(2):
+        writer.append(_BIG)
+
+
+def one_round(manager: LedgerManager, line: int) -> bool:
+    """Interrupt an append while other threads append to the same ledger; tell whether the line was reached."""
+    writer = manager.create_ledger(insecure=True)
+    done: dict[bytes, int] = {}
+    threads = [
+        threading.Thread(target=append_some, args=(writer, b"thread %d" % k, done), daemon=True) for k in range(2)
+    ]
+    future = writer.append_async(b"future")
+    for thread in threads:
+        thread.start()
+    fired = interrupted(line, lambda: append_some(writer, b"main", done))
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), f"a waiter is stranded after an interrupt at line event {line}"
+    done[b"future"] = future.result(WAIT_S)
+    done[b"after"] = writer.append(b"after")
+    writer.close()
+    reader = manager.open_ledger(writer.ledger_id)
+    found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
+    for payload, entry_id in done.items():
+        assert found[entry_id] == payload
+    assert len(set(found)) == len(found), "an entry was written twice"
+    return fired
+
+
+@pytest.mark.timeout(method="thread")
+def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None:
+    manager = open_store(SimFileSystem(1))
+    line = 0
+    while one_round(manager, line):
+        line += 1
+    assert line > 200, "the commit path was not traced"
+    manager.close()
+
+
+@pytest.mark.timeout(method="thread")
+def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter() -> None:
+    for line in range(0, 400, 3):
+        manager = open_store(SimFileSystem(line))
+        writer = manager.create_ledger(insecure=True)
+        acknowledged = [writer.append(_BIG) for _ in range(9)]
+        interrupted(line, partial(append_big, writer))
+        acknowledged.append(writer.append(b"after"))
+        manager.checkpoint()
+        writer.close()
+        reader = manager.open_ledger(writer.ledger_id)
+        found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
+        assert found[acknowledged[-1]] == b"after"
+        assert len(found) >= len(acknowledged)
+        manager.close()
+
+
+@pytest.mark.parametrize("what", ["append", "readmit"])
+def test_an_interrupt_after_any_call_into_c_leaves_no_ledger_locked(what: str) -> None:
+    """These two take the ledger's lock without waiting for it."""
+    with open_store(SimFileSystem(0)) as manager:
+        writer = manager.create_ledger(insecure=True)
+        descriptor = writer._descriptor
+        calls = 0
+        while True:
+            interrupter = CallInterrupter(calls, _PATH)
+            coroutine = writer.append_coro(b"x")
+            sys.setprofile(interrupter)
+            try:
+                coroutine.send(None) if what == "append" else descriptor.readmit()
+            except (KeyboardInterrupt, RuntimeError, StopIteration):
+                pass  # without an event loop the coroutine comes as far as to wait for its entry
+            finally:
+                sys.setprofile(None)
+                coroutine.close()
+            assert not descriptor.lock.locked(), calls
+            if not interrupter.at:
+                break
+            calls += 1
+        assert calls > 1
+        writer.append(b"after")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in somebody's gc callback
+@pytest.mark.timeout(method="thread")
+def test_real_interrupts_strand_no_waiter_and_lose_nothing() -> None:
+    manager = open_store(SimFileSystem(2))
+    for rounds in range(500):
+        writer = manager.create_ledger(insecure=True)
+        done: dict[bytes, int] = {}
+        thread = threading.Thread(target=append_some, args=(writer, b"thread", done), daemon=True)
+        thread.start()
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.00005 + 0.00003 * (rounds % 30))
+                append_some(writer, b"main", done)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), "a waiter is stranded"
+        done[b"after"] = writer.append(b"after")
+        writer.close()
+        reader = manager.open_ledger(writer.ledger_id)
+        found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
+        assert all(found[entry_id] == payload for payload, entry_id in done.items())
+    manager.close()
+
+
+@pytest.fixture(autouse=True)
+def alarms_interrupt() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, old)

@@ -1,0 +1,52 @@
+"""Log files are made with zeros for small commits and without them for large ones, whichever come now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pybk.digest import DigestType
+from pybk.flags import WriteFlag
+from pybk.storage.log.preallocation import LogFileSupply
+from tests.embedded import store_of
+from tests.storage.real_store import contents, open_quick
+
+
+def unzeroed_ahead(supply: LogFileSupply) -> list[bool]:
+    return [made.row.file_id in supply._unzeroed for made in supply._ahead()]
+
+
+def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> None:
+    batch = [bytes(1024)] * 256
+    with open_quick(tmp_path, background=False, log_file_bytes=8 << 20, unchecked_tail_bytes=1 << 30) as manager:
+        store = store_of(manager)
+        supply, tick = store.supply, store.maintenance.tick
+        deferred = manager.create_ledger(
+            password=b"p", digest_type=DigestType.CRC32C, write_flags=WriteFlag.DEFERRED_FORCE
+        )
+        for _ in range(120):
+            deferred.append_many(batch)
+            deferred.force()
+            tick()
+        assert supply._current_id in supply._unzeroed
+        assert all(unzeroed_ahead(supply))
+        assert not supply.has_better()
+        writer = manager.create_ledger(password=b"p")
+        for number in range(100):
+            writer.append(b"%d" % number)
+        tick()
+        assert all(unzeroed_ahead(supply)), "too few small commits to say that the burst is over"
+        for number in range(100, 400):
+            writer.append(b"%d" % number)
+        tick()
+        assert unzeroed_ahead(supply) == [False, False]
+        writer.append(b"400")
+        assert supply._current_id not in supply._unzeroed
+        for _ in range(3):
+            tick()
+            assert not any(unzeroed_ahead(supply))
+        assert len(list((tmp_path / "nvme").glob("*.log"))) < 20
+        manager.checkpoint()
+        assert contents(manager, writer.ledger_id, b"p") == [b"%d" % number for number in range(401)]
+        assert len(contents(manager, deferred.ledger_id, b"p")) == 120 * 256
+    with open_quick(tmp_path, background=False) as manager:
+        assert contents(manager, writer.ledger_id, b"p", recover=True) == [b"%d" % number for number in range(401)]

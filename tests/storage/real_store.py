@@ -1,0 +1,86 @@
+"""Stores on the real disk that are quick to make, and what several tests do with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import digest
+from pybk.config import StoreConfig
+from pybk.manager import LedgerManager
+from pybk.reader import LedgerReader
+from pybk.storage.io.filesystem import OsFile
+from tests.paths import ROOT
+from tests.waiting import WAIT_S
+
+QUICK: dict[str, Any] = {
+    "log_file_bytes": 1 << 20,
+    "unchecked_tail_bytes": 4 << 20,
+    "cold_block_bytes": 4 << 10,
+    "ssd_block_bytes": 4 << 10,
+    "free_bytes_low": 0,
+    "free_bytes_ok": 0,
+}
+
+
+def open_quick(path: Path, *, read_only: bool = False, **settings: Any) -> LedgerManager:
+    """Open a store with small files; one that is made here costs no scrypt."""
+    digest.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
+    return LedgerManager.open(path, read_only=read_only, config=StoreConfig(**{**QUICK, **settings}))
+
+
+def payloads(reader: LedgerReader) -> list[bytes]:
+    """Return all payloads that a reader may read."""
+    return [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
+
+
+def contents(manager: LedgerManager, ledger_id: int, password: bytes = b"", *, recover: bool = False) -> list[bytes]:
+    """Return all payloads of a ledger."""
+    with manager.open_ledger(ledger_id, password=password, recover=recover) as reader:
+        return payloads(reader)
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Return payloads that tell their own entry ids."""
+    return [b"entry %d" % number for number in range(start, start + count)]
+
+
+def python_path() -> str:
+    """Return the ``PYTHONPATH`` of processes that a test starts: this checkout, behind what the test itself was given.
+
+    What the test was given has the mutant, if there is one (``tests.mutation``).
+    """
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*([given] if given else []), str(ROOT / "src"), str(ROOT)])
+
+
+def python(program: str, *arguments: Iterable[str] | str | Path) -> subprocess.Popen[str]:
+    """Start a Python process on a program; its standard input and output are text pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": python_path()},
+    )
+
+
+def stop_syncing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Have synced writes wait until the event is set."""
+    go = threading.Event()
+    write_durable = OsFile.write_durable
+
+    def wait_and_write(self: OsFile, buffers: Any, offset: int) -> None:
+        assert go.wait(WAIT_S)
+        write_durable(self, buffers, offset)
+
+    monkeypatch.setattr(OsFile, "write_durable", wait_and_write)
+    return go

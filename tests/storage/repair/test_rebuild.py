@@ -1,0 +1,483 @@
+"""An index that is gone is made again from the catalog and the files; what is missing is never taken for absent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pybk.config import StoreConfig
+from pybk.digest import DigestType
+from pybk.errors import CookieError, CorruptError, PybkError, StoreLockedError, UnauthorizedError
+from pybk.flags import StorageHint
+from pybk.manager import LedgerManager
+from pybk.reader import LedgerReader
+from pybk.storage.format.index_rows import entries_key
+from pybk.storage.format.record import RUN_DTYPE
+from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.io.lmdb_environment import LmdbEnvironment
+from pybk.storage.repair.rebuild import LostEntries, rebuild_index
+from pybk.storage.repair.tiling import tile
+from pybk.storage.repair.verify import verify_store
+from tests.embedded import view_of
+
+CONFIG = StoreConfig(
+    background=False,
+    log_file_bytes=1 << 20,
+    unchecked_tail_bytes=4 << 20,
+    cold_block_bytes=4 << 10,
+    ssd_block_bytes=4 << 10,
+    free_bytes_low=0,
+    free_bytes_ok=0,
+)
+Contents = dict[int, list[bytes]]
+
+
+def open_store(path: Path, *, read_only: bool = False) -> LedgerManager:
+    return LedgerManager.open(path, config=CONFIG, read_only=read_only)
+
+
+def fill(path: Path) -> Contents:
+    """Make a store with ledgers in every tier, moved, deleted, in kept log files and in the log's tail."""
+    given: Contents = {}
+    with open_store(path) as manager:
+        writers = {}
+        for number, hint in enumerate([*StorageHint, *StorageHint]):
+            digest = (DigestType.CRC32C, DigestType.XXH3, DigestType.HMAC_SHA256)[number % 3]
+            writer = manager.create_ledger(storage_hints={hint}, digest_type=digest, password=b"p")
+            writers[writer.ledger_id] = writer
+            given[writer.ledger_id] = []
+
+        def append(ledger_id: int, count: int, size: int) -> None:
+            batch = [bytes([(len(given[ledger_id]) + n) % 251]) * (size + n % 7) for n in range(count)]
+            writers[ledger_id].append_many(batch)
+            given[ledger_id] += batch
+
+        for ledger_id in writers:
+            append(ledger_id, 40, 300)
+        manager.checkpoint()
+        append(0, 300, 2500)  # fills a log file well enough to be kept
+        manager.checkpoint()
+        for ledger_id in (3, 4, 5):
+            append(ledger_id, 10, 900)
+        manager.checkpoint()
+        manager.move_ledger(3, StorageHint.SSD)
+        manager.move_ledger(1, StorageHint.HDD)
+        doomed = manager.create_ledger(storage_hints={StorageHint.HDD}, digest_type=DigestType.CRC32C)
+        doomed.append_many([b"x" * 500] * 20)
+        manager.checkpoint()
+        manager.delete_ledger(doomed.ledger_id)
+        empty = manager.create_ledger(digest_type=DigestType.CRC32C)
+        given[empty.ledger_id] = []
+        writers[2].close()
+        manager.checkpoint()
+        for ledger_id in (0, 4, 5):  # in the tail
+            append(ledger_id, 3, 100)
+    return given
+
+
+def open_ledger(manager: LedgerManager, ledger_id: int) -> LedgerReader:
+    """Open one of the ledgers, of which some have a password."""
+    for password in (b"p", b""):
+        with suppress(UnauthorizedError):
+            return manager.open_ledger(ledger_id, password=password, recover=False)
+    raise AssertionError(f"ledger {ledger_id} has another password")
+
+
+def contents(path: Path) -> Contents:
+    """Read everything, in the live and in the read-only way."""
+    found: list[Contents] = []
+    for read_only in (False, True):
+        with open_store(path, read_only=read_only) as manager:
+            found.append({})
+            for ledger_id in manager.list_ledgers():
+                reader = open_ledger(manager, ledger_id)
+                found[-1][ledger_id] = [e.payload for e in reader.read(0, reader.last_add_confirmed)]
+    assert found[0] == found[1]
+    return found[0]
+
+
+def index_of(path: Path) -> Path:
+    return path / "ssd" / "index"
+
+
+def files_of(path: Path, suffix: str) -> list[Path]:
+    return sorted(path.glob(f"*/*.{suffix}"))
+
+
+def cut_to(size: int) -> Callable[[Path], None]:
+    return lambda index: os.truncate(index / "data.mdb", size)
+
+
+def filled_with(data: bytes) -> Callable[[Path], None]:
+    def fill_data(index: Path) -> None:
+        (index / "data.mdb").write_bytes(data)
+
+    return fill_data
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "deleted": shutil.rmtree,
+    "without data": lambda index: (index / "data.mdb").unlink(),
+    "empty": cut_to(0),
+    "cut in the first page": cut_to(100),
+    "cut behind the first page": cut_to(4096),
+    "cut in the middle": lambda index: os.truncate(index / "data.mdb", (index / "data.mdb").stat().st_size // 2),
+    "garbage": filled_with(os.urandom(1 << 16)),
+    "zeros": filled_with(bytes(1 << 16)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_index_is_refused_and_made_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    given = fill(tmp_path / "store")
+    damage(index_of(tmp_path / "store"))
+    for read_only in (True, False, True):
+        with pytest.raises(CorruptError, match="rebuild-index"):
+            open_store(tmp_path / "store", read_only=read_only)
+    there = index_of(tmp_path / "store").exists()
+    found = rebuild_index(str(tmp_path / "store"))
+    assert found.made
+    assert found.old_index == (f"{index_of(tmp_path / 'store')}.damaged-1" if there else None)
+    assert found.lost == ()
+    assert contents(tmp_path / "store") == given
+
+
+def test_the_new_index_says_what_the_old_one_said(tmp_path: Path) -> None:
+    fill(tmp_path)
+    before = dump_index(tmp_path)
+    found = rebuild_index(str(tmp_path))
+    after = dump_index(tmp_path)
+    assert found.made
+    assert {key: value for key, value in after.items() if key[:1] != b"P"} == {
+        key: value for key, value in before.items() if key[:1] != b"P"
+    }
+    assert [key[:9] for key in after] == [key[:9] for key in before]
+    with open_store(tmp_path) as manager:  # and work goes on with it
+        manager.checkpoint()
+        manager.move_ledger(0, StorageHint.HDD)
+    assert rebuild_index(str(tmp_path)).lost == ()
+
+
+def test_a_sound_old_index_is_not_kept_and_what_is_in_the_log_is_told(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager:
+        writer, gone = manager.create_ledger(insecure=True), manager.create_ledger(insecure=True)
+        writer.append_many([b"entry"] * 7)
+        gone.append(b"of no account")
+        manager.delete_ledger(gone.ledger_id)
+    for _ in range(2):
+        found = rebuild_index(str(tmp_path))
+        assert found.made
+        assert (found.ledgers, found.entries, found.log_ledgers, found.log_entries) == (0, 0, 1, 7)
+        assert found.old_index is None
+        assert sorted(path.name for path in index_of(tmp_path).parent.glob("index*")) == ["index", "index.new"]
+        assert list((index_of(tmp_path).parent / "index.new").iterdir()) == []
+    with open_store(tmp_path) as manager:
+        assert manager.open_ledger(writer.ledger_id, recover=False).last_add_confirmed == 6
+        manager.checkpoint()
+    found = rebuild_index(str(tmp_path))
+    assert (found.ledgers, found.entries, found.log_ledgers, found.log_entries) == (1, 7, 0, 0)
+
+
+def dump_index(path: Path) -> dict[bytes, bytes]:
+    environment = LmdbEnvironment(str(index_of(path)), read_only=True)
+    try:
+        with environment.read() as transaction:
+            return dict(transaction.items(b"\0", b"\xff"))
+    finally:
+        environment.close()
+
+
+# ---- loss --------------------------------------------------------------------------------------------------------
+
+
+def lose_a_cold_segment(path: Path) -> None:
+    max(files_of(path, "cold"), key=lambda file: file.stat().st_size).unlink()
+
+
+def damage_a_commit_header(path: Path) -> None:
+    file = kept_log(path)
+    with file.open("r+b") as opened:
+        opened.seek(4096 + 8)
+        opened.write(b"\xff")
+
+
+def lose_a_kept_log_file(path: Path) -> None:
+    kept_log(path).unlink()
+
+
+def kept_log(path: Path) -> Path:
+    with open_store(path, read_only=True) as manager:
+        rows = view_of(manager).index.files().values()
+        return next(Path(view_of(manager).volumes.path_of(row)) for row in rows if row.kind == "log")
+
+
+def lose_an_ssd_record(path: Path) -> None:
+    environment = LmdbEnvironment(str(path / "ssd" / "entries"))
+    with environment.write() as transaction:
+        assert transaction.delete(entries_key(4, 0))
+    environment.close()
+
+
+def lose_the_ssd_tier(path: Path) -> None:
+    (path / "ssd" / "entries" / "data.mdb").write_bytes(os.urandom(1 << 16))
+
+
+def lose_the_file_of_the_ssd_tier(path: Path) -> None:
+    (path / "ssd" / "entries" / "data.mdb").unlink()
+
+
+def lose_the_directory_of_the_ssd_tier(path: Path) -> None:
+    shutil.rmtree(path / "ssd" / "entries")
+
+
+LOSSES = [
+    lose_a_cold_segment,
+    lose_a_kept_log_file,
+    damage_a_commit_header,
+    lose_an_ssd_record,
+    lose_the_ssd_tier,
+    lose_the_file_of_the_ssd_tier,
+    lose_the_directory_of_the_ssd_tier,
+]
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_missing_entries_are_refused_and_stay_known_when_accepted(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    given = fill(tmp_path)
+    lose(tmp_path)
+    shutil.rmtree(index_of(tmp_path))
+    refused = rebuild_index(str(tmp_path))
+    assert not refused.made
+    assert refused.lost
+    assert not index_of(tmp_path).exists()
+    assert all(0 <= lost.first_entry_id <= lost.last_entry_id < len(given[lost.ledger_id]) for lost in refused.lost)
+
+    accepted = rebuild_index(str(tmp_path), accept_loss=True)
+    assert accepted.lost == refused.lost
+    check_around_loss(tmp_path, given, accepted.lost)
+    with open_store(tmp_path) as manager:  # moves, compaction and checkpoints leave the hole what it is
+        manager.checkpoint()
+        for lost in accepted.lost:
+            for tier in StorageHint:
+                manager.move_ledger(lost.ledger_id, tier)
+        manager.checkpoint()
+    check_around_loss(tmp_path, given, accepted.lost)
+    again = rebuild_index(str(tmp_path))
+    assert again.lost == (), "what was accepted as lost is not asked for again"
+    check_around_loss(tmp_path, given, accepted.lost)
+
+
+def check_around_loss(path: Path, given: Contents, lost: tuple[LostEntries, ...]) -> None:
+    gone = {(one.ledger_id, n) for one in lost for n in range(one.first_entry_id, one.last_entry_id + 1)}
+    for read_only in (False, True):
+        with open_store(path, read_only=read_only) as manager:
+            assert list(manager.list_ledgers()) == sorted(given)
+            for ledger_id, payloads in given.items():
+                reader = open_ledger(manager, ledger_id)
+                assert reader.last_add_confirmed == len(payloads) - 1, "a ledger is never shorter than it was"
+                for entry_id, payload in enumerate(payloads):
+                    if (ledger_id, entry_id) in gone:
+                        with pytest.raises(CorruptError):
+                            next(reader.read(entry_id, entry_id))
+                        with pytest.raises(CorruptError):
+                            reader.read_batch(entry_id)
+                    else:
+                        assert next(reader.read(entry_id, entry_id)).payload == payload
+
+
+def test_entries_of_a_damaged_cold_segment_are_found_up_to_the_damage(tmp_path: Path) -> None:
+    given = fill(tmp_path)
+    for file in files_of(tmp_path, "cold"):
+        with file.open("r+b") as opened:
+            opened.seek(-30, os.SEEK_END)  # the trailer
+            opened.write(b"\xff\xff")
+    assert rebuild_index(str(tmp_path)).lost == ()
+    assert contents(tmp_path) == given
+
+
+def test_a_cold_segment_of_another_store_is_not_taken(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    fill(tmp_path / "b")
+    mine = max(files_of(tmp_path / "a", "cold"), key=lambda file: file.stat().st_size)
+    shutil.copy(tmp_path / "b" / mine.relative_to(tmp_path / "a"), mine)
+    assert rebuild_index(str(tmp_path / "a")).lost
+
+
+def append_to_new(manager: LedgerManager, hint: StorageHint, payload: bytes) -> int:
+    with manager.create_ledger(storage_hints={hint}, digest_type=DigestType.CRC32C) as writer:
+        writer.append(payload)
+        return writer.ledger_id
+
+
+def test_a_segment_that_no_catalog_names_is_used_when_nothing_else_has_the_entries(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager:
+        append_to_new(manager, StorageHint.HDD, b"kept")
+        manager.checkpoint()
+        (segment,) = files_of(tmp_path, "cold")
+        data = segment.read_bytes()
+        manager.move_ledger(0, StorageHint.SSD)
+        assert not segment.exists()
+    segment.write_bytes(data)
+    assert rebuild_index(str(tmp_path)).lost == ()
+    with open_store(tmp_path):
+        assert not segment.exists(), "what nobody needs is a leftover"
+    segment.write_bytes(data)
+    environment = LmdbEnvironment(str(tmp_path / "ssd" / "entries"))
+    with environment.write() as transaction:
+        assert transaction.delete(entries_key(0, 0))
+    environment.close()
+    assert rebuild_index(str(tmp_path)).lost == ()
+    assert contents(tmp_path) == {0: [b"kept"]}
+    assert segment.exists()
+
+
+def test_of_several_copies_the_one_in_the_ledgers_tier_counts(tmp_path: Path) -> None:
+    config = replace(CONFIG, fill_ratio=0.01)  # so that a segment with a moved ledger's old entries stays
+    with LedgerManager.open(tmp_path, config=config) as manager:
+        for _ in range(2):
+            append_to_new(manager, StorageHint.HDD, b"payload")
+        manager.checkpoint()
+        manager.move_ledger(0, StorageHint.SSD)
+    before = dump_index(tmp_path)
+    assert len(files_of(tmp_path, "cold")) == 1
+    rebuild_index(str(tmp_path))
+    assert dump_index(tmp_path) == before
+
+
+@pytest.mark.parametrize("harm", ["damaged", "lost"])
+def test_a_catalog_that_is_of_no_use_is_made_again_from_the_index(tmp_path: Path, harm: str) -> None:
+    given = fill(tmp_path)
+    (catalog,) = tmp_path.glob("catalog-*")
+    data = bytearray(catalog.read_bytes())
+    data[4096 + 70] ^= 1
+    catalog.write_bytes(data)
+    if harm == "lost":
+        catalog.unlink()
+    found = rebuild_index(str(tmp_path))
+    assert found.made
+    assert any("made again from the index" in problem for problem in found.problems)
+    assert contents(tmp_path) == given
+    assert not verify_store(str(tmp_path)).problems
+
+
+def test_neither_catalog_nor_index_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    (catalog,) = tmp_path.glob("catalog-*")
+    catalog.unlink()
+    shutil.rmtree(index_of(tmp_path))
+    with pytest.raises(CorruptError, match="catalog"):
+        rebuild_index(str(tmp_path))
+
+
+def test_a_lost_watermark_is_made_again(tmp_path: Path) -> None:
+    given = fill(tmp_path)
+    (tmp_path / "watermark").unlink()
+    with pytest.raises(CorruptError, match="rebuild-index"):
+        open_store(tmp_path)
+    assert rebuild_index(str(tmp_path)).made
+    assert contents(tmp_path) == given
+
+
+def test_a_log_that_does_not_follow_the_catalog_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with open_store(tmp_path, read_only=True) as manager:
+        mark = view_of(manager).index.mark()
+    assert mark is not None
+    tail = [file for file in files_of(tmp_path, "log") if int(file.stem, 16) >= mark.first_log_file_id]
+    for file in tail:
+        file.unlink()
+    with pytest.raises(CorruptError, match="durable"):
+        rebuild_index(str(tmp_path))
+
+
+def test_a_store_that_is_open_and_a_directory_that_is_none_are_refused(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store"), pytest.raises(StoreLockedError):
+        rebuild_index(str(tmp_path / "store"))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CookieError, match="no store"):
+        rebuild_index(str(tmp_path / "other"))
+    assert not list((tmp_path / "other").iterdir())
+
+
+class _Stopping(OsFileSystem):
+    """Stops before the n-th operation that changes something."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.left = stop_at
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+    def rename(self, src: str, dst: str) -> None:
+        self._count()
+        super().rename(src, dst)
+
+    def sync_directory(self, path: str) -> None:
+        self._count()
+        super().sync_directory(path)
+
+    def unlink(self, path: str) -> None:
+        self._count()
+        super().unlink(path)
+
+
+def test_a_rebuild_that_was_stopped_anywhere_can_be_done_again(tmp_path: Path) -> None:
+    given = fill(tmp_path / "made")
+    lose_an_ssd_record(tmp_path / "made")
+    for stop_at in range(20):
+        path = tmp_path / f"stopped-{stop_at}"
+        shutil.copytree(tmp_path / "made", path)
+        try:
+            rebuild_index(str(path), fs=_Stopping(stop_at), accept_loss=True)
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert stop_at > 2
+            break
+        with suppress(PybkError):
+            open_store(path).close()
+        found = rebuild_index(str(path), accept_loss=True)
+        assert found.made
+        assert set(contents_known(path)) == set(given)
+    else:
+        pytest.fail("it never came to its end")
+
+
+def contents_known(path: Path) -> dict[int, int]:
+    with open_store(path) as manager:
+        return {n: view_of(manager).descriptor(n).last_durable for n in manager.list_ledgers()}
+
+
+# ---- tiling ------------------------------------------------------------------------------------------------------
+
+
+def chosen(
+    records: list[tuple[int, int]], last: int, unsound: frozenset[int] = frozenset()
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Tile records of (first, count), the later ones being wanted more."""
+    runs = np.array([(first, count, 1, 0, place, 9, 0) for place, (first, count) in enumerate(records)], RUN_DTYPE)
+    return tile(runs, last, preference=lambda place: place, is_sound=lambda place: place not in unsound)
+
+
+def test_tiling() -> None:
+    assert chosen([], -1) == ([], [])
+    assert chosen([], 4) == ([], [(0, 4)])
+    assert chosen([(3, 2), (0, 3)], 4) == ([1, 0], [])
+    assert chosen([(0, 5), (0, 5)], 4) == ([1], [])
+    assert chosen([(0, 5), (0, 5)], 4, frozenset({1})) == ([0], [])
+    assert chosen([(0, 5)], 4, frozenset({0})) == ([0], []), "a damaged record is better than none"
+    assert chosen([(0, 4), (4, 4), (0, 3), (3, 5)], 7) == ([2, 3], [])
+    assert chosen([(0, 4), (4, 4), (0, 3), (3, 5)], 7, frozenset({3})) == ([0, 1], [])
+    assert chosen([(0, 4), (6, 2)], 7) == ([0, 1], [(4, 5)])
+    assert chosen([(0, 4), (2, 6)], 7) == ([1], [(0, 1)]), "as many entries as can be"
+    assert chosen([(0, 4), (4, 9)], 7) == ([0], [(4, 7)]), "a record that goes beyond the end is none of it"
+    assert chosen([(0, 9), (0, 4), (4, 4)], 7) == ([1, 2], [])

@@ -1,0 +1,104 @@
+"""The machine stops at every disk operation of a workload that touches everything: what was acknowledged is back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from pybk.manager import LedgerManager
+from pybk.storage.directories import catalog_path
+from pybk.storage.format.catalog import read_catalog
+from pybk.storage.repair.rebuild import rebuild_index
+from tests.embedded import store_of
+from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
+from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+_SHARDS = 8
+_ALL = bool(os.environ.get("PYBK_ALL_FAULTS"))
+
+
+def stops(shard: int, *, power_loss: bool) -> Iterator[int]:
+    """Yield operations to stop at: all on demand, else half of them for power loss, and the others for the process."""
+    for operation in range(shard, count_operations(), _SHARDS):
+        if _ALL or (operation // _SHARDS) % 2 == power_loss:
+            yield operation
+
+
+def stopped(operation: int, seed: int, *, power_loss: bool) -> tuple[SimFileSystem, World]:
+    """Stop the machine at one operation of the workload; return what is found on the disk, and what must be there."""
+    fs = SimFileSystem(seed)
+    fs.crash_at(operation)
+    world = World()
+    manager: LedgerManager | None = None
+    try:
+        manager = open_world(fs)
+        world.run(manager)
+        manager.close()
+        manager = None
+    except SimCrash:
+        pass
+    finally:
+        if manager is not None:
+            abandon(manager)
+    return (fs.crash() if power_loss else fs.kill()), world
+
+
+def check_catalog(manager: LedgerManager) -> None:
+    """Assert that the catalog says what the index says, so that the index can be made again."""
+    store = store_of(manager)
+    mark = store.index.mark()
+    assert mark is not None
+    path = catalog_path(ROOT, mark.catalog_file_id)
+    known = read_catalog(store.fs, path, store.store_id, mark.catalog_file_id, at_least=mark.catalog_bytes)
+    assert known.ledgers == {row.metadata.ledger_id: row for row in store.index.ledgers()}
+    assert known.files == store.index.files()
+    assert known.mark._replace(catalog_file_id=0) == mark._replace(catalog_file_id=0)
+    assert list(store.index.check()) == []
+
+
+def check(fs: SimFileSystem, world: World) -> None:
+    """Open the store and check it; go on, and check it again."""
+    manager = open_world(fs)
+    world.check(manager, recover=False)
+    check_catalog(manager)
+    world.check(manager)
+    manager.checkpoint()
+    world.check(manager)
+    check_catalog(manager)
+    manager.close()
+    manager = open_world(fs)
+    world.check(manager)
+    manager.close()
+
+
+@pytest.mark.parametrize("shard", range(_SHARDS))
+def test_nothing_acknowledged_is_lost_when_power_fails_at_any_operation(shard: int) -> None:
+    for operation in stops(shard, power_loss=True):
+        check(*stopped(operation, operation, power_loss=True))
+
+
+@pytest.mark.parametrize("shard", range(_SHARDS))
+def test_nothing_acknowledged_is_lost_when_the_process_dies_at_any_operation(shard: int) -> None:
+    for operation in stops(shard, power_loss=False):
+        check(*stopped(operation, operation, power_loss=False))
+
+
+def check_without_index(fs: SimFileSystem, world: World) -> bool:
+    """Lose the index, make it again, and check the store; False if the machine stopped before there was a store."""
+    if not fs.exists(f"{ROOT}/cookie"):
+        return False
+    fs.unlink(f"{ROOT}/ssd/index/data.mdb")
+    rebuild_index(ROOT, fs=fs, environment=lambda path: SimEnvironment(fs, path))
+    check(fs, world)
+    return True
+
+
+def test_the_index_may_be_lost_with_any_stop() -> None:
+    made = 0
+    for operation in range(0, count_operations(), 4):
+        made += check_without_index(*stopped(operation, operation, power_loss=operation % 8 == 0))
+    assert made > 40

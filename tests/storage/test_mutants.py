@@ -1,0 +1,634 @@
+"""Each rule of the storage is broken on purpose, and the checks must notice: a check that cannot fail proves nothing.
+
+A mutant is the syntax tree of a real function with one piece replaced, as patterns of ``tests.mutation.patterns`` say.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from pybk.digest import DigestType
+from pybk.errors import CorruptError, PybkError, StorageFailedError
+from pybk.flags import StorageHint, WriteFlag
+from pybk.storage.io.lmdb_environment import LmdbEnvironment
+from pybk.storage.volumes import LOG
+from tests.embedded import store_of
+from tests.mutation.patterns import changed
+from tests.simdisk import SimCrash, SimFileSystem
+from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
+from tests.storage.test_crash import check, check_catalog, check_without_index, stopped
+from tests.storage.test_named_records import test_a_stop_at_any_operation_loses_no_record as stop_changing_records
+from tests.storage.test_transaction_group import (
+    test_a_group_record_without_its_own_records_is_no_commit as forge_groups,
+)
+from tests.storage.test_transaction_group import (
+    test_a_group_that_is_interrupted_before_it_counts_leaves_nothing as interrupt_a_group,
+)
+from tests.storage.test_transaction_group import test_salvage_takes_a_group_whole_or_not_at_all as salvage_a_group
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+Check = Callable[[], None]
+
+
+class Piece(NamedTuple):
+    """What is replaced in a function or method of a module of ``pybk.storage``, as patterns."""
+
+    function: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """A rule, how it is broken, and the check that has to notice."""
+
+    rule: str
+    check: Check
+    pieces: list[Piece]
+
+
+def mutate(patch: pytest.MonkeyPatch, piece: Piece) -> None:
+    """Put a changed copy of a function in the place of the real one."""
+    module_name, *path = piece.function.split(".")
+    owner: Any = importlib.import_module(f"pybk.storage.{module_name}")
+    for name in path[:-1]:
+        owner = getattr(owner, name)
+    real = getattr(owner, path[-1])
+    patch.setattr(owner, path[-1], changed(real, piece.old, piece.new))
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+
+
+def crashes(*, power_loss: bool, limit: int = 150) -> Check:
+    """Return a check that stops the machine at operations of the workload, in an order that mixes them well."""
+
+    def run() -> None:
+        operations = list(range(40, count_operations()))
+        Random(1).shuffle(operations)
+        for operation in operations[:limit]:
+            check(*stopped(operation, operation, power_loss=power_loss))
+
+    return run
+
+
+def the_catalog_makes_the_index_again() -> None:
+    """The power fails, and the index is lost with it: the catalog has to be on disk."""
+    for operation in range(40, count_operations(), 8):
+        check_without_index(*stopped(operation, operation, power_loss=True))
+
+
+def what_was_served_after_a_failed_sync_stays(*, clean: bool = False) -> None:
+    """A sync fails, the process dies, the next one reads entries from the page cache; then power fails."""
+    served_beyond = 0
+    for seed in range(12):
+        fs = SimFileSystem(seed)
+        manager = open_world(fs)
+        if clean:
+            manager.close()
+            manager = open_world(fs)
+        writer = manager.create_ledger(digest_type=DigestType.CRC32C)
+        writer.append(b"durable")
+        fs.fail_at(0, only="write_durable")
+        with pytest.raises(PybkError):
+            writer.append(b"not durable")
+        abandon(manager)
+        fs = fs.kill()
+        manager = open_world(fs)
+        served = manager.open_ledger(writer.ledger_id, recover=False).last_add_confirmed
+        served_beyond += served
+        abandon(manager)
+        fs = fs.crash()
+        manager = open_world(fs)
+        assert manager.open_ledger(writer.ledger_id).last_add_confirmed >= served, "entries that were served are lost"
+        manager.close()
+    assert served_beyond > 0, "no seed brought the case about"
+
+
+def what_was_served_after_a_failed_sync_stays_after_a_clean_end() -> None:
+    what_was_served_after_a_failed_sync_stays(clean=True)
+
+
+def a_kill_is_no_clean_end() -> None:
+    fs = SimFileSystem(1)
+    open_world(fs).close()
+    manager = open_world(fs)
+    assert store_of(manager).began_clean
+    abandon(manager)
+    manager = open_world(fs.kill())
+    assert not store_of(manager).began_clean
+    manager.close()
+
+
+def a_failed_sync_ends_the_store() -> None:
+    manager = open_world(fs := SimFileSystem(1))
+    one, other = (manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(2))
+    fs.fail_at(0, only="write_durable")
+    with pytest.raises(StorageFailedError):
+        one.append(b"lost")
+    with pytest.raises(StorageFailedError):
+        other.append(b"refused")
+    assert manager.health().state == "failed"
+    abandon(manager)
+
+
+def torn_writes_are_no_entries() -> None:
+    """The machine stops in the middle of writing an entry of several sectors."""
+    torn = 0
+    for seed in range(60):
+        fs = SimFileSystem(seed)
+        manager = open_world(fs)
+        world = World()
+        ledger_id = world.create(manager, StorageHint.NVME)
+        world.append(ledger_id)
+        fs.crash_at(0, only="write_durable")
+        with pytest.raises(SimCrash):
+            world.append(ledger_id, size=3000)
+        abandon(manager)
+        fs = fs.kill()
+        manager = open_world(fs)
+        world.check(manager, recover=False)
+        torn += manager.open_ledger(ledger_id).last_add_confirmed == 0
+        manager.close()
+    assert torn > 10
+
+
+def the_index_syncs_its_commits() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        environment = LmdbEnvironment(os.path.join(directory, "index"))
+        assert environment._shared is not None
+        flags = environment._shared.lmdb.flags()
+        environment.close()
+    assert flags["sync"]
+    assert flags["metasync"]
+    assert not flags["map_async"]
+
+
+def what_is_missing_in_the_log_is_noticed() -> None:
+    """A commit lies where the one before it should, as after a misdirected write: one acknowledged entry is lost."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    one, other = (manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(2))
+    one.append(b"lost")
+    other.append(b"misdirected")
+    store = store_of(manager)
+    (log,) = [row for row in store.volumes.rows.values() if row.kind == LOG]
+    path = store.volumes.path_of(log)
+    abandon(manager)
+    fs = fs.kill()
+    live = fs.inode(path).live
+    live[12288:16384] = live[16384:20480]
+    live[16384:20480] = bytes(4096)
+    with pytest.raises(CorruptError):
+        open_world(fs)
+
+
+def a_lost_file_of_the_log_is_noticed() -> None:
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    writers = [manager.create_ledger(digest_type=DigestType.CRC32C) for _ in range(3)]
+    for writer, size in zip(writers, (60_000, 100_000, 200_000), strict=True):
+        writer.append(bytes(size))
+    logs = sorted(row for row in store_of(manager).volumes.rows.values() if row.kind == LOG)
+    assert len(logs) == 4, "each entry was to be in a file of its own, as the ledgers are"
+    path = store_of(manager).volumes.path_of(logs[2])
+    abandon(manager)
+    fs = fs.kill()
+    fs.unlink(path)
+    with pytest.raises(CorruptError):
+        open_world(fs)
+
+
+def deferred_entries_are_confirmed_by_force_only() -> None:
+    for power_loss in (False, True):
+        fs = SimFileSystem(1)
+        manager = open_world(fs)
+        writer = manager.create_ledger(digest_type=DigestType.CRC32C, write_flags=WriteFlag.DEFERRED_FORCE)
+        writer.append(b"first")
+        reader = manager.open_ledger(writer.ledger_id, recover=False)
+        assert [entry.payload for entry in reader.read_unconfirmed(0, 0)] == [b"first"]
+        assert reader.read_last_add_confirmed() == writer.last_add_confirmed == -1
+        writer.force()
+        assert reader.read_last_add_confirmed() == writer.last_add_confirmed == 0
+        abandon(manager)
+        manager = open_world(fs.crash() if power_loss else fs.kill())
+        assert manager.open_ledger(writer.ledger_id, recover=False).last_add_confirmed == 0
+        manager.close()
+
+
+def parts_of_a_file_can_be_moved() -> None:
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    writers = [world.create(manager, StorageHint.HDD) for _ in range(3)]
+    for _ in range(40):
+        for ledger_id in writers:
+            world.append(ledger_id)
+    manager.checkpoint()
+    store = store_of(manager)
+    runs = next(store.index.pages(writers[0]))
+    jobs = store.maintenance._jobs
+    jobs._relocate([(writers[0], [runs[::2]])], StorageHint.NVME)
+    world.check(manager)
+    manager.close()
+
+
+def want_of_room_leaves_nothing_behind() -> None:
+    """The index has no room; what was made for it must be gone, in the catalog, too."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    ledger_id = world.create(manager, StorageHint.HDD)
+    for _ in range(8):  # so that the catalog is not mostly history, and is added to
+        world.create(manager, StorageHint.HDD)
+    world.append(ledger_id, 20)
+    manager.checkpoint()
+    world.append(ledger_id, 20)
+    files = fs.list_directory(f"{ROOT}/hdd")
+    fs.fail_at(0, "ENOSPC", only="commit")
+    with pytest.raises(PybkError):
+        manager.checkpoint()
+    assert fs.list_directory(f"{ROOT}/hdd") == files
+    check_catalog(manager)
+    abandon(manager)
+    fs = fs.kill()
+    check(fs, world)
+
+
+CRASH = crashes(power_loss=True)
+KILL = crashes(power_loss=False)
+TAKE_OVER = (
+    "self._registry.commit(self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files, "
+    "named=taken.named)"
+)
+
+
+def put_back(part: str) -> tuple[SimFileSystem, World]:
+    """Return a disk where the index, or the SSD tier, is as it was before entries were moved and packed."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    ledgers = [world.create(manager, hint) for hint in StorageHint]
+    for ledger_id in ledgers:
+        world.append(ledger_id, 10)
+    manager.checkpoint()
+    environment = fs.inode(f"{ROOT}/ssd/{part}/data.mdb")
+    before = environment.table
+    for ledger_id in ledgers:
+        world.append(ledger_id, 10)
+    manager.checkpoint()
+    manager.close()
+    environment.table = before
+    return fs, world
+
+
+def an_older_index_is_made_again() -> None:
+    fs, world = put_back("index")
+    manager = open_world(fs)
+    world.check(manager)
+    manager.close()
+
+
+def an_older_ssd_tier_is_refused() -> None:
+    fs, _ = put_back("entries")
+    with pytest.raises(CorruptError, match="older"):
+        open_world(fs)
+
+
+def an_index_older_than_a_move() -> None:
+    """The index is put back as it was before entries left the SSD tier; the log says nothing of it."""
+    fs = SimFileSystem(1)
+    manager = open_world(fs)
+    world = World()
+    ledger_id = world.create(manager, StorageHint.SSD)
+    world.append(ledger_id, 10)
+    manager.checkpoint()
+    index = fs.inode(f"{ROOT}/ssd/index/data.mdb")
+    before = index.table
+    store = store_of(manager)
+    store.maintenance._jobs._relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
+    manager.close()
+    index.table = before
+    manager = open_world(fs)
+    world.check(manager)
+    manager.close()
+
+
+def named_records_survive_stops() -> None:
+    stop_changing_records(power_loss=False)
+
+
+MUTANTS = [
+    Mutant(
+        "a catalog that is newer than the index is believed",
+        an_older_index_is_made_again,
+        [Piece("proof._newer_in_place", "if further:\n    ...", "pass")],
+    ),
+    Mutant(
+        "an index that names what was removed is known as older",
+        an_index_older_than_a_move,
+        [Piece("proof.older_environments", "there.removed_at > place_of(mark)", "False")],
+    ),
+    Mutant(
+        "an older environment of the SSD tier is refused",
+        an_older_ssd_tier_is_refused,
+        [Piece("proof.older_environments", "there.puts < row.bytes", "False")],
+    ),
+    Mutant(
+        "a checkpoint takes named records over",
+        named_records_survive_stops,
+        [Piece("jobs.Jobs._snapshot", "store.named.tail()", "[]")],
+    ),
+    Mutant(
+        "replay takes named records",
+        named_records_survive_stops,
+        [Piece("tail.apply_commit", "ledgers.tail_named(_1)", "pass")],
+    ),
+    Mutant(
+        "a group record binds the records that follow it",
+        forge_groups,
+        [Piece("replay._read_records", "_is_followed_by_its_own(data, records, number)", "True")],
+    ),
+    Mutant(
+        "a group counts by one step",
+        interrupt_a_group,
+        [Piece("commit.GroupRun.seal", "not self.group.staged", "False")],
+    ),
+    Mutant(
+        "nothing joins the entries of a group",
+        interrupt_a_group,
+        [Piece("log.Log._open_run", "not run.takes_more", "False")],
+    ),
+    Mutant(
+        "all of a group is checked before any of it is applied",
+        salvage_a_group,
+        [Piece("salvage.apply_commit", "_check_member(ledgers, file, member)", "pass")],
+    ),
+    Mutant(
+        "a group is salvaged as one",
+        salvage_a_group,
+        [Piece("store.salvage_log", "units_of(commit.records)", "[[record] for record in commit.records]")],
+    ),
+    Mutant(
+        "what is acknowledged is synced",
+        CRASH,
+        [Piece("commit_writer.CommitWriter.write", "file.write_durable", "file.write")],
+    ),
+    Mutant(
+        "a failed sync ends the store",
+        a_failed_sync_ends_the_store,
+        [Piece("log.Log._drive_once", "self._error = failed", "pass")],
+    ),
+    Mutant(
+        "a new log file's name is synced before it is used",
+        CRASH,
+        [Piece("ahead.LogFileSupply._make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass")],
+    ),
+    Mutant(
+        "the watermark follows the sync",
+        KILL,
+        [
+            Piece(
+                "commit_writer.CommitWriter.write",
+                "file.write_durable(commit.buffers, commit.start)",
+                ("self._watermark.advance(commit.lsn)\nfile.write_durable(commit.buffers, commit.start)"),
+            )
+        ],
+    ),
+    Mutant(
+        "what a failed sync left in the page cache is written again",
+        what_was_served_after_a_failed_sync_stays,
+        [Piece("store.keep_log", "write_again(volumes, rows, recovered.again)", "pass")],
+    ),
+    Mutant(
+        "a store that is open is not marked as cleanly ended",
+        a_kill_is_no_clean_end,
+        [Piece("store.Store.__init__", "watermark.clean = False", "pass")],
+    ),
+    Mutant(
+        "a torn write is the end of the log",
+        torn_writes_are_no_entries,
+        [Piece("replay.Replay._read_last", "if commit.lsn > self._durable:\n                break", "pass")],
+    ),
+    Mutant(
+        "bodies in the log have checksums",
+        torn_writes_are_no_entries,
+        [Piece("replay._read_records", "xxh3_64_intdigest(data[start:at]) == header.body_checksum", "True")],
+    ),
+    Mutant(
+        "LSNs in the log have no gaps",
+        what_is_missing_in_the_log_is_noticed,
+        [
+            Piece(
+                "replay.scan_commits",
+                ("if head is None or head.lsn != lsn:\n    return"),
+                ("if head is None:\n    return\nlsn = head.lsn"),
+            )
+        ],
+    ),
+    Mutant(
+        "files of the log follow each other",
+        a_lost_file_of_the_log_is_noticed,
+        [
+            Piece(
+                "replay.Replay._replay",
+                (
+                    "if header.first_lsn != self._lsn:\n"
+                    "    raise self._refusal(path, f'but {file.path} begins with LSN {header.first_lsn}')"
+                ),
+                (
+                    "self._lsn = header.first_lsn\n"
+                    "if False:\n"
+                    "    raise self._refusal(path, f'but {file.path} begins with LSN {header.first_lsn}')"
+                ),
+            )
+        ],
+    ),
+    Mutant(
+        "files of the log's tail are no leftovers",
+        KILL,
+        [Piece("store.remove_leftovers", "not (row.kind == LOG and file_id >= mark.first_log_file_id)", "True")],
+    ),
+    Mutant("cold segments are synced", CRASH, [Piece("cold.ColdSegmentWriter.finish", "file.sync()", "pass")]),
+    Mutant(
+        "cold segments' names are synced",
+        CRASH,
+        [Piece("cold.ColdSegmentWriter.finish", "self._fs.sync_directory(os.path.dirname(self._path))", "pass")],
+    ),
+    Mutant(
+        "what is in the catalog is synced",
+        the_catalog_makes_the_index_again,
+        [Piece("catalog.CatalogWriter._sync", "self._file.sync()", "pass")],
+    ),
+    Mutant(
+        "a new catalog's name is synced",
+        the_catalog_makes_the_index_again,
+        [Piece("catalog.CatalogWriter.create", "fs.sync_directory(os.path.dirname(path))", "pass")],
+    ),
+    Mutant(
+        "the catalog knows before the index does",
+        KILL,
+        [
+            Piece(
+                "registry.Registry.commit",
+                "catalog, mark = self._write_catalog(changed, mark, renew=renew)",
+                (
+                    "first = self._change_index(mark, change, changed)\n"
+                    "self.files.update((row.file_id, row) for row in changed.added)\n"
+                    "list(map(self.files.pop, changed.gone))\n"
+                    "change, changed = (lambda update: first), changed._replace(added=[], gone=[], named=[])\n"
+                    "catalog, mark = self._write_catalog(changed, mark, renew=renew)"
+                ),
+            )
+        ],
+    ),
+    Mutant(
+        "commits of the index are synced",
+        the_index_syncs_its_commits,
+        [
+            Piece(
+                "environment._Shared.__init__",
+                "readahead=False",
+                "sync=False",
+            )
+        ],
+    ),
+    Mutant(
+        "log files stay until the index names what became of them",
+        KILL,
+        [
+            Piece(
+                "jobs.Jobs._take_over",
+                TAKE_OVER,
+                (
+                    "for row in taken.log_files:\n"
+                    "    if row not in placed.files:\n"
+                    "        store.volumes.drop(row.file_id)\n"
+                    f"{TAKE_OVER}"
+                ),
+            )
+        ],
+    ),
+    Mutant(
+        "what moved stays in the SSD tier until the index names its new place",
+        KILL,
+        [
+            Piece(
+                "jobs.Jobs._relocate",
+                "self._registry.commit(mark, change, rows=rows, added=files)",
+                (
+                    "for ledger_id, old, new in moved:\n"
+                    "    self._remember(_keys_of(store, ledger_id, old, new))\n"
+                    "self._purge()\n"
+                    "self._registry.commit(mark, change, rows=rows, added=files)"
+                ),
+            )
+        ],
+    ),
+    Mutant(
+        "entries are in the SSD tier before the index names them",
+        KILL,
+        [
+            Piece("mover.Mover.finish", "self._flush_entries()", "self._view.late = self._flush_entries"),
+            Piece(
+                "jobs.Jobs._take_over",
+                "self._taken_over(taken, {row.file_id for row in placed.files})",
+                ("getattr(store, 'late', int)()\nself._taken_over(taken, {row.file_id for row in placed.files})"),
+            ),
+        ],
+    ),
+    Mutant(
+        "deletes are logged",
+        KILL,
+        [
+            Piece(
+                "changes.ChangingView.delete",
+                "commit = self.log.stage_control(encode, partial(self._deleted, descriptor))",
+                "self._deleted(descriptor); commit = Commit.finished(None)",
+            )
+        ],
+    ),
+    Mutant(
+        "a close is durable before it is acknowledged",
+        KILL,
+        [
+            Piece(
+                "changes.ChangingView.close_ledger",
+                "    self._finish_change(descriptor, commit)",
+                "    self._changed(descriptor, descriptor.metadata_pushed)",
+            )
+        ],
+    ),
+    Mutant(
+        "force is logged",
+        deferred_entries_are_confirmed_by_force_only,
+        [
+            Piece(
+                "changes.ChangingView.force",
+                "commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))",
+                "self.log.flush(); apply(); commit = Commit.finished(None)",
+            )
+        ],
+    ),
+    Mutant(
+        "deferred entries are confirmed by force",
+        deferred_entries_are_confirmed_by_force_only,
+        [Piece("descriptor.LedgerDescriptor.publish", "not self.deferred", "True")],
+    ),
+    Mutant(
+        "a record holds consecutive entries",
+        parts_of_a_file_can_be_moved,
+        [Piece("mover.Mover._pieces", "high = min(high, jumps[bisect_right(jumps, low)])", "pass")],
+    ),
+    Mutant(
+        "what the index did not take is taken back from the catalog",
+        want_of_room_leaves_nothing_behind,
+        [Piece("registry.Registry._take_back", "catalog.take_back()", "pass")],
+    ),
+    Mutant(
+        "what a job made in vain is removed",
+        want_of_room_leaves_nothing_behind,
+        [Piece("registry.Registry._discard", "self._volumes.drop(row.file_id)", "pass")],
+    ),
+]
+
+
+def is_noticed(run: Check) -> bool:
+    """Tell whether a check fails."""
+    try:
+        run()
+    except (AssertionError, PybkError, pytest.fail.Exception):
+        return True
+    return False
+
+
+def must_work_undisturbed() -> None:
+    """Show that a mutant is a store that works for as long as nothing goes wrong, and not one that is merely broken."""
+    manager = open_world(SimFileSystem(0))
+    world = World()
+    world.run(manager)
+    world.check(manager, recover=False)
+    manager.close()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
+def test_a_broken_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    for piece in mutant.pieces:
+        mutate(monkeypatch, piece)
+    must_work_undisturbed()
+    assert is_noticed(mutant.check), f"nothing notices that this rule is broken: {mutant.rule}"
+
+
+SCENARIOS = {mutant.check.__name__: mutant.check for mutant in MUTANTS if mutant.check not in (CRASH, KILL)}
+
+
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
+def test_the_checks_pass_where_no_rule_is_broken(name: str) -> None:
+    SCENARIOS[name]()

@@ -1,0 +1,96 @@
+"""A store's feature level is raised whole or not at all, and older versions refuse it from then on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pybk import LedgerManager
+from pybk.admin.cli import main
+from pybk.feature_level import FeatureLevel
+from pybk.storage import directories
+from pybk.storage.format.catalog import read_header
+from pybk.storage.format.cookie import read_cookie
+from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.repair.verify import verify_store
+from tests.embedded import store_of
+from tests.golden.make_stores import CONFIG, PASSWORD
+from tests.simdisk import SimCrash, SimFileSystem
+from tests.storage.store_harness import World, abandon, open_world
+from tests.storage.test_golden_stores import EMBEDDED, check, unpack
+
+MIXED = next(path for path in EMBEDDED if path.name == "base-mixed-killed.tar.gz")
+
+
+def test_a_store_of_the_first_formats_keeps_its_level_until_it_is_raised(tmp_path: Path) -> None:
+    expected = unpack(MIXED, tmp_path)
+    root = tmp_path / "store"
+    with LedgerManager.open(root, config=CONFIG) as manager:
+        assert store_of(manager).feature_level is FeatureLevel.BASE
+        manager.checkpoint()
+    (catalog,) = root.glob("catalog-*")
+    assert read_header(OsFileSystem(), str(catalog)).format == 1
+    assert main(["upgrade", str(root)]) == 0
+    assert json.loads((root / "cookie").read_text())["format"] == 1, "a dry run changed something"
+    assert main(["upgrade", str(root), "--finalize"]) == 0
+    for directory in (root, *(root / tier for tier in ("nvme", "ssd", "hdd"))):
+        cookie = read_cookie(OsFileSystem(), str(directory))
+        assert cookie is not None
+        assert cookie.level is FeatureLevel.SEALS
+        assert cookie.salt is not None
+    (catalog,) = root.glob("catalog-*")
+    assert read_header(OsFileSystem(), str(catalog)).level is FeatureLevel.SEALS
+    with LedgerManager.open(root, config=CONFIG) as manager:
+        check(manager, expected, recover=True)
+        store_of(manager).named.compare_and_set("name", None, b"value", level=FeatureLevel.SEALS)
+    assert not verify_store(str(root), password=PASSWORD).problems
+
+
+def test_the_command_says_what_it_would_do_and_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(directories, "NEWEST_LEVEL", FeatureLevel.BASE)
+        LedgerManager.open(tmp_path / "store", config=CONFIG).close()
+    assert main(["upgrade", str(tmp_path / "store")]) == 0
+    assert "--finalize" in capsys.readouterr().out
+    assert main(["upgrade", str(tmp_path / "store"), "--finalize", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["level"] == FeatureLevel.SEALS
+    assert main(["upgrade", str(tmp_path / "nothing")]) == 2
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_stop_at_any_operation_of_raising_leaves_a_whole_store(
+    power_loss: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels = set()
+    operation, stops = 0, True
+    while stops:
+        fs, world = SimFileSystem(operation), World()
+        with monkeypatch.context() as patch:
+            patch.setattr(directories, "NEWEST_LEVEL", FeatureLevel.BASE)
+            manager = open_world(fs)
+        world.run(manager)
+        fs.crash_at(operation)
+        try:
+            store_of(manager).raise_level()
+            stops = False
+        except SimCrash:
+            pass
+        abandon(manager)
+        fs = fs.crash() if power_loss else fs.kill()
+        manager = open_world(fs)
+        levels.add(store_of(manager).feature_level)
+        world.check(manager, recover=False)
+        store_of(manager).raise_level()
+        world.check(manager)
+        manager.close()
+        manager = open_world(fs)
+        assert store_of(manager).feature_level is FeatureLevel.SEALS
+        world.check(manager)
+        manager.close()
+        operation += 1
+    assert operation > 5
+    assert levels == {FeatureLevel.BASE, FeatureLevel.SEALS}
