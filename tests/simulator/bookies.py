@@ -139,7 +139,7 @@ class SimBookie:
             self.world.clock.after(MEND_NS, self.mend, self.life, ledger)
 
     def mend(self, life: int, ledger: SimLedger) -> None:
-        """Get what ended fragments have for this bookie from the others, and leave limbo (``client/limbo_repair.py``)."""
+        """Copy what ended fragments have for this bookie from its peers; leave limbo (``client/limbo_repair.py``)."""
         metadata = ledger.metadata.current
         if life != self.life or metadata is None:
             return

@@ -9,7 +9,6 @@ from pybk.spark.executors.bookies import configure, start_bookies
 from pybk.spark.executors.executor import ExecutorBookie, local_bookie
 
 if TYPE_CHECKING:
-    from pybk.spark.source.local_read import read_local
     from pybk.spark.jobs.copy import copy
     from pybk.spark.jobs.export import export
     from pybk.spark.jobs.import_ import import_
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from pybk.spark.jobs.tier import tier
     from pybk.spark.jobs.verify import verify
     from pybk.spark.sink.manifest import collect
+    from pybk.spark.source.local_read import read_local
 
 __all__ = [
     "ExecutorBookie",

@@ -1,7 +1,7 @@
 """The process of an executor's bookie: serves until the executor's end, or SIGTERM.
 
-``python -m pybk.spark.executors.bookie_process SETTINGS PID STARTED`` inherits the executor's lock, open, from the task that
-starts it. If it cannot start, it writes the reason to its standard error; if it serves, it writes nothing.
+``python -m pybk.spark.executors.bookie_process SETTINGS PID STARTED`` inherits the executor's lock, open, from the task
+that starts it. If it cannot start, it writes the reason to its standard error; if it serves, it writes nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The tests: a folder for each of `src/pybk`, and helpers that more than one of them uses."""
