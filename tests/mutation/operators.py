@@ -1,7 +1,7 @@
 """Where a module's syntax tree can be mutated, and how.
 
 A mutation replaces one node by another. It is named by its module, the function, the operator and a number, so the name
-does not depend on the text or on line numbers: ``replication.adding:Adds.confirm/compare.0``.
+does not depend on the text or on line numbers: ``replication.inflight:Adds.confirm/compare.0``.
 """
 
 from __future__ import annotations

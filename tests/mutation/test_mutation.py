@@ -88,7 +88,7 @@ def test_a_mutation_that_is_gone_is_said_to_be() -> None:
 
 def test_a_mutant_that_is_gone_gives_way_to_another_of_the_same_modules(tmp_path: Path) -> None:
     file = tmp_path / "results"
-    gone = "metadata.values:unseal/compare.99"
+    gone = "metadata.authenticated_values:unseal/compare.99"
     file.write_text(json.dumps({"seed": 1, "drawn": [NAME, gone]}) + '\n{"a": "result"}\n')
     kept, instead = _draw(file, 1, 2)
     assert str(kept) == NAME

@@ -133,7 +133,7 @@ BOOKIE_MUTANTS = (
         "copies are added as recovery does (BK #4163)",
         (
             Piece(
-                "copying:CopyMachine._write",
+                "rereplication:CopyMachine._write",
                 "recovery=True",
                 "recovery=False",
             ),
@@ -165,7 +165,7 @@ BOOKIE_MUTANTS = (
         "fragments are copied to their ends (BK #3917)",
         (
             Piece(
-                "copying:fragment_end",
+                "rereplication:fragment_end",
                 "metadata.fragments[index + 1].first_entry_id - 1",
                 "metadata.fragments[index + 1].first_entry_id - 2",
             ),
@@ -242,7 +242,7 @@ BOOKIE_MUTANTS = (
         "copies are swapped in when they are durable (I3)",
         (
             Piece(
-                "copying:CopyMachine._go_on",
+                "rereplication:CopyMachine._go_on",
                 "self._reader is not None or self._adding or self._writing or self._ended",
                 "self._reader is not None or self._writing or self._ended",
             ),
@@ -253,7 +253,7 @@ BOOKIE_MUTANTS = (
         "an open last fragment is not copied",
         (
             Piece(
-                "copying:fragment_end",
+                "rereplication:fragment_end",
                 "metadata.last_entry_id if metadata.state is LedgerState.CLOSED else None",
                 "metadata.last_entry_id if metadata.state is LedgerState.CLOSED else 0",
             ),
@@ -264,7 +264,7 @@ BOOKIE_MUTANTS = (
         "a swap is a compare-and-swap of the fragment as it is now",
         (
             Piece(
-                "copying:CopyMachine._metadata_is",
+                "rereplication:CopyMachine._metadata_is",
                 "self._metadata, self._version, self._last = found, version, last",
                 "self._metadata, self._version, self._last = self._metadata if self._writing else found, version, last",
             ),
@@ -275,7 +275,7 @@ BOOKIE_MUTANTS = (
         "a LAC is read from enough bookies to cover it",
         (
             Piece(
-                "reading:LacMachine.step",
+                "reader:LacMachine.step",
                 "self._beyond is None and self._quorum.covered(self._known)",
                 "self._beyond is None",
             ),
@@ -284,14 +284,14 @@ BOOKIE_MUTANTS = (
     Mutant(
         "S2",
         "a reader gets each entry once",
-        (Piece("reading:ReadMachine._heard", "rest = since(run, strand.next)", "rest = run"),),
+        (Piece("reader:ReadMachine._heard", "rest = since(run, strand.next)", "rest = run"),),
     ),
     Mutant(
         "S3",
         "a replica without an entry is not the end of a read",
         (
             Piece(
-                "reading:ReadMachine._heard",
+                "reader:ReadMachine._heard",
                 "self._ask(strand, now_ns) or self._exhausted(strand)",
                 "self._exhausted(strand)",
             ),
@@ -300,7 +300,7 @@ BOOKIE_MUTANTS = (
     Mutant(
         "S4",
         "a read that has its bytes ends before the first entry that was not read",
-        (Piece("reading:ReadMachine._end_if_done", "min", "max"),),
+        (Piece("reader:ReadMachine._end_if_done", "min", "max"),),
     ),
     Mutant(
         "L6",

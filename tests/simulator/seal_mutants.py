@@ -42,7 +42,7 @@ SEAL_MUTANTS = (
         ),
     ),
     Mutant("Z4", "a recovery seals the end", (Piece(RECOVERY + "_close", "self._seal is not None", "False"),)),
-    Mutant("Z5", "a writer seals the end", (Piece("writing:WriterMachine._changed", "self._seal is None", "True"),)),
+    Mutant("Z5", "a writer seals the end", (Piece("writer:WriterMachine._changed", "self._seal is None", "True"),)),
     Mutant(
         "Z6",
         "a recovery seals the end that it writes, not the one in the metadata that it found",
@@ -68,7 +68,7 @@ SEAL_MUTANTS = (
         "the seal outlives what may change of a closed ledger: where its entries lie",
         (
             Piece(
-                "copying:CopyMachine._swap",
+                "rereplication:CopyMachine._swap",
                 "replace(self._metadata, fragments=fragments, version=_1)",
                 "replace(self._metadata, fragments=fragments, seal=b'', last_digest=b'', version=_1)",
             ),
