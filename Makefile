@@ -25,7 +25,7 @@ help:
 	@echo "make test [ARGS=...]     run the tests, in three processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
 	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
-	@echo "make check               ruff, mypy, import contracts, spelling"
+	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
 	@echo "make bench-spark         figures of Spark on ledgers beside Parquet; ARGS=... as for bench"
@@ -65,6 +65,9 @@ check: $(VENV)/.check
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python tools/references
+	$(BIN)/python tools/prose
+	$(BIN)/python tools/commits
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(ARGS)

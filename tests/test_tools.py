@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,83 @@ def test_without_java_a_command_runs_and_its_last_line_says_what_was_left_out(co
     done = java("run", "bash", "-c", "echo ran; exit 3", path=commands)
     assert (done.returncode, done.stdout) == (3, "ran\n")
     assert done.stderr.splitlines()[-1].startswith("left out, because there is no Java 17 or newer: ")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of its own under git, with the checks of this one."""
+    (tmp_path / "tools").mkdir()
+    for name in ("references", "prose", "commits"):
+        shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "replication.md").write_text("| C1 | A rule |\n")
+    git(tmp_path, "init", "--quiet")
+    return tmp_path
+
+
+def git(project: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false")
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=project, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def run_check(project: Path, name: str) -> tuple[int, str]:
+    git(project, "add", "--all")
+    command = [sys.executable, str(project / "tools" / name)]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=PROCESS_S, check=False)
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        ("# See C1 and docs/replication.md.\n", []),
+        ("# See C2.\n", ["C2"]),
+        ('"""See ``storage/lost.py`` and :class:`Lost`."""\n', ["storage/lost.py", "Lost"]),
+        ('value = "C2 in storage/lost.py is a value"\n', []),
+    ],
+)
+def test_references_that_lead_nowhere_are_found(project: Path, source: str, missing: list[str]) -> None:
+    (project / "module.py").write_text(source)
+    status, output = run_check(project, "references")
+    assert status == bool(missing)
+    assert [line.rpartition(" ")[2] for line in output.splitlines() if "there is no" in line] == missing
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("module.py", "# The leader writes, and the followers wait.\n", ""),
+        ("module.py", "# Whoever waits, writes; it goes on beside the others.\n", "beside"),
+        ("module.py", 'told = "nobody is told"\n', ""),
+        ("notes.md", "The store goes on.\n", "goes on"),
+        ("notes.md", "```\nthe store goes on\n```\n", ""),
+        ("notes.md", "`tell` is a method of a file.\n", ""),
+    ],
+)
+def test_words_that_are_ruled_out_are_found(project: Path, name: str, text: str, found: str) -> None:
+    (project / name).write_text(text)
+    status, output = run_check(project, "prose")
+    assert status == bool(found)
+    assert f"{name}:1: {found!r}" in output or not found
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("log: sync twice\n\nBecause once is not enough.", ""),
+        ("log: sync twice", "no body"),
+        (f"log: {'x' * 70}\n\nBecause.", "75 characters"),
+        ("Sync twice\n\nBecause.", "`area: what`"),
+    ],
+)
+def test_commit_messages_that_break_the_rule_are_found(project: Path, message: str, problem: str) -> None:
+    git(project, "commit", "--quiet", "--allow-empty", "--message", "The first one.")
+    script = project / "tools" / "commits"
+    start = git(project, "rev-parse", "HEAD")
+    script.write_text(re.sub(r'^START = ".*"$', f'START = "{start}"', script.read_text(), flags=re.MULTILINE))
+    git(project, "commit", "--quiet", "--allow-empty", "--message", message)
+    status, output = run_check(project, "commits")
+    assert status == bool(problem)
+    assert problem in output
