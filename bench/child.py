@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
 from pybk import LedgerManager, StorageHint, StoreConfig, TierPolicy
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.storage.store import Store
 
 
@@ -32,10 +32,10 @@ def idle_ms(what: str, store: str, seconds: float) -> float:
     config = StoreConfig(tier_policy=None if what == "idle-plain" else TierPolicy(target=StorageHint.HDD))
     with LedgerManager.open(store, config=config) as manager:
         if what == "idle-looked":
-            home = manager._home
-            assert isinstance(home, EmbeddedHome)
-            assert isinstance(home.store, Store)
-            home.store.maintenance.apply_policy()
+            backend = manager._backend
+            assert isinstance(backend, StoreBackend)
+            assert isinstance(backend.store, Store)
+            backend.store.maintenance.apply_policy()
         began, used = time.monotonic(), time.process_time()
         time.sleep(seconds)
         return 1e3 * (time.process_time() - used) / (time.monotonic() - began)

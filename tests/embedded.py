@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
@@ -10,9 +10,9 @@ from pybk.storage.store import Store
 
 def view_of(manager: LedgerManager) -> Store | ReadOnlyStore:
     """Return the store, live or read-only."""
-    home = manager._home
-    assert isinstance(home, EmbeddedHome)
-    return home.store
+    backend = manager._backend
+    assert isinstance(backend, StoreBackend)
+    return backend.store
 
 
 def store_of(manager: LedgerManager) -> Store:

@@ -131,7 +131,7 @@ def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> Non
         settle_dropped()
         with cluster.connect() as other:
             assert contents(other, 0, recover=True) == numbered(4)
-            assert list(other._home.directory.bookies) == ["bookie-0"]  # type: ignore[attr-defined]  # a cluster's
+            assert list(other._backend.membership.bookies) == ["bookie-0"]  # type: ignore[attr-defined]  # a cluster's
 
 
 def test_closing_in_time_warns_of_nothing(tmp_path: Path) -> None:

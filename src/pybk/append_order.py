@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from pybk.backend import AppendLog, LedgerHome
+from pybk.backend import AppendLog, LedgerBackend
 from pybk.errors import TooManyRequestsError
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Ticket
@@ -19,8 +19,8 @@ class Turns:
     Threads: any, except where a method says what the caller holds.
     """
 
-    def __init__(self, home: LedgerHome, log: AppendLog, descriptor: LedgerDescriptor) -> None:
-        self._home = home
+    def __init__(self, backend: LedgerBackend, log: AppendLog, descriptor: LedgerDescriptor) -> None:
+        self._backend = backend
         self._log = log
         self._descriptor = descriptor
 
@@ -48,7 +48,7 @@ class Turns:
                     staged = self._stage_with(ticket, stage)
                 if staged is not None:
                     return staged
-                self._home.wait_for_room(self._descriptor)
+                self._backend.wait_for_room(self._descriptor)
 
         return self._with_ticket(when_first, nbytes)
 
@@ -59,7 +59,7 @@ class Turns:
             self._log.admission.join(ticket, keeps_lock=True)
             ticket.wait()
             while (staged := self._stage_with(ticket, stage)) is None:
-                self._home.wait_for_room(self._descriptor)
+                self._backend.wait_for_room(self._descriptor)
             return staged
 
         return self._with_ticket(when_first, nbytes)
@@ -88,10 +88,10 @@ class Turns:
 
     def refuse(self, size: int) -> NoReturn:
         """Raise for an append that would have to wait and may not."""
-        self._home.check_space()
+        self._backend.check_space()
         waiting = self._log.admission.waiting_bytes
         raise TooManyRequestsError(
             f"{self._log.outstanding_bytes} bytes are appended and not durable yet"
             f"{f', {waiting} bytes wait for room' if waiting else ''}, and {size} more are beyond "
-            f"max_outstanding_bytes {self._home.config.max_outstanding_bytes}; wait for some futures, then try again"
+            f"max_outstanding_bytes {self._backend.config.max_outstanding_bytes}; wait for some futures, then try again"
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypedDict, TypeVar
 
-from pybk.backend import LedgerHome
+from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
@@ -65,7 +65,7 @@ class ClusterOptions(TypedDict, total=False):
 
 def join_cluster(
     root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
-) -> LedgerHome:
+) -> LedgerBackend:
     """Open a directory as that of a bookie."""
     from pybk.connect import join  # not before it is needed: an embedded store does without ZeroMQ
 
@@ -150,10 +150,10 @@ def hints_of(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
     return frozenset(member_of(StorageHint, hint, "storage_hints") for hint in hints)
 
 
-def id_for(home: LedgerHome, ledger_id: int | None) -> int:
+def id_for(backend: LedgerBackend, ledger_id: int | None) -> int:
     """Return the id of a ledger to be created: the one asked for, or one that was never given."""
     if ledger_id is None:
-        ledger_id = home.new_ledger_id()
+        ledger_id = backend.new_ledger_id()
         if ledger_id > _LEDGER_ID_MAX:
             raise IllegalOperationError(
                 f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."

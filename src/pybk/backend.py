@@ -1,6 +1,6 @@
 """Where ledgers live, as the manager and its handles see it: a store of this process, or a cluster of bookies.
 
-One set of handles serves both; what they need of a home is written down here and nowhere else.
+One set of handles serves both; what they need of a backend is written down here and nowhere else.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class AppendLog(Protocol):
         """Return when everything staged before the call is durable; raises if it could not be made so."""
 
 
-class LedgerHome(Protocol):
+class LedgerBackend(Protocol):
     """Where ledgers live. What raises what is told by ``LedgerManager`` and the handles.
 
     Threads: any.
@@ -180,7 +180,7 @@ class LedgerHome(Protocol):
 
     @property
     def where(self) -> str:
-        """Names the home in messages."""
+        """Names the backend in messages."""
 
     @property
     def forked(self) -> bool:
@@ -192,7 +192,7 @@ class LedgerHome(Protocol):
 
     @property
     def feature_level(self) -> FeatureLevel:
-        """The level whose formats are written here; it may rise while the home is in use."""
+        """The level whose formats are written here; it may rise while the backend is in use."""
 
     def check_usable(self) -> None:
         """Raise unless it may be used."""
@@ -260,7 +260,7 @@ class LedgerHome(Protocol):
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
         """Move ledgers to another tier, given in ascending order of their ids; done on return.
 
-        A home may look at all of the iterable or at a part of it at a time.
+        A backend may look at all of the iterable or at a part of it at a time.
         """
 
     def replicate(self, what: int | str) -> Replicated:

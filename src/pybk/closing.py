@@ -115,16 +115,16 @@ class Closable(Protocol):
 class Ending:
     """The close of one manager.
 
-    Invariant: the home is closed at most once, and ``_done`` is set when that is over, whatever it raised.
+    Invariant: the backend is closed at most once, and ``_done`` is set when that is over, whatever it raised.
 
     Threads: any.
 
     Args:
-        home: What is closed.
+        backend: What is closed.
     """
 
-    def __init__(self, home: Closable) -> None:
-        self._home = home
+    def __init__(self, backend: Closable) -> None:
+        self._backend = backend
         self._begun = threading.Lock()
         self._over = threading.Lock()
         self._over.acquire()
@@ -144,12 +144,12 @@ class Ending:
             IllegalOperationError: The interpreter has stopped the threads that a close needs.
             BaseException: What closing raised; the first caller gets it.
         """
-        if self._done or self._home.forked:
+        if self._done or self._backend.forked:
             return
         if sys.is_finalizing():
             raise IllegalOperationError(
-                f"{self._home.where} cannot be closed any more, because the interpreter has stopped its threads; close "
-                "it before the main program ends"
+                f"{self._backend.where} cannot be closed any more, because the interpreter has stopped its threads; "
+                "close it before the main program ends"
             )
         self._begin(where)
         if where is Where.CALLBACK and not self._done:
@@ -174,7 +174,7 @@ class Ending:
         if not self._begun.acquire(blocking=False):
             return
         try:
-            self._home.close()
+            self._backend.close()
         except BaseException as error:  # noqa: BLE001  # raised to who closes
             self._error = error
         self._done = True
@@ -190,7 +190,7 @@ class Ending:
 
     def _drop(self, name: str) -> None:
         """Close what nobody can close any more; called by the collector, in the middle of anything."""
-        if self._done or self._begun.locked() or self._home.forked or sys.is_finalizing():
+        if self._done or self._begun.locked() or self._backend.forked or sys.is_finalizing():
             return
         self._dropped = True
         try:
@@ -204,7 +204,7 @@ class Ending:
 
     def settle(self) -> None:
         """Wait for a while if the manager was dropped and its close is under way."""
-        if self._dropped and not self._home.forked:
+        if self._dropped and not self._backend.forked:
             self._wait(_DROPPED_SECONDS)
 
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 from pybk.bookie.local_reader import BesideBookie
 from pybk.bookie.server import BookieService
-from pybk.client.backend import ClusterHome
-from pybk.client.membership import Directory
+from pybk.client.backend import ClusterBackend
+from pybk.client.membership import Membership
 from pybk.config import StoreConfig
 from pybk.errors import PybkError, UsageError
 from pybk.flags import StorageHint
@@ -52,7 +52,7 @@ def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[Clust
 
 def connect(
     url: str, secret: bytes | None, config: StoreConfig, *, near: str | None = None, directory: str | None = None
-) -> ClusterHome:
+) -> ClusterBackend:
     """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``.
 
     Args:
@@ -70,9 +70,9 @@ def connect(
             beside = _beside(directory, metadata.cluster_id, near, config)
         if beside is not None:
             undo.callback(beside.close)
-        home = ClusterHome(url, Directory(metadata, near), lambda: Links(keys), config, beside=beside)
+        backend = ClusterBackend(url, Membership(metadata, near), lambda: Links(keys), config, beside=beside)
         undo.pop_all()
-    return home
+    return backend
 
 
 def _beside(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> BesideBookie | None:
@@ -97,7 +97,7 @@ def join(
     moved: bool = False,
     replace_lost: bool = False,
     advertise: Sequence[str] = (),
-) -> ClusterHome:
+) -> ClusterBackend:
     """Return the ledgers of a cluster, for a process that is a bookie, too; it serves on return.
 
     Raises:
@@ -120,6 +120,8 @@ def join(
             advertise=advertise,
         )
         undo.callback(bookie.close)
-        home = ClusterHome(url, Directory(metadata, bookie.bookie.bookie_id), lambda: Links(keys), config, bookie)
+        backend = ClusterBackend(
+            url, Membership(metadata, bookie.bookie.bookie_id), lambda: Links(keys), config, bookie
+        )
         undo.pop_all()
-    return home
+    return backend

@@ -18,8 +18,8 @@ from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
 
 
-class EmbeddedHome:
-    """A store, live or read-only, as a home of ledgers; see ``LedgerHome`` for what is not said here.
+class StoreBackend:
+    """A store, live or read-only, as a backend; see ``LedgerBackend`` for what is not said here.
 
     Threads: any.
     """

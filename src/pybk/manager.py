@@ -26,7 +26,7 @@ from pybk.arguments import (
     path_of,
     user_type,
 )
-from pybk.backend import Health, LedgerHome, Replicated
+from pybk.backend import Health, LedgerBackend, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, KeyRing, LedgerKeys, entry_digest
@@ -34,7 +34,7 @@ from pybk.errors import IllegalOperationError, LedgerExistsError, UnauthorizedEr
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader, checked_whole
@@ -61,19 +61,19 @@ class LedgerManager:
     Threads: any.
     """
 
-    def __init__(self, home: LedgerHome) -> None:
+    def __init__(self, backend: LedgerBackend) -> None:
         """Use ``LedgerManager.open`` instead."""
-        self._home = home
-        identity = home.identity
+        self._backend = backend
+        identity = backend.identity
         self._keys = KeyRing(identity.store_id, identity.salt, cost=identity.scrypt_cost)
         self._unsealed: set[int] = set()
-        self._ending = Ending(home)
+        self._ending = Ending(backend)
 
     # ---- opening and closing -------------------------------------------------------------------------------------
 
     @classmethod
-    def _opened(cls, home: LedgerHome) -> Self:
-        manager = cls(home)
+    def _opened(cls, backend: LedgerBackend) -> Self:
+        manager = cls(backend)
         manager._ending.watch(manager)
         return manager
 
@@ -112,8 +112,8 @@ class LedgerManager:
         if cluster:
             return cls._opened(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
         if read_only:
-            return cls._opened(EmbeddedHome(ReadOnlyStore.open(root, tiers=tiers, config=config)))
-        return cls._opened(EmbeddedHome(Store.open(root, tiers=tiers, config=config)))
+            return cls._opened(StoreBackend(ReadOnlyStore.open(root, tiers=tiers, config=config)))
+        return cls._opened(StoreBackend(Store.open(root, tiers=tiers, config=config)))
 
     @classmethod
     def open_async(
@@ -196,17 +196,17 @@ class LedgerManager:
 
     def __repr__(self) -> str:
         """Name the directory."""
-        return f"<LedgerManager {self._home.where}{', read-only' if self.read_only else ''}>"
+        return f"<LedgerManager {self._backend.where}{', read-only' if self.read_only else ''}>"
 
     @property
     def read_only(self) -> bool:
         """Whether it was opened read-only."""
-        return self._home.read_only
+        return self._backend.read_only
 
-    def _usable(self) -> LedgerHome:
-        """Return the home, if the manager was not closed."""
-        self._home.check_usable()
-        return self._home
+    def _usable(self) -> LedgerBackend:
+        """Return the backend, if the manager was not closed."""
+        self._backend.check_usable()
+        return self._backend
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
@@ -278,13 +278,13 @@ class LedgerManager:
         insecure: bool = False,
     ) -> LedgerWriter:
         """Create a ledger as ``create_ledger`` does, of a type that may be the system's own."""
-        home = self._usable()
+        backend = self._usable()
         hints = hints_of(storage_hints)
         flags = member_of(WriteFlag, write_flags, "write_flags")
         password = checked_password(password)
         digest_type = digest_type_of(digest_type, password, insecure=insecure)
         key_salt = secrets.token_bytes(16)
-        key_format = KEY_FORMAT_MAX if home.feature_level >= FeatureLevel.SEALS else 0
+        key_format = KEY_FORMAT_MAX if backend.feature_level >= FeatureLevel.SEALS else 0
         derive = partial(
             self._keys.ledger_keys,
             password,
@@ -299,36 +299,36 @@ class LedgerManager:
             write_flags=flags,
             digest_type=digest_type,
             creation_time_ns=time.time_ns(),
-            creation_sequence=home.new_creation_sequence(),
+            creation_sequence=backend.new_creation_sequence(),
             custom_metadata=custom_metadata or {},
-            tier=next((tier for tier in StorageHint if tier in hints), home.config.default_tier),
+            tier=next((tier for tier in StorageHint if tier in hints), backend.config.default_tier),
             advanced=ledger_id is not None,
             key_salt=key_salt,
             key_format=key_format,
-            **home.quorums(quorums)._asdict(),
+            **backend.quorums(quorums)._asdict(),
         )
-        return self._create(home, ledger_id, derive, describe)
+        return self._create(backend, ledger_id, derive, describe)
 
     def _create(
         self,
-        home: LedgerHome,
+        backend: LedgerBackend,
         ledger_id: int | None,
         derive: Callable[[int], LedgerKeys],
         describe: Callable[..., LedgerMetadata],
     ) -> LedgerWriter:
         """Create a ledger of the id asked for, or of the next one that nobody took."""
         while True:
-            new_id = id_for(home, ledger_id)
+            new_id = id_for(backend, ledger_id)
             keys = derive(new_id)
             try:
-                descriptor = home.create(describe(ledger_id=new_id, verifier=home.verifier(keys)))
+                descriptor = backend.create(describe(ledger_id=new_id, verifier=backend.verifier(keys)))
             except LedgerExistsError:
                 if ledger_id is not None:
                     raise
             else:
                 seal = LedgerSeal(keys, entry_digest(descriptor.metadata.digest_type, new_id, keys.entry_key))
-                home.unlock(descriptor, keys, seal)
-                return LedgerWriter(home, descriptor, seal.digest, self)
+                backend.unlock(descriptor, keys, seal)
+                return LedgerWriter(backend, descriptor, seal.digest, self)
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
@@ -371,23 +371,23 @@ class LedgerManager:
         Durability: With ``recover``, the ledger is closed on disk on return.
         Cost: One synced write if there was something to recover; scrypt as for ``create_ledger``.
         """
-        home = self._usable()
+        backend = self._usable()
         flags = member_of(ReadFlag, read_flags, "read_flags")
         if recover is None:
             recover = not self.read_only
         if recover:
-            home.check_writable()
-        home.catch_up()
-        descriptor = home.descriptor(existing_id(ledger_id))
+            backend.check_writable()
+        backend.catch_up()
+        descriptor = backend.descriptor(existing_id(ledger_id))
         seal = self._unlock(descriptor, password)
         if recover:
-            home.recover(descriptor)
+            backend.recover(descriptor)
         else:
-            home.look(descriptor)
+            backend.look(descriptor)
         check_end = partial(self._check_end, require_seal=require_seal)
         if require_seal and descriptor.metadata.state is not LedgerState.CLOSED:
             check_end(descriptor.metadata, seal)
-        return LedgerReader(home, descriptor, seal, flags, check_end, self)
+        return LedgerReader(backend, descriptor, seal, flags, check_end, self)
 
     def open_ledger_async(
         self,
@@ -409,14 +409,14 @@ class LedgerManager:
     def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> LedgerSeal:
         """Check a ledger's password, have its keys used, and return what checks its entries and its end."""
         metadata = descriptor.metadata
-        keys = unlocked(self._keys, self._home.verifier, checked_password(password), metadata)
+        keys = unlocked(self._keys, self._backend.verifier, checked_password(password), metadata)
         if keys is None:
             also = ", or its digest type, write flags or key salt were changed" if metadata.key_format else ""
             raise UnauthorizedError(
                 f"the password is not that of ledger {metadata.ledger_id}{also}; nothing was changed"
             )
         seal = LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
-        self._home.unlock(descriptor, keys, seal)
+        self._backend.unlock(descriptor, keys, seal)
         return seal
 
     def _check_end(self, metadata: LedgerMetadata, seal: LedgerSeal, *, require_seal: bool) -> None:
@@ -424,9 +424,9 @@ class LedgerManager:
         if metadata.sealed or require_seal:
             seal.require(metadata, HOW_TO_SEAL)
             return
-        home = self._home
-        home.metrics.add(UNSEALED_LEDGERS, 1, metadata.ledger_type, metadata.tier)
-        if home.feature_level >= FeatureLevel.SEALS and metadata.ledger_id not in self._unsealed:
+        backend = self._backend
+        backend.metrics.add(UNSEALED_LEDGERS, 1, metadata.ledger_type, metadata.tier)
+        if backend.feature_level >= FeatureLevel.SEALS and metadata.ledger_id not in self._unsealed:
             self._unsealed.add(metadata.ledger_id)
             logger.warning(
                 "ledger %d is closed and not sealed, so that nothing proves where it ends; %s",
@@ -457,25 +457,25 @@ class LedgerManager:
         Durability: The seal is on disk on return.
         Cost: Reads the ledger once, from one bookie for each entry; one synced write.
         """
-        home = self._usable()
-        home.check_writable()
+        backend = self._usable()
+        backend.check_writable()
         with self.open_ledger(ledger_id, password=password, recover=False) as reader:
             metadata = reader.metadata
             if not reader.is_closed:
                 raise IllegalOperationError(
                     f"ledger {ledger_id} is {metadata.state.value}; open it with recovery, which closes and seals it"
                 )
-            if home.feature_level < FeatureLevel.SEALS:
+            if backend.feature_level < FeatureLevel.SEALS:
                 raise IllegalOperationError(
-                    f"{home.where} is at feature level {home.feature_level.name}, which has no seals; run "
+                    f"{backend.where} is at feature level {backend.feature_level.name}, which has no seals; run "
                     "`pybk upgrade --finalize` once no older pybk uses it"
                 )
             last_entry = checked_whole(reader)
-            descriptor = home.descriptor(ledger_id)
+            descriptor = backend.descriptor(ledger_id)
             if not metadata.sealed:
                 seal = self._unlock(descriptor, password)
-                home.reseal(descriptor, seal.sealed(metadata, last_entry))
-        return home.metadata(ledger_id)
+                backend.reseal(descriptor, seal.sealed(metadata, last_entry))
+        return backend.metadata(ledger_id)
 
     async def reseal_async(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
         """Reseal in a thread, so that the event loop goes on."""
@@ -507,7 +507,7 @@ class LedgerManager:
         return self._listed(None if ledger_type is None else LedgerType(ledger_type))
 
     def _listed(self, wanted: LedgerType | None) -> Iterator[int]:
-        for metadata in self._home.ledgers():
+        for metadata in self._backend.ledgers():
             if wanted is None or metadata.ledger_type == wanted:
                 yield metadata.ledger_id
 
@@ -521,9 +521,9 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
         """
-        home = self._usable()
-        home.catch_up()
-        return home.metadata(existing_id(ledger_id))
+        backend = self._usable()
+        backend.catch_up()
+        return backend.metadata(existing_id(ledger_id))
 
     async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
         """Look up in a thread, so that the event loop goes on."""
@@ -578,9 +578,9 @@ class LedgerManager:
         Cost: Some 0.5 ms of processor time for each small closed ledger of a store, and five syncs for each group.
         """
         tier = member_of(StorageHint, target, "target")
-        home = self._usable()
+        backend = self._usable()
         wanted = sorted({existing_id(ledger_id) for ledger_id in ledger_ids})
-        home.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
+        backend.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
 
     async def move_ledgers_async(
         self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None
@@ -590,9 +590,9 @@ class LedgerManager:
 
     def _entitled(self, ledger_id: int, password: bytes | None) -> LedgerDescriptor:
         """Return a ledger to be changed as a whole, once its password is found right where that is asked for."""
-        home = self._usable()
-        descriptor = home.descriptor(existing_id(ledger_id))
-        if password is not None or home.changes_by_password:
+        backend = self._usable()
+        descriptor = backend.descriptor(existing_id(ledger_id))
+        if password is not None or backend.changes_by_password:
             self._unlock(descriptor, b"" if password is None else password)
         return descriptor
 
@@ -643,9 +643,9 @@ class LedgerManager:
 
     def metrics(self) -> MetricsSnapshot:
         """Return counters and latency histograms since opening, split by ledger type and tier; after closing, too."""
-        if self._home.forked:
-            self._home.check_usable()
-        return self._home.metrics.snapshot()
+        if self._backend.forked:
+            self._backend.check_usable()
+        return self._backend.metrics.snapshot()
 
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop goes on."""

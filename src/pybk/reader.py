@@ -12,7 +12,7 @@ from typing import Final, Self, SupportsIndex
 
 import numpy as np
 
-from pybk.backend import LedgerHome
+from pybk.backend import LedgerBackend
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
@@ -42,14 +42,14 @@ class LedgerReader:
 
     def __init__(
         self,
-        home: LedgerHome,
+        backend: LedgerBackend,
         descriptor: LedgerDescriptor,
         seal: LedgerSeal,
         read_flags: ReadFlag,
         check_end: Callable[[LedgerMetadata, LedgerSeal], None],
         manager: object = None,
     ) -> None:
-        self._home = home
+        self._backend = backend
         self._manager = manager  # which is closed when nobody holds it any more
         self._descriptor = descriptor
         self._seal = seal
@@ -93,7 +93,7 @@ class LedgerReader:
     def read_last_add_confirmed(self) -> int:
         """Look how far an open ledger has come; entries up to there can be read from now on."""
         self._check_open()
-        self._home.look(self._descriptor)
+        self._backend.look(self._descriptor)
         self._check_open()
         if self._metered is not self._descriptor.metadata:
             self._take_metadata()
@@ -135,7 +135,7 @@ class LedgerReader:
         if type(first) is not int or type(last) is not int:
             first, last = _whole(first), _whole(last)
         if first == last and self._plain and 0 <= first <= self._last_add_confirmed:
-            if self._closed or self._descriptor.deleted or self._home.ended:
+            if self._closed or self._descriptor.deleted or self._backend.ended:
                 self._check_open()
             return iter((self._entry(first),))
         self._check_range(first, last, self._last_add_confirmed)
@@ -158,7 +158,7 @@ class LedgerReader:
     def _checked_unconfirmed(self, first: int, last: int) -> tuple[int, int]:
         first, last = _whole(first), _whole(last)
         self._check_open()
-        self._home.write_buffered(self._descriptor)
+        self._backend.write_buffered(self._descriptor)
         self._check_range(first, last, self._descriptor.last_durable)
         return first, last
 
@@ -274,7 +274,7 @@ class LedgerReader:
         """Return the last entry to read now, and whether there will be no more; looks if ``first`` is not known."""
         self._check_open()
         if first > self._advance():
-            self._home.look(self._descriptor, follows=True)
+            self._backend.look(self._descriptor, follows=True)
             self._check_open()
         if self._metered is not self._descriptor.metadata:
             self._take_metadata()
@@ -301,7 +301,7 @@ class LedgerReader:
         singles = self._meter.single_reads
         began_ns = 0 if singles else time.monotonic_ns()
         try:
-            found = self._home.locate(self._descriptor, entry_id)
+            found = self._backend.locate(self._descriptor, entry_id)
         except PybkError:
             self._check_open()
             raise
@@ -320,10 +320,10 @@ class LedgerReader:
 
     def _batch(self, first: int, last: int, max_bytes: int) -> EntryBatch:
         began_ns = time.monotonic_ns()
-        if self._closed or self._descriptor.deleted or self._home.ended:
+        if self._closed or self._descriptor.deleted or self._backend.ended:
             self._check_open()
         try:
-            batch = self._home.read_verified(
+            batch = self._backend.read_verified(
                 self._descriptor, first, last, max_bytes, digest=self._digest, direct=self._direct
             )
         except PybkError:
@@ -343,11 +343,11 @@ class LedgerReader:
         if metadata.state is LedgerState.CLOSED:
             self._check_end(metadata, self._seal)
         self._sealed_last = metadata.last_entry_id if metadata.sealed else -1
-        self._meter: MetricsScope = self._home.metrics.scope(metadata.ledger_type, metadata.tier)
+        self._meter: MetricsScope = self._backend.metrics.scope(metadata.ledger_type, metadata.tier)
         self._metered = metadata  # last, as other threads look at it
 
     def _check_range(self, first: int, last: int, most: int) -> None:
-        if self._closed or self._descriptor.deleted or self._home.ended:
+        if self._closed or self._descriptor.deleted or self._backend.ended:
             self._check_open()
         if first < 0 or last > most or last < first - 1 or first > most + 1:
             raise ReadRangeError(self._outside(first, last, most))
@@ -375,7 +375,7 @@ class LedgerReader:
         return first
 
     def _check_open(self) -> None:
-        self._home.check_usable()
+        self._backend.check_usable()
         if self._closed:
             raise ClosedError(f"this reader of ledger {self.ledger_id} is closed; open the ledger again")
         if self._descriptor.deleted:

@@ -34,7 +34,7 @@ _NO_CUSTOM_HASH: Final = hashlib.sha256(b"{}").digest()
 _encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 Verifier = Callable[[LedgerKeys], bytes]
-"""Returns what metadata keeps of a ledger's keys; ``LedgerHome.verifier``."""
+"""Returns what metadata keeps of a ledger's keys; ``LedgerBackend.verifier``."""
 
 
 def keys_of(ring: KeyRing, password: bytes, metadata: LedgerMetadata) -> LedgerKeys:

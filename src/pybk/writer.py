@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.append_order import Turns
-from pybk.backend import LedgerHome
+from pybk.backend import LedgerBackend
 from pybk.closing import where_called
 from pybk.coroutine_backlog import Backlog
 from pybk.digest import EntryDigest
@@ -51,20 +51,20 @@ class LedgerWriter:
     """
 
     def __init__(
-        self, home: LedgerHome, descriptor: LedgerDescriptor, digest: EntryDigest, manager: object = None
+        self, backend: LedgerBackend, descriptor: LedgerDescriptor, digest: EntryDigest, manager: object = None
     ) -> None:
-        self._home = home
+        self._backend = backend
         self._manager = manager  # which is closed when nobody holds it any more
-        self._log = home.log_of(descriptor)
+        self._log = backend.log_of(descriptor)
         self._descriptor = descriptor
         self._digest = digest
         self._overhead = ENTRY_HEADER_BYTES + digest.size
-        self._max_entry_bytes = home.config.max_entry_bytes
+        self._max_entry_bytes = backend.config.max_entry_bytes
         self._wanted = not descriptor.deferred
         self._advanced = descriptor.metadata.advanced
         self._early: dict[int, tuple[bytes, AdvancedFuture[int]]] = {}
         self._early_bytes = 0
-        self._turns = Turns(home, self._log, descriptor)
+        self._turns = Turns(backend, self._log, descriptor)
         self._backlog = Backlog()
         self._closed = False  # takes no more entries
         self._settled = False  # and there is nothing left to do
@@ -420,7 +420,7 @@ class LedgerWriter:
         if entry_id <= descriptor.last_pushed or entry_id in self._early:
             raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")
         future: AdvancedFuture[int] = AdvancedFuture(self._log, descriptor, entry_id)
-        limit = self._home.config.max_outstanding_bytes
+        limit = self._backend.config.max_outstanding_bytes
         # A lone entry is taken whatever its size, as everywhere. More cannot wait for room: only this caller may have
         # the entry that they all wait for.
         if entry_id != descriptor.last_pushed + 1 and self._early_bytes and self._early_bytes + len(payload) > limit:
@@ -506,7 +506,7 @@ class LedgerWriter:
         if self._settled:
             return self._descriptor.last_add_confirmed
         if not self._wanted:
-            return self._home.force(self._descriptor)
+            return self._backend.force(self._descriptor)
         self._log.flush()
         return self._descriptor.last_add_confirmed
 
@@ -535,7 +535,7 @@ class LedgerWriter:
             self._settled = True
             raise descriptor.error.with_traceback(None)
         if not descriptor.deleted:
-            self._home.close_ledger(descriptor)
+            self._backend.close_ledger(descriptor)
         self._settled = True
 
     async def close_async(self) -> None:

@@ -14,7 +14,7 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.durable_positions import DurablePosition, Positions
 from pybk.reader import LedgerReader
 from pybk.replication.messages import Status
-from tests.client.test_limbo_repair import home_of, payload, service_of
+from tests.client.test_limbo_repair import backend_of, payload, service_of
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
 from tests.waiting import wait_until
@@ -39,7 +39,7 @@ def put_back_in_place(snapshot: Path, directory: Path) -> None:
 
 
 def position_of(client: LedgerManager, name: str) -> DurablePosition | None:
-    metadata = home_of(client)._metadata
+    metadata = backend_of(client)._metadata
     assert isinstance(metadata, ClusterMetadata)
     return metadata.read_position(name)
 

@@ -25,7 +25,7 @@ from pybk.transport.link import Outcome
 from pybk.transport.links import Links
 from pybk.transport.logging_limit import LINES_MAX
 from pybk.transport.server import Server
-from tests.client.test_limbo_repair import PASSWORD, check, fill, home_of, service_of
+from tests.client.test_limbo_repair import PASSWORD, backend_of, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 
 
@@ -69,8 +69,8 @@ class Member:
         self.ledger_id = self.writer.ledger_id
         self.bookie = self.writer.metadata.fragments[0].ensemble[0]
         self.service = service_of(cluster.bookies[int(self.bookie.bookie_id[-1])])
-        home = home_of(self.manager)
-        metadata = home._metadata
+        backend = backend_of(self.manager)
+        metadata = backend._metadata
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         self.links = stack.enter_context(Links(keys))
         self.link = self.links.connect(self.bookie, self.service.addresses[0], self.service._server.public_key)
@@ -159,7 +159,7 @@ def test_a_lost_session_is_no_failed_bookie(three: Inside) -> None:
         assert done.wait(10)
     assert writer.append(b"after") == 1
     assert len(client.ledger_metadata(writer.ledger_id).fragments) == 1
-    assert home_of(client)._metadata.list_under_replicated() == []
+    assert backend_of(client)._metadata.list_under_replicated() == []
     writer.close()
     with client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(0, 1)] == [b"before", b"after"]
@@ -174,7 +174,7 @@ def test_nobody_can_have_a_verifier_of_their_own_stored(tmp_path: Path) -> None:
         ensemble = writer.metadata.fragments[0].ensemble
         (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
         service = service_of(spare)
-        metadata = home_of(client)._metadata
+        metadata = backend_of(client)._metadata
         own = RightsKey(b"\x07" * 32)
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         links = stack.enter_context(Links(keys))
@@ -216,7 +216,7 @@ def test_an_owner_fences_a_bookie_that_never_saw_the_ledger(tmp_path: Path) -> N
         ensemble = writer.metadata.fragments[0].ensemble
         (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
         service = service_of(spare)
-        metadata = home_of(client)._metadata
+        metadata = backend_of(client)._metadata
         ledger = writer._descriptor
         assert isinstance(ledger, RemoteLedger)
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pybk.bookie.local_reader import BesideBookie
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.config import StoreConfig
 from pybk.connect import connect
 from pybk.digest import DigestType
@@ -38,14 +38,14 @@ class Nearby:
 
     def __init__(self, cluster: Inside, directory: Path | None = None, near: str = "bookie-0") -> None:
         path = cluster.directory / "bookie-0" if directory is None else directory
-        home = connect(cluster.url, SECRET, StoreConfig(**QUICK), near=near, directory=str(path))
+        backend = connect(cluster.url, SECRET, StoreConfig(**QUICK), near=near, directory=str(path))
         self.found: list[int | None] = []
-        self.beside = home._beside
+        self.beside = backend._beside
         if self.beside is not None:
-            self._watch(home)
-        self.manager = LedgerManager(home)
+            self._watch(backend)
+        self.manager = LedgerManager(backend)
 
-    def _watch(self, home: ClusterHome) -> None:
+    def _watch(self, backend: ClusterBackend) -> None:
         assert isinstance(self.beside, BesideBookie)
         read = self.beside.read_verified
 

@@ -15,14 +15,14 @@ import pytest
 from pybk.bookie import server as service_module
 from pybk.bookie.durable_position import PositionRecorder
 from pybk.bookie.server import BookieService
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.errors import StorageError, StorageFullError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import RegisteredBookie
 from pybk.replication.bookie import Respond
 from pybk.replication.messages import Add, Move, Reply, Run, Status
-from tests.client.test_limbo_repair import home_of
+from tests.client.test_limbo_repair import backend_of
 from tests.cluster.inside import Inside, inside
 from tests.waiting import WAIT_S, wait_until
 
@@ -37,10 +37,10 @@ def one(tmp_path: Path) -> Iterator[Inside]:
 
 
 def service_of(cluster: Inside) -> BookieService:
-    home = cluster.bookies[0]._home
-    assert isinstance(home, ClusterHome)
-    assert isinstance(home.bookie, BookieService)
-    return home.bookie
+    backend = cluster.bookies[0]._backend
+    assert isinstance(backend, ClusterBackend)
+    assert isinstance(backend.bookie, BookieService)
+    return backend.bookie
 
 
 def closed_ledger(cluster: Inside) -> int:
@@ -172,11 +172,11 @@ def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, mo
             one.open_bookie(0)
     assert bookie_threads() == []
     client = one.connect()
-    assert home_of(client)._metadata.list_bookies() == []
+    assert backend_of(client)._metadata.list_bookies() == []
     for metadata in opened:
         close(metadata)
     one.open_bookie(0)
-    wait_until(lambda: home_of(client).directory.bookies)
+    wait_until(lambda: backend_of(client).membership.bookies)
     assert client.create_ledger(ensemble_size=1, insecure=True).append(b"x") == 0
 
 

@@ -19,7 +19,7 @@ from pybk.bookie.replica_state import ReplicaState
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.server import BookieService
 from pybk.client import limbo_repair
-from pybk.client.limbo_repair import Mender
+from pybk.client.limbo_repair import LimboRepair
 from pybk.config import StoreConfig
 from pybk.errors import CookieError, LedgerFencedError
 from pybk.flags import StorageHint
@@ -28,7 +28,7 @@ from pybk.manager import LedgerManager
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, Read, ReadReply, Reply, Request, Run, Status
 from pybk.writer import LedgerWriter
-from tests.client.test_limbo_repair import PASSWORD, check, fill, home_of, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, backend_of, check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
@@ -46,12 +46,12 @@ def three(tmp_path: Path) -> Iterator[Inside]:
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let bookies mend nothing before it is set."""
     gate = threading.Event()
-    mend = Mender._mend
+    mend = LimboRepair._mend
 
-    def wait(self: Mender, ledger_id: int) -> bool:
+    def wait(self: LimboRepair, ledger_id: int) -> bool:
         return gate.is_set() and mend(self, ledger_id)
 
-    monkeypatch.setattr(Mender, "_mend", wait)
+    monkeypatch.setattr(LimboRepair, "_mend", wait)
     monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.1)
     return gate
 
@@ -255,14 +255,14 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     spare = Bookie("spare", b"s" * len(mine.instance))
     fragments = (*found.fragments, Fragment(5, (spare, *others))) if ended else found.fragments
     metadata = replace(found, state=state, fragments=fragments)
-    home = home_of(client)
-    monkeypatch.setattr(home.directory.metadata, "read_ledger", lambda ledger_id: (metadata, 0))
+    backend = backend_of(client)
+    monkeypatch.setattr(backend.membership.metadata, "read_ledger", lambda ledger_id: (metadata, 0))
     filled = []
-    monkeypatch.setattr(Mender, "_fill", lambda self, metadata, version, first: filled.append(first))
+    monkeypatch.setattr(LimboRepair, "_fill", lambda self, metadata, version, first: filled.append(first))
     bookie = Bystander(mine)
-    mender = Mender(home.engine, home.directory, bookie)
-    mender._mend(metadata.ledger_id)
-    mender.stop()
+    repair = LimboRepair(backend.engine, backend.membership, bookie)
+    repair._mend(metadata.ledger_id)
+    repair.stop()
     assert bookie.lifted == lifted
     assert filled == [0] * len(lifted)
 
@@ -274,7 +274,7 @@ def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_
     monkeypatch.setattr(limbo_repair, "PAUSE_MAX_SECONDS", 0.32)
     tried: dict[int, list[float]] = {1: [], 2: [], 3: []}
 
-    def mend(self: Mender, ledger_id: int) -> bool:
+    def mend(self: LimboRepair, ledger_id: int) -> bool:
         tried[ledger_id].append(time.monotonic())
         if ledger_id == 1:
             raise ZeroDivisionError
@@ -282,14 +282,14 @@ def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_
             bookie.ledgers.remove(3)
         return ledger_id != 2
 
-    monkeypatch.setattr(Mender, "_mend", mend)
+    monkeypatch.setattr(LimboRepair, "_mend", mend)
     client = three.connect()
     bookie = Bystander(client.ledger_metadata(fill(client, 10)).fragments[0].ensemble[0])
-    mender = Mender(home_of(client).engine, home_of(client).directory, bookie)
+    repair = LimboRepair(backend_of(client).engine, backend_of(client).membership, bookie)
     time.sleep(0.1)
     bookie.ledgers += [1, 2, 3]
     wait_until(lambda: len(tried[1]) == 6)
-    mender.stop()
+    repair.stop()
     assert len(tried[3]) == 1
     assert len(tried[2]) > len(tried[1])  # it waits for somebody else
     gaps = [after - before for before, after in itertools.pairwise(tried[1])]

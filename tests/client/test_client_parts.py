@@ -13,8 +13,8 @@ import pytest
 
 from pybk.client import limbo_repair, replica_check
 from pybk.client.driver import Conversation, Engine
-from pybk.client.follower import Following
-from pybk.client.limbo_repair import PAUSE_MAX_SECONDS, RETRY_SECONDS, Mender
+from pybk.client.follower import Followers
+from pybk.client.limbo_repair import PAUSE_MAX_SECONDS, RETRY_SECONDS, LimboRepair
 from pybk.client.reader import REPLY_BYTES_MAX
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import audit
@@ -182,10 +182,10 @@ def test_what_cannot_be_mended_is_tried_again_after_pauses_that_grow(monkeypatch
     monkeypatch.setattr(limbo_repair, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     pause = RETRY_SECONDS
     for attempts in range(1, 10):
-        assert Mender._look(stands)
+        assert LimboRepair._look(stands)
         assert len(tried) == attempts
         clock[0] += pause - 0.5
-        assert Mender._look(stands)
+        assert LimboRepair._look(stands)
         assert len(tried) == attempts, "too early"
         clock[0] += 0.5
         pause = min(2 * pause, PAUSE_MAX_SECONDS)
@@ -200,13 +200,13 @@ def test_nothing_is_mended_of_a_ledger_that_is_being_recovered() -> None:
     def mend(state: LedgerState, last: int = -1) -> bool:
         found = replace(recovered, state=state, last_entry_id=last)
         stands: Any = SimpleNamespace(
-            _directory=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
+            _membership=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
             _bookie=SimpleNamespace(
                 bookie=bookie(0), lift_limbo=lambda ledger_id, closed: lifted.append((ledger_id, closed))
             ),
             _fill=lambda metadata, version, first: filled.append(first),
         )
-        return Mender._mend(stands, LEDGER)
+        return LimboRepair._mend(stands, LEDGER)
 
     assert not mend(LedgerState.IN_RECOVERY)
     assert (filled, lifted) == ([], [])
@@ -243,7 +243,7 @@ def test_somebody_drives_while_anybody_waits_for_a_writer(
 
 def test_nothing_is_followed_after_the_end() -> None:
     nobody: Any = None
-    following = Following(nobody, nobody)
+    following = Followers(nobody, nobody)
     following.end()
     ledger = remote()
     following.follow(ledger)
@@ -263,10 +263,10 @@ def test_an_audit_asks_for_as_many_entries_as_an_answer_has_room_for(
         return AuditMachine(*arguments, **named)
 
     monkeypatch.setattr(replica_check, "AuditMachine", watched)
-    home: Any = SimpleNamespace(
-        directory=SimpleNamespace(metadata=SimpleNamespace(describe=lambda metadata: b"")),
+    backend: Any = SimpleNamespace(
+        membership=SimpleNamespace(metadata=SimpleNamespace(describe=lambda metadata: b"")),
         engine=SimpleNamespace(run=lambda conversation, begin: None),
     )
     stored = StoredLedger(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=9, length=100), 1)
-    audit(home, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)
+    audit(backend, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)
     assert asked == [window]

@@ -15,8 +15,8 @@ import pytest
 
 from pybk.client import driver
 from pybk.client.append_queue import LedgerAppender
-from pybk.client.backend import ClusterHome
-from pybk.client.membership import Directory
+from pybk.client.backend import ClusterBackend
+from pybk.client.membership import Membership
 from pybk.client.reader import LacReading
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.wire import BookieWire
@@ -53,10 +53,10 @@ def slow(three_bookies: Cluster) -> Iterator[BookieProcess]:
         bookie.start()
 
 
-def home_of(manager: LedgerManager) -> ClusterHome:
-    home = manager._home
-    assert isinstance(home, ClusterHome)
-    return home
+def backend_of(manager: LedgerManager) -> ClusterBackend:
+    backend = manager._backend
+    assert isinstance(backend, ClusterBackend)
+    return backend
 
 
 def write_while_stopped(client: LedgerManager, bookie: BookieProcess) -> int:
@@ -72,7 +72,7 @@ def write_while_stopped(client: LedgerManager, bookie: BookieProcess) -> int:
 
 def missing(client: LedgerManager, ledger_id: int) -> list[tuple[str, int]]:
     """Return who is on record as missing entries of a ledger, and from which one on."""
-    records = home_of(client).directory.metadata.list_under_replicated(after=ledger_id - 1)
+    records = backend_of(client).membership.metadata.list_under_replicated(after=ledger_id - 1)
     return [(found.bookie.bookie_id, found.first_entry_id) for found in records if found.ledger_id == ledger_id]
 
 
@@ -81,14 +81,14 @@ def test_what_a_stopped_bookie_misses_is_on_record_when_the_client_has_closed(
     three_bookies: Cluster, slow: BookieProcess, store_takes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = three_bookies.connect()
-    directory = home_of(client).directory
-    report = directory.report_missing
+    membership = backend_of(client).membership
+    report = membership.report_missing
 
     def report_slowly(*arguments: Any) -> None:
         time.sleep(store_takes)
         report(*arguments)
 
-    monkeypatch.setattr(directory, "report_missing", report_slowly)
+    monkeypatch.setattr(membership, "report_missing", report_slowly)
     ledger_id = write_while_stopped(client, slow)
     monkeypatch.setattr(driver, "_REPORT_SECONDS", WAIT_S)
     client.close()
@@ -154,16 +154,16 @@ def test_watches_end_before_the_links_do(tmp_path: Path, monkeypatch: pytest.Mon
     with inside(tmp_path, count=1) as cluster:
         client = cluster.connect()
         order: list[str] = []
-        for owner in (Directory, BookieWire):
+        for owner in (Membership, BookieWire):
 
             def close(self: Any, name: str = owner.__name__, end: Callable[[Any], None] = owner.close) -> None:
                 order.append(name)
                 end(self)
 
             monkeypatch.setattr(owner, "close", close)
-        wire = home_of(client)._wire
+        wire = backend_of(client)._wire
         client.close()
-        assert order == ["Directory", "BookieWire"]
+        assert order == ["Membership", "BookieWire"]
         wire.interrupt()  # of a watch that was under way
 
 
@@ -174,19 +174,19 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE)
         writer.append(b"entry 0")
         other = client.create_ledger(password=PASSWORD, ensemble_size=1)
-        home, ledger, digest = home_of(client), other._descriptor, other._digest
+        backend, ledger, digest = backend_of(client), other._descriptor, other._digest
         assert isinstance(ledger, RemoteLedger)
         client.close()
 
         def late() -> LedgerWriter:
-            return LedgerWriter(home, ledger, digest, client)
+            return LedgerWriter(backend, ledger, digest, client)
 
         for begin in (
-            lambda: home.engine.run(reading := LacReading(home.engine, ledger, rank={}), reading.machine.start),
+            lambda: backend.engine.run(reading := LacReading(backend.engine, ledger, rank={}), reading.machine.start),
             lambda: late().append(b"x"),
             lambda: late().append_async(b"x").result(WAIT_S),
             lambda: late().append_many([b"x"]),
-            lambda: home._force(writing_of(writer), 7),
+            lambda: backend._force(writing_of(writer), 7),
         ):
             with pytest.raises(ClosedError):
                 begin()
@@ -218,19 +218,19 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
         writer.append_many([b"x"] * 10)
         writer.force()
         reader = client.open_ledger(writer.ledger_id, password=PASSWORD, recover=False)
-        home, drives, ended, failed = home_of(client), threading.Event(), threading.Event(), list[PybkError]()
-        driver, turn = threading.current_thread(), home.engine.turn
+        backend, drives, ended, failed = backend_of(client), threading.Event(), threading.Event(), list[PybkError]()
+        driver, turn = threading.current_thread(), backend.engine.turn
 
         def seen_turn() -> None:
             if threading.current_thread() is driver:  # the background may drive before
                 drives.set()
             turn()
 
-        monkeypatch.setattr(home.engine, "turn", seen_turn)
+        monkeypatch.setattr(backend.engine, "turn", seen_turn)
         calls: dict[str, Callable[[], object]] = {
             "close": client.close,
             "read": lambda: reader.read_batch(0),
-            "force": lambda: home._force(writing_of(writer), 99),
+            "force": lambda: backend._force(writing_of(writer), 99),
         }
 
         def other() -> None:
@@ -242,11 +242,11 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
             ended.set()
 
         waiting = threading.Thread(target=other)
-        home.engine._posted = losing = Losing(home.engine._posted)
+        backend.engine._posted = losing = Losing(backend.engine._posted)
         losing.left = before
         waiting.start()
         with pytest.raises(KeyboardInterrupt):
-            home.engine.baton.wait(Commit())
+            backend.engine.baton.wait(Commit())
         assert ended.wait(WAIT_S), "the thread that waits for the lost call is stranded"
         waiting.join()
         assert failed or what != "force", "entries that were not forced are said to be durable"
@@ -273,7 +273,7 @@ def test_a_ledger_begun_while_an_interrupt_is_settled_is_written(
                 other.join()
 
         monkeypatch.setattr(Writing, "give_up", give_up_beside)
-        home_of(client).engine._broken = True  # as an interrupt in the middle of a turn leaves it
+        backend_of(client).engine._broken = True  # as an interrupt in the middle of a turn leaves it
         with pytest.raises(LedgerRecoveryError):
             writers[0].append(b"x")
         assert begun[0].result(WAIT_S) == 0
@@ -286,7 +286,7 @@ def test_only_the_driver_fails_the_appends_of_a_ledger_that_is_deleted(
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
-        driven, drivers = home_of(client).engine, list[threading.Thread]()
+        driven, drivers = backend_of(client).engine, list[threading.Thread]()
         turn, fail, failed_by_driver = driven.turn, LedgerAppender.fail, list[bool]()
 
         def seen_turn() -> None:
@@ -312,7 +312,7 @@ def test_a_signal_handler_may_delete_a_ledger_while_its_thread_drives(
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
         writer, other = (client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(2))
-        driven, driver, deleted = home_of(client).engine, threading.current_thread(), list[int]()
+        driven, driver, deleted = backend_of(client).engine, threading.current_thread(), list[int]()
         turn = driven.turn
 
         def turn_and_handler() -> None:
@@ -441,7 +441,7 @@ def read_while_closing(client: LedgerManager, ledger_id: int) -> list[BaseExcept
 def test_a_closed_client_has_closed_its_metadata_store(tmp_path: Path) -> None:
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
-        metadata = home_of(client).directory.metadata
+        metadata = backend_of(client).membership.metadata
         assert len(metadata.list_bookies()) == 1
         client.close()
         with pytest.raises(ClosedError):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pybk.bookie.server import BookieService
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.config import StoreConfig
 from pybk.errors import CookieError
 from pybk.manager import LedgerManager
@@ -37,10 +37,10 @@ def start_on(cluster: Inside, directory: Path, *, moved: bool = False) -> Ledger
 
 
 def service_of(manager: LedgerManager) -> BookieService:
-    home = manager._home
-    assert isinstance(home, ClusterHome)
-    assert isinstance(home.bookie, BookieService)
-    return home.bookie
+    backend = manager._backend
+    assert isinstance(backend, ClusterBackend)
+    assert isinstance(backend.bookie, BookieService)
+    return backend.bookie
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -79,9 +79,9 @@ def test_a_bookie_that_was_registered_over_answers_nothing_more(one: Inside, mon
     assert registered is not None
     # As another process would that found no answer, because this one was stopped.
     registration = original._registration()
-    another = one.connect()._home
-    assert isinstance(another, ClusterHome)
-    over = another.directory.metadata.register(registration)
+    another = one.connect()._backend
+    assert isinstance(another, ClusterBackend)
+    over = another.membership.metadata.register(registration)
 
     def failed() -> bool:
         original._wake()

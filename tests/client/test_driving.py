@@ -176,7 +176,7 @@ def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
 ) -> None:
     monkeypatch.setattr(engine_module, "_WAIT_SECONDS", WAIT_S)
     with inside(tmp_path) as cluster, cluster.connect() as client:
-        engine = client._home.engine  # type: ignore[attr-defined]  # a cluster's home
+        engine = client._backend.engine  # type: ignore[attr-defined]  # a cluster's
         begin = time.perf_counter()
         for _ in range(5):
             engine.have_done(lambda: None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pybk.client import follower as follower_module
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.client.reader import LacReading
 from pybk.client.wire import BookieWire
 from pybk.errors import ClosedError, MetadataUnreachableError, NoSuchLedgerError, PybkError
@@ -118,10 +118,10 @@ def _follow(readers: list[LedgerReader]) -> list[Follower]:
     return followers
 
 
-def _home(client: LedgerManager) -> ClusterHome:
-    home = client._home
-    assert isinstance(home, ClusterHome)
-    return home
+def _backend(client: LedgerManager) -> ClusterBackend:
+    backend = client._backend
+    assert isinstance(backend, ClusterBackend)
+    return backend
 
 
 def test_all_followers_of_a_ledger_in_one_client_share_one_long_poll_and_one_watch(
@@ -180,13 +180,13 @@ def test_long_polls_that_end_in_vain_wake_no_follower(
     writer = three.connect().create_ledger(insecure=True)
     (follower,) = _follow(_opened(three.connect(), writer))
     looks: list[object] = []
-    look = ClusterHome.look
+    look = ClusterBackend.look
 
     def count(*arguments: Any, **named: Any) -> None:
         looks.append(arguments)
         look(*arguments, **named)
 
-    monkeypatch.setattr(ClusterHome, "look", count)
+    monkeypatch.setattr(ClusterBackend, "look", count)
     wait_until(lambda: len(polls.sent) >= 20)
     assert looks == [], "the follower looked when it began, and sleeps"
     writer.append(b"x")
@@ -200,7 +200,7 @@ def test_long_polls_of_all_ledgers_end_together_and_by_their_own_time(
 ) -> None:
     nothing: Any = None
     monkeypatch.setattr(time, "monotonic_ns", lambda: 5)
-    polling = follower_module.Following(nothing, nothing)
+    polling = follower_module.Followers(nothing, nothing)
     step = follower_module.FOLLOW_NS // 2
     for vain, most in ((False, 2 * step), (True, 8 * step)):
         for now in (5, 6, step + 4, step + 5, 17 * step + 99):
@@ -302,7 +302,7 @@ def test_bookies_that_answer_at_once_are_not_asked_in_a_loop(three: Inside, monk
     monkeypatch.setattr(follower_module, "LacReading", ask)
     writer = three.connect().create_ledger(insecure=True)
     for manager in three.bookies:
-        service: Any = _home(manager).bookie
+        service: Any = _backend(manager).bookie
         service._machine._polls_max = 0
     (follower,) = _follow(_opened(three.connect(), writer))
     wait_until(lambda: len(pauses) >= 8)
@@ -358,7 +358,7 @@ def test_a_follower_that_starts_later_gets_what_others_of_its_client_know(
     (early,) = _follow(readers[:1])
     writer.append(b"x")
     wait_until(lambda: early.got == [b"x"])
-    monkeypatch.setattr(ClusterHome, "_look", lambda home, ledger: None)
+    monkeypatch.setattr(ClusterBackend, "_look", lambda backend, ledger: None)
     late = Follower(readers[1])
     wait_until(lambda: late.got == [b"x"])
     writer.close()

@@ -12,8 +12,8 @@ import pytest
 
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.server import BookieService
-from pybk.client.backend import ClusterHome
-from pybk.client.rereplication import Replicator
+from pybk.client.backend import ClusterBackend
+from pybk.client.rereplication import Rereplicator
 from pybk.config import StoreConfig
 from pybk.errors import (
     CorruptError,
@@ -43,14 +43,14 @@ def four(tmp_path: Path) -> Iterator[Inside]:
         yield cluster
 
 
-def home_of(manager: LedgerManager) -> ClusterHome:
-    home = manager._home
-    assert isinstance(home, ClusterHome)
-    return home
+def backend_of(manager: LedgerManager) -> ClusterBackend:
+    backend = manager._backend
+    assert isinstance(backend, ClusterBackend)
+    return backend
 
 
 def service_of(manager: LedgerManager) -> BookieService:
-    service = home_of(manager).bookie
+    service = backend_of(manager).bookie
     assert isinstance(service, BookieService)
     return service
 
@@ -94,7 +94,7 @@ def test_a_lost_bookie_is_replaced_by_one_that_has_the_same_bytes(four: Inside, 
     lost = ensemble[0].bookie_id
     before = held(four, ledger_id)[lost]
     four.bookies[int(lost[-1])].close()
-    wait_until(lambda: lost not in home_of(client).directory.bookies)
+    wait_until(lambda: lost not in backend_of(client).membership.bookies)
     done = client.replicate(ledger_id)
     assert (done.ledgers, done.fragments, done.left) == (1, 1, ())
     after = client.ledger_metadata(ledger_id).fragments[0].ensemble
@@ -137,92 +137,92 @@ def test_the_open_end_of_a_ledger_waits_for_its_recovery(four: Inside) -> None:
 def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     client = four.connect()
     ledger_id = fill(client, 30, ensemble_size=3)
-    home = home_of(client)
+    backend = backend_of(client)
     short = client.ledger_metadata(ledger_id).fragments[0].ensemble[0]
-    home._metadata.mark_under_replicated(ledger_id, short, 0)
+    backend._metadata.mark_under_replicated(ledger_id, short, 0)
 
     def fail(*arguments: object) -> None:
         raise StorageFullError("no room")
 
     with monkeypatch.context() as failing:
-        failing.setattr(home.engine, "run", fail)
+        failing.setattr(backend.engine, "run", fail)
         done = client.replicate(ledger_id)
     assert (done.fragments, len(done.left)) == (0, 1)
     assert "no room" in done.left[0]
-    assert home._metadata.list_under_replicated() == [(ledger_id, short, 0)]
+    assert backend._metadata.list_under_replicated() == [(ledger_id, short, 0)]
     assert client.replicate(ledger_id).fragments == 1
-    assert home._metadata.list_under_replicated() == []
+    assert backend._metadata.list_under_replicated() == []
 
 
-def with_a_spare(four: Inside) -> tuple[ClusterHome, StoredLedger, Bookie]:
-    """Return a client's home, an open ledger on three bookies, and the fourth bookie."""
+def with_a_spare(four: Inside) -> tuple[ClusterBackend, StoredLedger, Bookie]:
+    """Return a client's backend, an open ledger on three bookies, and the fourth bookie."""
     client = four.connect()
-    home = home_of(client)
+    backend = backend_of(client)
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     writer.append(payload(0))
-    stored = home._metadata.read_ledger(writer.ledger_id)
-    (spare,) = (bookie for bookie in home.directory.rank() if bookie not in stored.metadata.fragments[0].ensemble)
-    return home, stored, spare
+    stored = backend._metadata.read_ledger(writer.ledger_id)
+    (spare,) = (bookie for bookie in backend.membership.rank() if bookie not in stored.metadata.fragments[0].ensemble)
+    return backend, stored, spare
 
 
 def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: Inside) -> None:
-    home, old, other = with_a_spare(four)
+    backend, old, other = with_a_spare(four)
     ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
-    home._metadata.mark_under_replicated(ledger_id, other, 7)
-    records = home._metadata.list_under_replicated()
-    replicator = Replicator(home.engine, home.directory)
+    backend._metadata.mark_under_replicated(ledger_id, other, 7)
+    records = backend._metadata.list_under_replicated()
+    replicator = Rereplicator(backend.engine, backend.membership)
     fragments = (*old.metadata.fragments, Fragment(5, (other, *ensemble[1:])))
-    home._metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
+    backend._metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
     assert len(replicator.replicate([old], None).left) == 1
-    assert home._metadata.list_under_replicated() == records
+    assert backend._metadata.list_under_replicated() == records
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 def test_records_of_a_ledger_that_is_being_recovered_stay(four: Inside, state: LedgerState) -> None:
     """The recovery may have put the bookie into an ensemble that it writes with the end alone."""
-    home, old, other = with_a_spare(four)
+    backend, old, other = with_a_spare(four)
     ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
     fragments = (Fragment(0, (other, *ensemble[1:])), Fragment(1, ensemble))
-    home._metadata.write_ledger(replace(old.metadata, state=state, version=2, fragments=fragments), old.version)
-    home._metadata.mark_under_replicated(ledger_id, other, 7)
-    assert Replicator(home.engine, home.directory).replicate([old], None).left == ()
-    assert bool(home._metadata.list_under_replicated()) is (state is LedgerState.IN_RECOVERY)
+    backend._metadata.write_ledger(replace(old.metadata, state=state, version=2, fragments=fragments), old.version)
+    backend._metadata.mark_under_replicated(ledger_id, other, 7)
+    assert Rereplicator(backend.engine, backend.membership).replicate([old], None).left == ()
+    assert bool(backend._metadata.list_under_replicated()) is (state is LedgerState.IN_RECOVERY)
 
 
 def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
     four: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = four.connect()
-    home = home_of(client)
-    stored = [home._metadata.read_ledger(fill(client, 3, ensemble_size=3)) for _ in range(2)]
+    backend = backend_of(client)
+    stored = [backend._metadata.read_ledger(fill(client, 3, ensemble_size=3)) for _ in range(2)]
     for found in stored:
-        home._metadata.mark_under_replicated(found.metadata.ledger_id, found.metadata.fragments[0].ensemble[0], 0)
-    read = home._metadata.read_ledger
+        backend._metadata.mark_under_replicated(found.metadata.ledger_id, found.metadata.fragments[0].ensemble[0], 0)
+    read = backend._metadata.read_ledger
 
     def fail_once(ledger_id: int) -> StoredLedger:
         if ledger_id == stored[0].metadata.ledger_id:
             raise CorruptError("its metadata is damaged")
         return read(ledger_id)
 
-    monkeypatch.setattr(home._metadata, "read_ledger", fail_once)
-    done = Replicator(home.engine, home.directory).replicate(stored, None)
+    monkeypatch.setattr(backend._metadata, "read_ledger", fail_once)
+    done = Rereplicator(backend.engine, backend.membership).replicate(stored, None)
     assert (done.ledgers, done.fragments) == (2, 1)
     assert done.left == (f"ledger {stored[0].metadata.ledger_id}: its metadata is damaged",)
-    assert [record.ledger_id for record in home._metadata.list_under_replicated()] == [stored[0].metadata.ledger_id]
+    assert [record.ledger_id for record in backend._metadata.list_under_replicated()] == [stored[0].metadata.ledger_id]
 
 
 def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_crossed_out(four: Inside) -> None:
     client = four.connect()
-    home = home_of(client)
+    backend = backend_of(client)
     for is_deleted in (False, True):
         ledger_id = fill(client, 3, ensemble_size=3)
-        old = home._metadata.read_ledger(ledger_id)
-        (other,) = (bookie for bookie in home.directory.rank() if bookie not in old.metadata.fragments[0].ensemble)
-        home._metadata.mark_under_replicated(ledger_id, other, 7)
+        old = backend._metadata.read_ledger(ledger_id)
+        (other,) = (bookie for bookie in backend.membership.rank() if bookie not in old.metadata.fragments[0].ensemble)
+        backend._metadata.mark_under_replicated(ledger_id, other, 7)
         if is_deleted:
             client.delete_ledger(ledger_id, password=PASSWORD)
-        assert Replicator(home.engine, home.directory).replicate([old], None).left == ()
-        assert home._metadata.list_under_replicated() == []
+        assert Rereplicator(backend.engine, backend.membership).replicate([old], None).left == ()
+        assert backend._metadata.list_under_replicated() == []
 
 
 def test_a_store_of_one_process_has_nothing_to_replicate(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_a_damaged_copy_is_read_elsewhere_and_mended(four: Inside) -> None:
     wait_until(lambda: service.replicas.read(ledger_id, wrong, wrong, 1, 1 << 20)[0] is Status.OK)
     damage(service, payload(wrong))
     # Read from the damaged bookie first.
-    directory = home_of(client).directory
-    directory.near = service.bookie.bookie_id
+    membership = backend_of(client).membership
+    membership.near = service.bookie.bookie_id
     with client.open_ledger(ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(wrong, wrong)] == [payload(wrong)]
 
@@ -363,7 +363,7 @@ def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: I
 def test_a_tombstone_of_somebody_without_the_password_deletes_nothing(four: Inside) -> None:
     client = four.connect()
     ledger_id = fill(client, 30)
-    metadata = home_of(client)._metadata
+    metadata = backend_of(client)._metadata
     metadata.delete_ledger(ledger_id, metadata.read_ledger(ledger_id).version, bytes(64))
     for service in map(service_of, four.bookies):
         if ledger_id in service.replicas.ledgers():
@@ -379,13 +379,13 @@ def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(fou
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     writer.append(payload(0))
     sources = {closed: client.ledger_metadata(closed), writer.ledger_id: writer.metadata}
-    keys = ClusterKeys.derive(four.secret or b"", home_of(client)._metadata.cluster_id)
+    keys = ClusterKeys.derive(four.secret or b"", backend_of(client)._metadata.cluster_id)
     with Links(keys) as links:
         for ledger_id, allowed in ((closed, True), (writer.ledger_id, False)):
             bookie = sources[ledger_id].fragments[0].ensemble[0]
             service = service_of(four.bookies[int(bookie.bookie_id[-1])])
             run = first_entry(service, ledger_id)
-            address, public = home_of(client).directory.find(bookie) or ("", None)
+            address, public = backend_of(client).membership.find(bookie) or ("", None)
             link = links.connect(bookie, address, public)
             whole = Run(0, 1, array("q", run.sizes), (b"".join(run.body),))
             copy = Add(ledger_id, (whole,), 0, recovery=True)
@@ -424,7 +424,7 @@ def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPat
     wait_until(lambda: manager.health().state == "failed")
     assert "serves no more: ZeroDivisionError" in manager.health().reason
     client = four.connect()
-    wait_until(lambda: service.bookie.bookie_id not in home_of(client).directory.bookies)
+    wait_until(lambda: service.bookie.bookie_id not in backend_of(client).membership.bookies)
     check(client, fill(client, 30), 30)
 
 

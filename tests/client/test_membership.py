@@ -9,7 +9,7 @@ import pytest
 
 from pybk.bookie.server import BookieService
 from pybk.client import membership
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.errors import NotEnoughBookiesError, UsageError
 from pybk.metadata.registration import BookieRegistration
 from tests.cluster.inside import Inside, inside
@@ -18,10 +18,10 @@ from tests.waiting import WAIT_S
 
 def service_of(cluster: Inside, place: int) -> BookieService:
     """Return a bookie of the cluster."""
-    home = cluster.bookies[place]._home
-    assert isinstance(home, ClusterHome)
-    assert isinstance(home.bookie, BookieService)
-    return home.bookie
+    backend = cluster.bookies[place]._backend
+    assert isinstance(backend, ClusterBackend)
+    assert isinstance(backend.bookie, BookieService)
+    return backend.bookie
 
 
 def test_a_bookie_that_is_not_known_cannot_be_replicated(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
 ) -> None:
     with inside(tmp_path, count=4) as cluster:
         client = cluster.connect()
-        home = client._home
-        assert isinstance(home, ClusterHome)
+        backend = client._backend
+        assert isinstance(backend, ClusterBackend)
         client.create_ledger(insecure=True).close()
         full = service_of(cluster, 2)
         registration = full._registration
@@ -53,7 +53,7 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
         monkeypatch.setattr(full, "_registration", read_only)
         assert full._registered is not None
         full._registered.update(read_only())  # no watch tells of it
-        home.directory._seen_ns -= membership._FRESH_NS
+        backend.membership._seen_ns -= membership._FRESH_NS
         for _ in range(5):
             with client.create_ledger(insecure=True) as writer:
                 ensemble = writer.metadata.fragments[0].ensemble
@@ -65,18 +65,18 @@ def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
 ) -> None:
     with inside(tmp_path) as cluster:
         client = cluster.connect()
-        home = client._home
-        assert isinstance(home, ClusterHome)
+        backend = client._backend
+        assert isinstance(backend, ClusterBackend)
         monkeypatch.setattr(membership, "_FRESH_NS", int(WAIT_S * 1e9))
         client.create_ledger(insecure=True).close()
         reads: list[None] = []
-        refresh = home.directory.refresh
+        refresh = backend.membership.refresh
 
         def read() -> None:
             reads.append(None)
             refresh()
 
-        monkeypatch.setattr(home.directory, "refresh", read)
+        monkeypatch.setattr(backend.membership, "refresh", read)
         for _ in range(3):
             client.create_ledger(insecure=True).close()
         assert reads == []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pybk.client import missing_entries
-from pybk.client.missing_entries import Reports, Unrecorded
+from pybk.client.missing_entries import PendingReports, Unrecorded
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import MetadataUnreachableError
 from pybk.replication.messages import UnderReplicated
@@ -43,8 +43,8 @@ def store() -> Store:
 
 
 @pytest.fixture
-def reporting(store: Store) -> Iterator[Reports]:
-    found = Reports(store.record)
+def reporting(store: Store) -> Iterator[PendingReports]:
+    found = PendingReports(store.record)
     yield found
     found.close(0)
 
@@ -56,7 +56,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(missing_entries, name, 3600.0)
 
 
-def test_reports_of_a_ledger_are_recorded_in_order(store: Store, reporting: Reports) -> None:
+def test_reports_of_a_ledger_are_recorded_in_order(store: Store, reporting: PendingReports) -> None:
     unrecorded = Unrecorded(remote())
     missing = [UnderReplicated(bookie(number), number) for number in range(50)]
     for each in missing:
@@ -66,7 +66,7 @@ def test_reports_of_a_ledger_are_recorded_in_order(store: Store, reporting: Repo
 
 
 def test_what_fails_is_tried_again_after_pauses_that_grow(
-    store: Store, reporting: Reports, caplog: pytest.LogCaptureFixture
+    store: Store, reporting: PendingReports, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[float] = []
 
@@ -88,7 +88,7 @@ def test_what_fails_is_tried_again_after_pauses_that_grow(
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_report_that_fails_does_not_hold_up_those_of_other_ledgers(store: Store, reporting: Reports) -> None:
+def test_a_report_that_fails_does_not_hold_up_those_of_other_ledgers(store: Store, reporting: PendingReports) -> None:
     bad, good = Unrecorded(remote()), Unrecorded(remote())
     store.failing.add(bad)
     reporting.add(bad, MISSING)
@@ -100,7 +100,7 @@ def test_a_report_that_fails_does_not_hold_up_those_of_other_ledgers(store: Stor
 
 
 @pytest.mark.usefixtures("patient")
-def test_closing_tries_at_once_what_failed(store: Store, reporting: Reports) -> None:
+def test_closing_tries_at_once_what_failed(store: Store, reporting: PendingReports) -> None:
     unrecorded = Unrecorded(remote())
     store.failing.add(unrecorded)
     reporting.add(unrecorded, MISSING)
@@ -122,7 +122,7 @@ def test_closing_says_how_much_is_not_recorded_and_ends_the_thread(
             goes_on.wait()
         store.record(ledger, report)
 
-    reporting = Reports(record)
+    reporting = PendingReports(record)
     store.fails = 1 << 30
     for _ in range(2):
         reporting.add(Unrecorded(remote()), MISSING)
@@ -134,7 +134,7 @@ def test_closing_says_how_much_is_not_recorded_and_ends_the_thread(
     assert not thread.is_alive()
 
 
-def test_before_metadata_are_written_a_report_is_tried_a_few_times(store: Store, reporting: Reports) -> None:
+def test_before_metadata_are_written_a_report_is_tried_a_few_times(store: Store, reporting: PendingReports) -> None:
     pauses: list[float | None] = []
 
     class Closed(threading.Event):
@@ -163,7 +163,7 @@ def test_an_error_that_is_a_mistake_is_logged_with_its_trace(caplog: pytest.LogC
         if mistakes:
             raise mistakes.pop()
 
-    reporting = Reports(record)
+    reporting = PendingReports(record)
     unrecorded = Unrecorded(remote())
     reporting.add(unrecorded, MISSING)
     wait_until(lambda: not unrecorded)

@@ -111,11 +111,11 @@ def _check_replicas(cluster: Cluster, client: LedgerManager, ledger_id: int, *, 
 
 def _missing(cluster: Cluster, client: LedgerManager, ledger: RemoteLedger, *, complete: bool) -> Iterator[str]:
     """Yield what is wrong with the replicas of a closed ledger."""
-    home = client._home
+    backend = client._backend
     metadata = ledger.metadata
     recorded = {
         record.bookie: record.first_entry_id
-        for record in home.directory.metadata.list_under_replicated()  # type: ignore[attr-defined]  # a cluster's home
+        for record in backend.membership.metadata.list_under_replicated()  # type: ignore[attr-defined]  # a cluster's
         if record.ledger_id == ledger.ledger_id
     }
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
@@ -144,12 +144,12 @@ def copies(cluster: Cluster, client: LedgerManager, bookie: Bookie, ledger: Remo
     """Return the sound entries of a closed ledger that one bookie gives, each encoded."""
     found: dict[int, bytes] = {}
     metadata = ledger.metadata
-    directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home
-    where = directory.find(bookie)
+    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    where = membership.find(bookie)
     if where is None:
         return found
     secret = cluster.secret
-    keys = None if secret is None else ClusterKeys.derive(secret, directory.metadata.cluster_id)
+    keys = None if secret is None else ClusterKeys.derive(secret, membership.metadata.cluster_id)
     with Links(keys) as links:
         link = links.connect(bookie, *where)
         stride = 1 if metadata.ensemble_size == metadata.write_quorum else metadata.ensemble_size

@@ -80,14 +80,14 @@ def payload(ledger_id: int, entry_id: int, largest: int = 400) -> bytes:
 
 def route(manager: LedgerManager, routes: dict[str, str]) -> None:
     """Have a client reach bookies at other addresses than those that are registered."""
-    directory = manager._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
-    find = directory.find
+    membership = manager._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    find = membership.find
 
     def through(bookie: object) -> object:
         found = find(bookie)
         return found and (routes.get(bookie.bookie_id, found[0]), found[1])  # type: ignore[attr-defined]  # a Bookie
 
-    directory.find = through
+    membership.find = through
 
 
 def _say(*words: object) -> None:

@@ -267,8 +267,8 @@ class Nemesis:
         """Check every ledger that a writer named, once all is well again (I10: it must come to a close)."""
         for writer in self._cluster.writers:
             writer.kill()
-        directory = self._cluster.connect()._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
-        wait_until(lambda: len(directory.bookies) == BOOKIES, "all bookies to come back")
+        membership = self._cluster.connect()._backend.membership  # type: ignore[attr-defined]  # a cluster's
+        wait_until(lambda: len(membership.bookies) == BOOKIES, "all bookies to come back")
         assert not self._reader.wrong, self._reader.wrong[:10]
         self.counts.update({f"following ended by {name}": count for name, count in self._reader.errors.items()})
         for writer in self._cluster.writers:

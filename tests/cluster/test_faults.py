@@ -38,8 +38,8 @@ def cluster(four_bookies: Cluster) -> Iterator[Cluster]:
 
 
 def _wait_for_bookies(client: LedgerManager, count: int) -> None:
-    directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home
-    wait_until(lambda: len(directory.bookies) == count)
+    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    wait_until(lambda: len(membership.bookies) == count)
 
 
 def _metadata(cluster: Cluster, writer: Child) -> LedgerMetadata:
@@ -63,7 +63,7 @@ def _more(writer: Child, count: int = 200) -> None:
 
 def _under_replicated(cluster: Cluster, writer: Child) -> set[str]:
     ledger_id = int(writer.said("ledger")[0])
-    store = cluster.connect()._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home
+    store = cluster.connect()._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
     return {record.bookie.bookie_id for record in store.list_under_replicated() if record.ledger_id == ledger_id}
 
 
@@ -109,7 +109,7 @@ def test_all_bookies_are_killed_at_once_and_start_clean(cluster: Cluster) -> Non
     writers = [cluster.writer(shape=shape) for shape in ((3, 3, 2), (4, 3, 2), (4, 2, 2))]
     for writer in writers:
         _more(writer)
-    before = {found.bookie for found in cluster.connect()._home.directory.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
+    before = {found.bookie for found in cluster.connect()._backend.membership.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
     for bookie in cluster.bookies.values():
         bookie.kill()
     for writer in writers:
@@ -120,7 +120,7 @@ def test_all_bookies_are_killed_at_once_and_start_clean(cluster: Cluster) -> Non
         bookie.serving()
     client = cluster.connect()
     _wait_for_bookies(client, 4)
-    after = {found.bookie for found in client._home.directory.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
+    after = {found.bookie for found in client._backend.membership.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
     assert after == before, "a bookie is another instance after a restart"
     for writer in writers:
         check_writer(cluster, writer)

@@ -156,10 +156,10 @@ def test_what_no_ensemble_can_be_is_refused_with_what_is_needed_and_found(five: 
 
 def test_the_error_of_too_few_bookies_says_who_is_read_only(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     client = five.connect()
-    metadata = client._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home
+    metadata = client._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
     found = [replace(each, read_only=each.bookie.bookie_id == "bookie-3") for each in metadata.list_bookies()]
     monkeypatch.setattr(metadata, "list_bookies", lambda: found)
-    client._home.directory.refresh()  # type: ignore[attr-defined]  # a cluster's home
+    client._backend.membership.refresh()  # type: ignore[attr-defined]  # a cluster's
     expected = r"needs 5 .*there are 4 \(bookie-0, bookie-1, bookie-2, bookie-3 read-only, bookie-4\)"
     with pytest.raises(NotEnoughBookiesError, match=expected):
         client.create_ledger(ensemble_size=5, insecure=True)

@@ -59,8 +59,8 @@ def test_bookies_whose_sessions_ended_are_there_again_and_a_writer_goes_on(
     writer.wait_for(lambda: last_acked(writer) > before + 100)
     zookeeper_server.start()
     client = cluster.connect()
-    directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home has one
-    wait_until(lambda: len(directory.bookies) == 4, "all bookies to register again")
+    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    wait_until(lambda: len(membership.bookies) == 4, "all bookies to register again")
     writer.kill()
     assert check_writer(cluster, writer).state is LedgerState.CLOSED
     with client.create_ledger(insecure=True) as more:

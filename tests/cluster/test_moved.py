@@ -25,10 +25,10 @@ def _move(client: LedgerManager, bookie: BookieProcess) -> None:
     address = bookie.start()
 
     def heard() -> bool:
-        found = directory.bookies.get(bookie.name)
+        found = membership.bookies.get(bookie.name)
         return found is not None and found.addresses[0] == address
 
-    directory = client._home.directory  # type: ignore[attr-defined]  # a cluster's home
+    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
     wait_until(heard)
 
 

@@ -146,4 +146,4 @@ for number in range(10):
         output, _ = process.communicate(timeout=PROCESS_S)
         assert (process.returncode, output) == (0, "")
         with cluster.connect() as client:
-            assert not client._home.directory.bookies, "the bookie is registered still"  # type: ignore[attr-defined]
+            assert not client._backend.membership.bookies, "the bookie is registered still"  # type: ignore[attr-defined]

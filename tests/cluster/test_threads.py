@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.flags import StorageHint
 from tests.cluster.inside import inside
 from tests.test_workers import no_more_threads
@@ -39,8 +39,8 @@ def test_without_more_threads_a_bookie_looks_ledgers_up_and_moves_them_and_a_cli
 def test_a_client_says_how_it_is_while_other_threads_open_ledgers(tmp_path: Path) -> None:
     with inside(tmp_path, count=1) as cluster:
         client = cluster.connect()
-        home = client._home
-        assert isinstance(home, ClusterHome)
+        backend = client._backend
+        assert isinstance(backend, ClusterBackend)
         with client.create_ledger(password=PASSWORD, ensemble_size=1, write_quorum=1, ack_quorum=1) as writer:
             metadata = writer.metadata
         ended = threading.Event()
@@ -48,7 +48,7 @@ def test_a_client_says_how_it_is_while_other_threads_open_ledgers(tmp_path: Path
         def hold() -> None:
             held = []
             while not ended.is_set():
-                held.append(home._hold(metadata, 1))
+                held.append(backend._hold(metadata, 1))
                 if len(held) > 500:
                     held.clear()
 

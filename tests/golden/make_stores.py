@@ -81,7 +81,7 @@ class Filling:
         from pybk.storage.named_records import NamedChange
         from pybk.storage.transaction_group import LedgerEntries
 
-        store = self.manager._home.store  # type: ignore[attr-defined]  # an embedded store's
+        store = self.manager._backend.store  # type: ignore[attr-defined]  # an embedded store's
         entries = []
         for ledger_id in ledger_ids:
             given = self.expected["entries"][str(ledger_id)]

@@ -77,7 +77,7 @@ def command_of(pid: int) -> bytes:
 
 
 def metadata_of(client: LedgerManager) -> ClusterMetadata:
-    metadata: ClusterMetadata = client._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home has one
+    metadata: ClusterMetadata = client._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
     return metadata
 
 
@@ -292,7 +292,7 @@ def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothi
 def lose_one(place: Place, started: list[dict[str, Any]]) -> None:
     """Kill an executor, its bookie and the bookie's directory while a writer writes to it, and replicate."""
     with place.connect() as client:
-        wait_until(lambda: len(client._home.directory.bookies) == 3)  # type: ignore[attr-defined]  # a cluster's home
+        wait_until(lambda: len(client._backend.membership.bookies) == 3)  # type: ignore[attr-defined]  # a cluster's
         writing = Writing(client)
         wait_until(lambda: writing.acked > 200)
         (fragment,) = client.ledger_metadata(writing.ledger_id).fragments

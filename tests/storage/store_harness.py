@@ -10,7 +10,7 @@ from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import LedgerFencedError, NoSuchLedgerError, PybkError, StorageFailedError, StorageRefusedError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
@@ -37,7 +37,7 @@ def open_store(fs: SimFileSystem, config: StoreConfig = CONFIG, *, first_file_by
     digest.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     preallocation.FIRST_FILE_BYTES = first_file_bytes  # type: ignore[misc]  # as above
     store = Store.open(ROOT, config=config, fs=fs, environment=lambda path: SimEnvironment(fs, path))
-    return LedgerManager(EmbeddedHome(store))
+    return LedgerManager(StoreBackend(store))
 
 
 def open_world(fs: SimFileSystem) -> LedgerManager:

@@ -20,7 +20,7 @@ import pytest
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.storage.format.catalog import read_catalog
 from pybk.storage.format.record import RECORD_HEADER_BYTES
@@ -88,7 +88,7 @@ def open_read_only(fs: SimFileSystem) -> LedgerManager:
     store = ReadOnlyStore.open(
         ROOT, config=CONFIG_KEEPING, fs=fs, environment=lambda path: SimEnvironment(fs, path, read_only=True)
     )
-    return LedgerManager(EmbeddedHome(store))
+    return LedgerManager(StoreBackend(store))
 
 
 def check_live(fs: SimFileSystem, given: Given) -> None:

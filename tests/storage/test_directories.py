@@ -10,7 +10,7 @@ from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, StorageError, UsageError
 from pybk.flags import StorageHint
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.storage.store import Store
 from tests.embedded import store_of
@@ -97,7 +97,7 @@ def test_a_store_that_lost_its_own_cookie_is_not_made_anew(tmp_path: Path) -> No
 def open_simulated(fs: SimFileSystem, tiers: Tiers) -> LedgerManager:
     """Open a store of a simulated disk whose tiers lie elsewhere."""
     store = Store.open("/s", config=CONFIG, tiers=tiers, fs=fs, environment=lambda path: SimEnvironment(fs, path))
-    return LedgerManager(EmbeddedHome(store))
+    return LedgerManager(StoreBackend(store))
 
 
 def operations_of_creation() -> int:

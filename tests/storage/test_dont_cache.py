@@ -15,7 +15,7 @@ import pytest
 
 from pybk.digest import DigestType
 from pybk.flags import ReadFlag, StorageHint
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from tests.storage.real_store import open_quick
@@ -132,9 +132,9 @@ def test_nothing_of_what_is_read_stays_in_the_page_cache(
     handle = reader(ReadFlag.DONT_CACHE)
     assert read(handle) == [payload(number) for number in range(0, COUNT, 50)]
     assert cached(tmp_path) == 0
-    home = handle._home
-    assert isinstance(home, EmbeddedHome)
-    store = home.store
+    backend = handle._backend
+    assert isinstance(backend, StoreBackend)
+    store = backend.store
     assert not store.volumes.views, "a file was mapped"
     assert not handle._descriptor.pages, "an index page was kept"
 

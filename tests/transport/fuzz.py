@@ -33,7 +33,7 @@ from pybk.transport import curve, link
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
 from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, Kind, LacPacket, Ping, WireRequest, encode
 from pybk.transport.frames import VERSION, Outgoing, open_head
-from tests.client.test_limbo_repair import PASSWORD, home_of, service_of
+from tests.client.test_limbo_repair import PASSWORD, backend_of, service_of
 from tests.cluster.inside import Inside, inside
 
 GROWTH_MAX: Final = 512 << 20
@@ -58,7 +58,7 @@ class Fuzzer:
         self.ledger.append(b"mine")
         self.ledger_id = self.ledger.ledger_id
         service = service_of(cluster.bookies[place])
-        metadata = home_of(manager)._metadata
+        metadata = backend_of(manager)._metadata
         self._keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         self._instance = service.bookie.instance
         self._address = service.addresses[0]

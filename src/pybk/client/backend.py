@@ -16,11 +16,11 @@ from weakref import WeakSet, WeakValueDictionary
 from pybk.backend import Health, Identity, Quorums, Replicated
 from pybk.client.broadcast import flush, move, repair
 from pybk.client.driver import Engine
-from pybk.client.follower import Following
-from pybk.client.limbo_repair import LimboBookie, Mender
+from pybk.client.follower import Followers
+from pybk.client.limbo_repair import LimboBookie, LimboRepair
 from pybk.client.reader import LacReading, Reading, Recovering
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.client.rereplication import Replicator
+from pybk.client.rereplication import Rereplicator
 from pybk.client.wire import BookieWire
 from pybk.client.writer import Writing
 from pybk.entry import ENTRY_HEADER_BYTES
@@ -44,7 +44,7 @@ from pybk.transport.cluster_keys import RightsKey
 
 if TYPE_CHECKING:
     from pybk.client.append_queue import LedgerAppender
-    from pybk.client.membership import Directory
+    from pybk.client.membership import Membership
     from pybk.config import StoreConfig
     from pybk.digest import EntryDigest, LedgerKeys
     from pybk.entry import EntryBatch
@@ -65,18 +65,18 @@ _CUT_OFF: Final = "the manager was closed while this was under way; open it agai
 
 logger = logging.getLogger(__name__)
 
-_HOMES: Final[WeakSet[ClusterHome]] = WeakSet()
+_BACKENDS: Final[WeakSet[ClusterBackend]] = WeakSet()
 
 
 def _mark_forked() -> None:
-    for home in _HOMES:
-        home.after_fork()
+    for backend in _BACKENDS:
+        backend.after_fork()
 
 
 os.register_at_fork(after_in_child=_mark_forked)
 
 
-class LocalBookie(LimboBookie, Protocol):
+class InProcessBookie(LimboBookie, Protocol):
     """The bookie that serves in this process."""
 
     def health(self) -> Health:
@@ -86,7 +86,7 @@ class LocalBookie(LimboBookie, Protocol):
         """Serve no more."""
 
 
-class Beside(Protocol):
+class LocalEntries(Protocol):
     """A bookie of this host whose files this process may read."""
 
     def read_verified(
@@ -98,12 +98,12 @@ class Beside(Protocol):
         """Close the files."""
 
 
-class ClusterHome:
-    """The ledgers of a cluster; see ``LedgerHome`` for what is not said here.
+class ClusterBackend:
+    """The ledgers of a cluster; see ``LedgerBackend`` for what is not said here.
 
     Args:
         where: Names the metadata store in messages; no secret is in it.
-        directory: Who is there.
+        membership: Who is there.
         make_links: Makes the links to the bookies.
         config: Settings of handles.
         bookie: The bookie of this process, closed with this; None for none.
@@ -118,32 +118,32 @@ class ClusterHome:
     def __init__(
         self,
         where: str,
-        directory: Directory,
+        membership: Membership,
         make_links: Callable[[], Links],
         config: StoreConfig,
-        bookie: LocalBookie | None = None,
-        beside: Beside | None = None,
+        bookie: InProcessBookie | None = None,
+        beside: LocalEntries | None = None,
     ) -> None:
         self.where = where
         self.config = config
         self.metrics = Metrics()
         self.ended = False
         self.forked = False
-        self.directory: Final = directory
+        self.membership: Final = membership
         self.bookie: Final = bookie
         self._beside = beside
-        self._metadata = directory.metadata
-        self._wire = BookieWire(make_links, directory)
-        self.engine: Final = Engine(self._wire, directory)
-        self._following = Following(self.engine, directory)
+        self._metadata = membership.metadata
+        self._wire = BookieWire(make_links, membership)
+        self.engine: Final = Engine(self._wire, membership)
+        self._following = Followers(self.engine, membership)
         self._held: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         """The ledgers that somebody has, by identity."""
         self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
-        self._mender = None if bookie is None else Mender(self.engine, directory, bookie)
-        directory.on_change = self._bookies_changed
-        _HOMES.add(self)
+        self._mender = None if bookie is None else LimboRepair(self.engine, membership, bookie)
+        membership.on_change = self._bookies_changed
+        _BACKENDS.add(self)
 
-    # ---- the home itself -----------------------------------------------------------------------------------------
+    # ---- the backend itself --------------------------------------------------------------------------------------
 
     @property
     def identity(self) -> Identity:
@@ -205,7 +205,7 @@ class ClusterHome:
             if self.bookie is not None:
                 closing.callback(self.bookie.close)
             closing.callback(self._wire.close)
-            closing.callback(self.directory.close)
+            closing.callback(self.membership.close)
             if self._mender is not None:
                 self._mender.stop()
             self._following.end()
@@ -232,7 +232,7 @@ class ClusterHome:
         if self.bookie is not None:
             health = self.bookie.health()
             return replace(health, outstanding_bytes=health.outstanding_bytes + outstanding)
-        there = len(self.directory.bookies)
+        there = len(self.membership.bookies)
         state, reason = ("ok", "") if there else ("failed", f"no bookie is registered at {self.where}")
         return Health(state, reason, outstanding, 0, {})
 
@@ -271,7 +271,7 @@ class ClusterHome:
 
     def create(self, metadata: LedgerMetadata) -> RemoteLedger:
         """Choose an ensemble and record the ledger."""
-        ensemble = self.directory.ensemble(metadata)
+        ensemble = self.membership.ensemble(metadata)
         metadata = replace(metadata, fragments=(Fragment(0, ensemble),))
         return self._hold(metadata, self._metadata.create_ledger(metadata))
 
@@ -413,7 +413,7 @@ class ClusterHome:
 
     def replicate(self, what: int | str) -> Replicated:
         """Complete a ledger, or all ledgers that a bookie is missing from."""
-        replicator = Replicator(self.engine, self.directory)
+        replicator = Rereplicator(self.engine, self.membership)
         if isinstance(what, str):
             self._check_known(what)
             return replicator.replicate(self._ledgers_on(what), what)
@@ -425,7 +425,7 @@ class ClusterHome:
         Raises:
             UsageError: It does not; the error names those that it knows.
         """
-        known = {cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()} | self.directory.bookies.keys()
+        known = {cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()} | self.membership.bookies.keys()
         if bookie_id not in known and not any(self._ledgers_on(bookie_id)):
             names = ", ".join(sorted(known)) or "none"
             raise UsageError(f"no bookie of {self.where} is called {bookie_id!r:.100}; there are {names}")
@@ -472,7 +472,7 @@ class ClusterHome:
             ledger.looked = True
 
     def _look(self, ledger: RemoteLedger) -> None:
-        reading = LacReading(self.engine, ledger, rank=self.directory.rank())
+        reading = LacReading(self.engine, ledger, rank=self.membership.rank())
         error = None
         try:
             self.engine.run(reading, reading.machine.start)
@@ -499,7 +499,7 @@ class ClusterHome:
             if found is not None:
                 return found
         last = min(last, first + self._guess(ledger, max_bytes) - 1)
-        rank, shared = self.directory.rank(), self.directory.reads_are_shared
+        rank, shared = self.membership.rank(), self.membership.reads_are_shared
         reading = Reading(self.engine, ledger, first, last, max_bytes, rank, shared=shared)
         self.engine.run(reading, reading.machine.start)
         batch = reading.batch()
@@ -541,5 +541,5 @@ class ClusterHome:
 
 
 def _remote(descriptor: LedgerDescriptor) -> RemoteLedger:
-    assert isinstance(descriptor, RemoteLedger), "descriptors of a cluster's home are its own"
+    assert isinstance(descriptor, RemoteLedger), "descriptors of a cluster backend are its own"
     return descriptor

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Telling(Conversation[TellMachine]):
+class Broadcast(Conversation[TellMachine]):
     """Tells bookies something.
 
     Attributes:
@@ -61,7 +61,7 @@ def repair(engine: Engine, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
             adds.append((bookie, Add(ledger.ledger_id, (run,), ledger.last_add_confirmed, recovery=True)))
     if adds:
         logger.warning("ledger %d: %d copies were not sound and are sent again", ledger.ledger_id, len(adds))
-        telling = Telling(engine, ledger, TellMachine(adds))
+        telling = Broadcast(engine, ledger, TellMachine(adds))
         engine.start(telling, telling.machine.start)
         engine.baton.kick()
 
@@ -73,7 +73,7 @@ def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
         StorageFullError: Some did not; what they have stays readable where it is.
     """
     bookies = dict.fromkeys(bookie for fragment in ledger.metadata.fragments for bookie in fragment.ensemble)
-    telling = Telling(engine, ledger, TellMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
+    telling = Broadcast(engine, ledger, TellMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
     engine.run(telling, telling.machine.start)
     if telling.refused:
         said = ", ".join(f"{bookie}: {status.name if status else 'no answer'}" for bookie, status in telling.refused)
@@ -85,5 +85,5 @@ def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
 def flush(engine: Engine, ledger: RemoteLedger) -> None:
     """Have the bookies of a ledger's last fragment sync what they acknowledged before; returns when they answered."""
     ensemble = ledger.metadata.fragments[-1].ensemble
-    telling = Telling(engine, ledger, TellMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
+    telling = Broadcast(engine, ledger, TellMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
     engine.run(telling, telling.machine.start)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from weakref import WeakValueDictionary
 
 from pybk.client.baton import Baton
-from pybk.client.missing_entries import Reports, Unrecorded
+from pybk.client.missing_entries import PendingReports, Unrecorded
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
 from pybk.replication.messages import (
     Answered,
@@ -185,7 +185,7 @@ class Engine:
         with ExitStack() as opened:
             self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
             opened.callback(self._workers.close)
-            self._reports = Reports(metadata.report_missing)
+            self._reports = PendingReports(metadata.report_missing)
             opened.callback(self._reports.close, 0.0)
             self.baton = Baton(self, "pybk-client")
             opened.pop_all()

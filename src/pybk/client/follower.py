@@ -30,7 +30,7 @@ from pybk.errors import LedgerDeletedError, PybkError
 
 if TYPE_CHECKING:
     from pybk.client.driver import Engine
-    from pybk.client.membership import Directory
+    from pybk.client.membership import Membership
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.ledger import Bookie
     from pybk.metadata.store import Watch
@@ -57,7 +57,7 @@ _FIRST_PAUSE_NS: Final = 1_000_000
 """Pause after the second answer that came too soon; the next ones are twice as long each."""
 
 
-class Followed:
+class FollowedLedger:
     """What the followers of one ledger in one client share.
 
     Attributes:
@@ -106,17 +106,17 @@ class Followed:
         return [member for member in self.members if member.advanced_callbacks]
 
 
-class Following:
+class Followers:
     """The long polls and watches of one client's followers; see the module.
 
     Threads: any.
     """
 
-    def __init__(self, engine: Engine, directory: Directory) -> None:
+    def __init__(self, engine: Engine, membership: Membership) -> None:
         self._engine = engine
-        self._directory = directory
+        self._membership = membership
         self._lock = threading.Lock()
-        self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()
+        self._followed: weakref.WeakValueDictionary[int, FollowedLedger] = weakref.WeakValueDictionary()
         self._began_ns = time.monotonic_ns()
         self._compared_ns = self._began_ns
         self._ended = False
@@ -133,25 +133,25 @@ class Following:
         if followed.reading is None:
             self._ask(followed)
 
-    def _join(self, ledger: RemoteLedger) -> Followed:
+    def _join(self, ledger: RemoteLedger) -> FollowedLedger:
         """Return what all followers of a ledger share, for one that did not follow it yet."""
         with self._lock:
             followed = self._followed.get(ledger.ledger_id)
             if followed is None:
-                followed = self._followed[ledger.ledger_id] = Followed(ledger.ledger_id)
+                followed = self._followed[ledger.ledger_id] = FollowedLedger(ledger.ledger_id)
             known = max((member.last_add_confirmed for member in followed.members), default=-1)
             followed.members.add(ledger)
             ledger.followed = followed
         ledger.heard(known)
         return followed
 
-    def _members(self, followed: Followed) -> list[RemoteLedger]:
+    def _members(self, followed: FollowedLedger) -> list[RemoteLedger]:
         with self._lock:
             return list(followed.members)
 
     # ---- entries -------------------------------------------------------------------------------------------------
 
-    def _ask(self, followed: Followed, *, pause_ns: int = 0, anew: bool = False) -> None:
+    def _ask(self, followed: FollowedLedger, *, pause_ns: int = 0, anew: bool = False) -> None:
         """Ask bookies for the next entry of a ledger.
 
         Args:
@@ -173,7 +173,7 @@ class Following:
                 wait_ns=self._wait_ns(asked_ns, vain=followed.vain),
                 pause_ns=pause_ns,
                 retry_ns=RETRY_NS,
-                rank=self._directory.rank(),
+                rank=self._membership.rank(),
             )
             followed.reading = reading
             followed.asked_ns = asked_ns
@@ -189,7 +189,7 @@ class Following:
         step_ns = FOLLOW_NS // 2
         return FOLLOW_NS * (REST_FACTOR if vain else 1) - (now_ns - self._began_ns) % step_ns
 
-    def _answered(self, followed: Followed, reading: LacReading) -> None:
+    def _answered(self, followed: FollowedLedger, reading: LacReading) -> None:
         """Take what a long poll brought, and ask again if a follower still waits."""
         error = reading.commit.error
         if error is None:
@@ -219,12 +219,12 @@ class Following:
             self._compare_metadata(RETRY_NS // 2)
         self._ask(followed, pause_ns=pause_ns)
 
-    def _pause_ns(self, followed: Followed) -> int:
+    def _pause_ns(self, followed: FollowedLedger) -> int:
         """Return how long to wait after one more answer that came too soon."""
         followed.soon += 1
         return 0 if followed.soon == 1 else min(_FIRST_PAUSE_NS << min(followed.soon - 2, 32), RETRY_NS)
 
-    def _report(self, followed: Followed, error: PybkError | None) -> None:
+    def _report(self, followed: FollowedLedger, error: PybkError | None) -> None:
         """Log once that a ledger cannot be followed as it should be."""
         if not followed.failing:
             followed.failing = True
@@ -236,7 +236,7 @@ class Following:
 
     # ---- metadata ------------------------------------------------------------------------------------------------
 
-    def _watch(self, followed: Followed) -> None:
+    def _watch(self, followed: FollowedLedger) -> None:
         """Have the metadata store report changes of a ledger's metadata for as long as a reader of it is held."""
         held = weakref.ref(followed)
 
@@ -247,7 +247,7 @@ class Following:
 
         with followed.setting:
             if followed.watch is None:
-                watch = self._directory.metadata.watch_ledger(followed.ledger_id, changed)
+                watch = self._membership.metadata.watch_ledger(followed.ledger_id, changed)
                 weakref.finalize(followed, watch.cancel)
                 followed.watch = watch
 
@@ -260,7 +260,7 @@ class Following:
         followed = ledger.followed
         members = [ledger] if followed is None else self._members(followed)
         try:
-            metadata, version = self._directory.metadata.read_ledger(ledger.ledger_id)
+            metadata, version = self._membership.metadata.read_ledger(ledger.ledger_id)
         except LedgerDeletedError:
             for member in members:
                 member.deleted = True
@@ -273,7 +273,7 @@ class Following:
             if newest.metadata.fragments[-1].ensemble != followed.ensemble:
                 self._ask(followed, anew=True)
 
-    def _renew(self, followed: Followed) -> None:
+    def _renew(self, followed: FollowedLedger) -> None:
         """Take over a ledger's metadata as they are now; its followers raise if it was deleted."""
         members = self._members(followed)
         if members:
@@ -301,7 +301,7 @@ class Following:
             ]
         known = [(followed, versions) for followed, versions in known if versions]
         try:
-            found = self._directory.metadata.ledger_versions([followed.ledger_id for followed, _ in known])
+            found = self._membership.metadata.ledger_versions([followed.ledger_id for followed, _ in known])
             for (followed, versions), version in zip(known, found, strict=True):
                 if versions != {version}:
                     self._renew(followed)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.client.rereplication import Copying
+from pybk.client.rereplication import FragmentCopy
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger import LedgerState
 from pybk.replication.rereplication import CopyMachine, fragment_end
@@ -16,7 +16,7 @@ from pybk.storage.io.failures import start_thread
 
 if TYPE_CHECKING:
     from pybk.client.driver import Engine
-    from pybk.client.membership import Directory
+    from pybk.client.membership import Membership
     from pybk.ledger import Bookie, LedgerMetadata
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class LimboBookie(Protocol):
         """End a ledger's limbo, which is closed or, else, was open after the limbo began; any thread."""
 
 
-class Mender:
+class LimboRepair:
     """Brings back what ledgers in limbo may lack, in the background, whenever there are any.
 
     A fragment that has an end is filled up from its other bookies. The open last fragment of a ledger has to wait: its
@@ -59,9 +59,9 @@ class Mender:
     Threads: one of its own, until ``stop``.
     """
 
-    def __init__(self, engine: Engine, directory: Directory, bookie: LimboBookie) -> None:
+    def __init__(self, engine: Engine, membership: Membership, bookie: LimboBookie) -> None:
         self._engine = engine
-        self._directory = directory
+        self._membership = membership
         self._bookie = bookie
         self._stopping = threading.Event()
         self._pauses: dict[int, tuple[float, float]] = {}
@@ -97,7 +97,7 @@ class Mender:
     def _mend(self, ledger_id: int) -> bool:
         """Fill up the fragments of one ledger, and lift its limbo; False if something may be missing still."""
         try:
-            metadata, version = self._directory.metadata.read_ledger(ledger_id)
+            metadata, version = self._membership.metadata.read_ledger(ledger_id)
         except NoSuchLedgerError:
             return False  # dropped when its tombstone was seen twice
         if metadata.state is LedgerState.IN_RECOVERY:
@@ -112,9 +112,9 @@ class Mender:
 
     def _fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
         """Copy a fragment's entries from its other bookies to this one; those that are here are only compared."""
-        ledger = RemoteLedger(metadata, version, self._directory.metadata.describe(metadata))
+        ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         own = frozenset((self._bookie.bookie,))
-        copying = Copying(self._engine, ledger, CopyMachine(metadata.ledger_id, first_entry_id, own, stay=own))
+        copying = FragmentCopy(self._engine, ledger, CopyMachine(metadata.ledger_id, first_entry_id, own, stay=own))
         self._engine.run(copying, copying.machine.start)
 
     def stop(self) -> None:

@@ -45,7 +45,7 @@ has just become read-only gets by mistake, it refuses the entries, and another b
 """
 
 
-class Directory:
+class Membership:
     """Who is there, as the metadata store says, and what it says of ledgers.
 
     Args:

@@ -58,7 +58,7 @@ class Unrecorded:
                 self._reports.popleft()
 
 
-class Reports:
+class PendingReports:
     """Records what bookies miss, in a thread of its own.
 
     Args:

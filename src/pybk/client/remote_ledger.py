@@ -17,7 +17,7 @@ from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
-    from pybk.client.follower import Followed
+    from pybk.client.follower import FollowedLedger
     from pybk.client.writer import Writing
 
 
@@ -60,7 +60,7 @@ class RemoteLedger(LedgerDescriptor):
         self.writing: Writing | None = None
         self.on_followed: Callable[[RemoteLedger], None] | None = None
         self.ends_are_sealed: Callable[[], bool] = lambda: False
-        self.followed: Followed | None = None
+        self.followed: FollowedLedger | None = None
         self.looked = False
         self.entry_bytes = 0
         self.newest: Run | None = None

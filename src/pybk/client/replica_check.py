@@ -13,7 +13,7 @@ from pybk.replication.messages import Effect, Got
 from pybk.replication.replica_check import AuditMachine
 
 if TYPE_CHECKING:
-    from pybk.client.backend import ClusterHome
+    from pybk.client.backend import ClusterBackend
     from pybk.client.driver import Engine
     from pybk.digest import EntryDigest
     from pybk.metadata.ledgers import StoredLedger
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WINDOW_MIN: Final = 64
 
 
-class Auditing(Conversation[AuditMachine]):
+class ReplicaCheck(Conversation[AuditMachine]):
     """Reads one bookie's part of a fragment, and keeps nothing of it but how much it is, and what its lengths say.
 
     Attributes:
@@ -48,7 +48,7 @@ class Auditing(Conversation[AuditMachine]):
 
 
 def audit(
-    home: ClusterHome,
+    backend: ClusterBackend,
     stored: StoredLedger,
     place: int,
     first: int,
@@ -56,11 +56,11 @@ def audit(
     *,
     digest: EntryDigest | None,
     entry_bytes: int,
-) -> Auditing:
+) -> ReplicaCheck:
     """Read what one bookie should have, from it alone, and check it.
 
     Args:
-        home: The cluster.
+        backend: The cluster.
         stored: The ledger as the metadata store has it.
         place: The bookie's place in the ensemble.
         first: First entry; tells the fragment, too.
@@ -71,7 +71,7 @@ def audit(
     Returns:
         What came; its machine knows what did not.
     """
-    ledger = RemoteLedger(stored.metadata, stored.version, home.directory.metadata.describe(stored.metadata))
+    ledger = RemoteLedger(stored.metadata, stored.version, backend.membership.metadata.describe(stored.metadata))
     if digest is not None:
         ledger.check_by(digest)
     machine = AuditMachine(
@@ -83,6 +83,6 @@ def audit(
         window=max(_WINDOW_MIN, REPLY_BYTES_MAX // max(entry_bytes, 1)),
         checked=digest is None or digest.size == 0,
     )
-    auditing = Auditing(home.engine, ledger, machine)
-    home.engine.run(auditing, machine.start)
+    auditing = ReplicaCheck(backend.engine, ledger, machine)
+    backend.engine.run(auditing, machine.start)
     return auditing

@@ -17,13 +17,13 @@ from pybk.replication.rereplication import CopyMachine, fragment_end
 
 if TYPE_CHECKING:
     from pybk.client.driver import Engine
-    from pybk.client.membership import Directory
+    from pybk.client.membership import Membership
     from pybk.metadata.locks import UnderReplicatedLedger
 
 logger = logging.getLogger(__name__)
 
 
-class Copying(Conversation[CopyMachine]):
+class FragmentCopy(Conversation[CopyMachine]):
     """Copies one fragment."""
 
     def take(self, effect: Effect) -> None:
@@ -34,15 +34,15 @@ class Copying(Conversation[CopyMachine]):
             self.end(error_of(effect))
 
 
-class Replicator:
+class Rereplicator:
     """Finds fragments that bookies are missing from, and has them copied.
 
     Threads: one at a time.
     """
 
-    def __init__(self, engine: Engine, directory: Directory) -> None:
+    def __init__(self, engine: Engine, membership: Membership) -> None:
         self._engine = engine
-        self._directory = directory
+        self._membership = membership
         self._fragments = 0
         self._left: list[str] = []
 
@@ -53,7 +53,7 @@ class Replicator:
             ledgers: Metadata and version of each.
             leaving: A bookie that counts as lost though it may be there; None for none.
         """
-        self._directory.refresh()
+        self._membership.refresh()
         count = 0
         for metadata, version in ledgers:
             count += 1
@@ -65,7 +65,7 @@ class Replicator:
         records = list(self._records(metadata.ledger_id))
         if records:  # they may be of bookies that came into an ensemble since the metadata were read
             try:
-                metadata, version = self._directory.metadata.read_ledger(metadata.ledger_id)
+                metadata, version = self._membership.metadata.read_ledger(metadata.ledger_id)
             except LedgerDeletedError:
                 self._cross_out(records)
                 return
@@ -86,13 +86,13 @@ class Replicator:
 
     def _cross_out(self, records: Iterable[UnderReplicatedLedger]) -> None:
         for record in records:
-            self._directory.metadata.unmark_under_replicated(record)
+            self._membership.metadata.unmark_under_replicated(record)
 
     def _is_lost(self, bookie: Bookie, leaving: str | None) -> bool:
-        return bookie.bookie_id == leaving or self._directory.find(bookie) is None
+        return bookie.bookie_id == leaving or self._membership.find(bookie) is None
 
     def _records(self, ledger_id: int) -> Iterator[UnderReplicatedLedger]:
-        for record in self._directory.metadata.list_under_replicated(after=ledger_id - 1):
+        for record in self._membership.metadata.list_under_replicated(after=ledger_id - 1):
             if record.ledger_id == ledger_id:
                 yield record
 
@@ -107,9 +107,9 @@ class Replicator:
                 f"{what}: the ledger is {metadata.state.value}; open it with recovery, then replicate again"
             )
             return False
-        ledger = RemoteLedger(metadata, version, self._directory.metadata.describe(metadata))
+        ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         machine = CopyMachine(metadata.ledger_id, first, lost, stay=stay)
-        copying = Copying(self._engine, ledger, machine)
+        copying = FragmentCopy(self._engine, ledger, machine)
         try:
             self._engine.run(copying, machine.start)
         except PybkError as error:

@@ -139,8 +139,8 @@ def _connect(where: Where, near: str | None, directory: str | None) -> Connectio
         return Connection(LedgerManager.open(where.path, read_only=True), None)
     if where.metadata_uri is None:
         raise UsageError("a place is a path or a metadata URL; give one")
-    home = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near, directory=directory)
-    return Connection(LedgerManager(home), home.directory.metadata)
+    backend = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near, directory=directory)
+    return Connection(LedgerManager(backend), backend.membership.metadata)
 
 
 def seal_with(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:
@@ -156,7 +156,7 @@ def seal_with(found: Connection, metadata: LedgerMetadata, password: bytes) -> L
 
     Cost: As ``pybk.seal.unlocked``; reads nothing.
     """
-    return seal_of(found.manager._keys, found.manager._home.verifier, password, metadata)
+    return seal_of(found.manager._keys, found.manager._backend.verifier, password, metadata)
 
 
 def _after_fork() -> None:

@@ -79,7 +79,7 @@ def connect(settings: BookieSettings) -> LedgerManager:
 
 
 def metadata_of(client: LedgerManager) -> ClusterMetadata:
-    metadata: ClusterMetadata = client._home.directory.metadata  # type: ignore[attr-defined]  # a cluster's home has one
+    metadata: ClusterMetadata = client._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
     return metadata
 
 

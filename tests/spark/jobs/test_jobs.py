@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
 from pybk import spark as pybk_spark
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.credentials import Passwords
 from pybk.digest import DigestType
 from pybk.errors import UsageError
@@ -60,7 +60,7 @@ def payload(number: int) -> bytes:
 
 def fill(manager: LedgerManager, count: int, **arguments: Any) -> int:
     """Write a ledger, one entry after the other to each of its bookies at once, and return its id."""
-    if isinstance(manager._home, ClusterHome):
+    if isinstance(manager._backend, ClusterBackend):
         arguments["ack_quorum"] = arguments.get("write_quorum", min(3, arguments.get("ensemble_size", 3)))
     with manager.create_ledger(**{"password": PASSWORD, **arguments}) as writer:
         for number in range(count):
@@ -81,10 +81,10 @@ def until_confirmed(cluster: Inside, ledger_id: int, last: int, password: bytes 
 
 def service_of(cluster: Inside, name: str) -> BookieService:
     """Return a bookie of this process."""
-    home = cluster.bookies[int(name.rsplit("-", 1)[1])]._home
-    assert isinstance(home, ClusterHome)
-    assert home.bookie is not None
-    return home.bookie  # type: ignore[return-value]  # it is the only kind there is
+    backend = cluster.bookies[int(name.rsplit("-", 1)[1])]._backend
+    assert isinstance(backend, ClusterBackend)
+    assert backend.bookie is not None
+    return backend.bookie  # type: ignore[return-value]  # it is the only kind there is
 
 
 def damage(store: Store, found: bytes) -> None:
@@ -177,9 +177,9 @@ def test_what_a_bookie_lost_is_missing_and_is_brought_back(spark: SparkSession, 
     assert wrong(found.problems) == [(ledger_id, bad, (Span(0, 27, 3), Span(2, 29, 3)), ())]
     assert verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD, repair=True).sound
     assert client.ledger_metadata(ledger_id).fragments[0].ensemble[0].bookie_id == bad
-    metadata = cluster.connect()._home
-    assert isinstance(metadata, ClusterHome)
-    assert metadata.directory.metadata.list_under_replicated() == []
+    metadata = cluster.connect()._backend
+    assert isinstance(metadata, ClusterBackend)
+    assert metadata.membership.metadata.list_under_replicated() == []
 
 
 def test_a_bookie_that_is_not_there_is_told_and_replaced(spark: SparkSession, cluster: Inside) -> None:
@@ -329,7 +329,7 @@ def test_a_store_is_checked_beside_its_writer(spark: SparkSession, tmp_path: Pat
             found = verify(spark, str(path), password=PASSWORD)
             assert (found.sound, found.ledgers, found.entries) == (True, 2, 90)
             assert verify(spark, str(path), password=PASSWORD, ledger_type="b").entries == 50
-            store = manager._home.store  # type: ignore[attr-defined]
+            store = manager._backend.store  # type: ignore[attr-defined]
             damage(store, payload(17))
             damage(store, payload(130))
             found = verify(spark, str(path), password=PASSWORD)
@@ -412,10 +412,10 @@ def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster
     with client.create_ledger(password=PASSWORD) as writer:
         writer.append(payload(0))
         until_confirmed(cluster, writer.ledger_id, 0)
-        home = client._home
-        assert isinstance(home, ClusterHome)
+        backend = client._backend
+        assert isinstance(backend, ClusterBackend)
         noted = client.ledger_metadata(hinted).fragments[0].ensemble[1]
-        home.directory.metadata.mark_under_replicated(hinted, noted, 0)
+        backend.membership.metadata.mark_under_replicated(hinted, noted, 0)
         gone = client.ledger_metadata(whole).fragments[0].ensemble[3]
         cluster.bookies[int(gone.bookie_id[-1])].close()
         rewrite(client, hinted, seal=b"", last_digest=b"")

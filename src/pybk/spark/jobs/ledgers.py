@@ -76,8 +76,8 @@ def chosen(
     if ledgers is not None:
         metadata = [manager.ledger_metadata(ledger_id) for ledger_id in sorted(set(ledgers))]
     else:
-        manager._home.catch_up()
-        metadata = list(manager._home.ledgers())
+        manager._backend.catch_up()
+        metadata = list(manager._backend.ledgers())
     if where.path is not None and any(
         each.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(each) is not None for each in metadata
     ):
@@ -92,12 +92,12 @@ def chosen(
 
 def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
     """Return what checks a ledger's entries and seal, as ``pybk.ledger_check.find_seal`` does."""
-    return find_seal(found.manager._keys, found.manager._home.verifier, passwords, metadata)
+    return find_seal(found.manager._keys, found.manager._backend.verifier, passwords, metadata)
 
 
 def opens(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
     """Tell whether a password, None for the empty one, is that of a ledger."""
-    return unlocked(manager._keys, manager._home.verifier, password or b"", metadata) is not None
+    return unlocked(manager._keys, manager._backend.verifier, password or b"", metadata) is not None
 
 
 def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:

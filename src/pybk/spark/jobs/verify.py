@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pybk.client.backend import ClusterHome
+from pybk.client.backend import ClusterBackend
 from pybk.client.replica_check import audit
 from pybk.credentials import Passwords
 from pybk.digest import DigestType, entry_digest
@@ -25,7 +25,7 @@ from pybk.errors import (
 )
 from pybk.ledger import Bookie
 from pybk.ledger_check import Lengths, SealState, check_last, check_seal, contradictions, digest_with
-from pybk.local_backend import EmbeddedHome
+from pybk.local_backend import StoreBackend
 from pybk.replication.reader import fragment_of, stretches
 from pybk.replication.replica_check import Span, joined
 from pybk.replication.rereplication import fragment_end
@@ -355,7 +355,7 @@ def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_Unit]:
 
 def _units_of_store(found: Connection, metadata: LedgerMetadata) -> list[_Unit]:
     """Cut a store's ledger into units."""
-    descriptor = found.manager._home.descriptor(metadata.ledger_id)
+    descriptor = found.manager._backend.descriptor(metadata.ledger_id)
     last = descriptor.last_add_confirmed
     entry_bytes = _entry_bytes(last, descriptor.length_durable)
     step = max(1, _UNIT_BYTES // entry_bytes)
@@ -457,12 +457,12 @@ def judged(replicas: Sequence[Replica], spare: Mapping[int, int]) -> list[Replic
 def _check(where: Where, passwords: Passwords, unit: _Unit) -> Replica | None:
     """Check one unit, in an executor; None if the ledger, or the bookie's part in it, is no more."""
     found = connection(where)
-    home = found.manager._home
+    backend = found.manager._backend
     try:
-        if isinstance(home, ClusterHome):
-            return _check_replica(found, home, passwords, unit)
-        assert isinstance(home, EmbeddedHome), "ledgers live in a cluster or a store"
-        return _check_store(found, home, passwords, unit)
+        if isinstance(backend, ClusterBackend):
+            return _check_replica(found, backend, passwords, unit)
+        assert isinstance(backend, StoreBackend), "ledgers live in a cluster or a store"
+        return _check_store(found, backend, passwords, unit)
     except NoSuchLedgerError:
         return None
 
@@ -486,14 +486,14 @@ def _contradicting(metadata: LedgerMetadata, seal: LedgerSeal | None, lengths: L
     return tuple(found)
 
 
-def _check_replica(found: Connection, home: ClusterHome, passwords: Passwords, unit: _Unit) -> Replica | None:
+def _check_replica(found: Connection, backend: ClusterBackend, passwords: Passwords, unit: _Unit) -> Replica | None:
     """Check what one bookie has."""
-    stored = home.directory.metadata.read_ledger(unit.ledger_id)
+    stored = backend.membership.metadata.read_ledger(unit.ledger_id)
     if fragment_of(stored.metadata.fragments, unit.first).ensemble[unit.place] != unit.bookie:
         return None
     seal = _seal_of(found, stored.metadata, passwords)
     digest = digest_with(seal, stored.metadata, unit.ledger_id)
-    audited = audit(home, stored, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes)
+    audited = audit(backend, stored, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes)
     return Replica(
         unit.ledger_id,
         unit.fragment,
@@ -512,10 +512,10 @@ def _check_replica(found: Connection, home: ClusterHome, passwords: Passwords, u
     )
 
 
-def _check_store(found: Connection, home: EmbeddedHome, passwords: Passwords, unit: _Unit) -> Replica:
+def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords, unit: _Unit) -> Replica:
     """Check what a store has; what cannot be read whole is read in ever smaller pieces."""
-    home.catch_up()
-    descriptor = home.descriptor(unit.ledger_id)
+    backend.catch_up()
+    descriptor = backend.descriptor(unit.ledger_id)
     metadata = descriptor.metadata
     seal = _seal_of(found, metadata, passwords)
     digest = digest_with(seal, metadata, unit.ledger_id)
@@ -528,7 +528,7 @@ def _check_store(found: Connection, home: EmbeddedHome, passwords: Passwords, un
     while at <= unit.last:
         last = unit.last if most > 1 else at
         try:
-            batch = home.store.read_batch(descriptor, at, last, most, digest_bytes=checks.size, direct=False)
+            batch = backend.store.read_batch(descriptor, at, last, most, digest_bytes=checks.size, direct=False)
             checks.check_many(batch)
         except (CorruptError, DigestMismatchError) as error:
             if most > 1:
