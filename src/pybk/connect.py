@@ -35,18 +35,18 @@ def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[Clust
     """
     if secret is not None and not isinstance(secret, bytes):
         raise UsageError(f"cluster_secret is a {type(secret).__name__}; it takes bytes")
-    tree = open_metadata(url, create=create)
+    store = open_metadata(url, create=create)
     try:
         if secret is None:
-            return ClusterMetadata(tree, create=create), None
+            return ClusterMetadata(store, create=create), None
 
         def key_for(identity: ClusterIdentity) -> bytes:
             return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
 
-        metadata = ClusterMetadata(tree, key_for=key_for, create=create)
+        metadata = ClusterMetadata(store, key_for=key_for, create=create)
         return metadata, ClusterKeys.derive(secret, metadata.cluster_id)
     except BaseException:
-        tree.close()
+        store.close()
         raise
 
 

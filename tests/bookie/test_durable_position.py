@@ -11,7 +11,7 @@ from pybk.bookie.durable_position import PositionRecorder
 from pybk.errors import MetadataUnreachableError, PybkError
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata.durable_positions import DurablePosition, Positions
+from pybk.metadata.durable_positions import DurablePosition, DurablePositions
 from pybk.reader import LedgerReader
 from pybk.replication.messages import Status
 from tests.client.test_limbo_repair import backend_of, payload, service_of
@@ -136,7 +136,7 @@ def test_an_unreachable_metadata_store_delays_the_record(
         before = position_of(manager, "bookie-0")
         manager.create_ledger(password=PASSWORD, ensemble_size=1).append(b"entry")
         with monkeypatch.context() as patch:
-            patch.setattr(Positions, "record_position", unreachable)
+            patch.setattr(DurablePositions, "record_position", unreachable)
             recorder.record()
         assert "durable position was not recorded" in caplog.text
         recorder.record()

@@ -9,7 +9,7 @@ import json
 
 from pybk.feature_level import FeatureLevel
 from pybk.metadata import durable_positions, lmdb_records
-from pybk.metadata.authenticated_values import Kind, encode_json, seal, to_base64
+from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json, to_base64
 from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
@@ -38,28 +38,31 @@ def identity_json(level: FeatureLevel) -> bytes:
 
 def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, bytes]]:
     """Return a key and a value of every kind."""
-    payloads: dict[Kind, tuple[str, bytes]] = {
-        Kind.CLUSTER: ("cluster", identity_json(level)),
-        Kind.IDS: ("ids", encode_json({"next": 2000})),
-        Kind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
-        Kind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8, "proof": to_base64(bytes(64))})),
-        Kind.COOKIE: ("cookies/bookie-1%3A3181", _cookie_json(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
-        Kind.BOOKIE: ("bookies/bookie-1%3A3181", _registration_json(registration(bookie(1)), "ab" * 16)),
-        Kind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),
-        Kind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
-        Kind.NEWS: ("underreplicated-news", b""),
-        Kind.POINTER: (_key("sinks", "query/1"), encode_json({"manifest": 7})),
-        Kind.POSITION: (
+    payloads: dict[ValueKind, tuple[str, bytes]] = {
+        ValueKind.CLUSTER: ("cluster", identity_json(level)),
+        ValueKind.IDS: ("ids", encode_json({"next": 2000})),
+        ValueKind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
+        ValueKind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8, "proof": to_base64(bytes(64))})),
+        ValueKind.COOKIE: ("cookies/bookie-1%3A3181", _cookie_json(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
+        ValueKind.BOOKIE: ("bookies/bookie-1%3A3181", _registration_json(registration(bookie(1)), "ab" * 16)),
+        ValueKind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),
+        ValueKind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
+        ValueKind.NEWS: ("underreplicated-news", b""),
+        ValueKind.POINTER: (_key("sinks", "query/1"), encode_json({"manifest": 7})),
+        ValueKind.POSITION: (
             "positions/bookie-1%3A3181",
             durable_positions.encode(DurablePosition(bookie(1), 3, 258, 77, 5, 78)),
         ),
     }
-    assert set(payloads) == set(Kind)
+    assert set(payloads) == set(ValueKind)
     made = {}
     for kind, (key, payload) in payloads.items():
-        made[kind.name] = (key, seal(kind, key, TOKEN, payload, None if kind is Kind.CLUSTER else KEY, level))
-    key, payload = payloads[Kind.LEDGER]
-    made["LEDGER without a secret"] = (key, seal(Kind.LEDGER, key, TOKEN, payload, None, level))
+        made[kind.name] = (
+            key,
+            encode_authenticated(kind, key, TOKEN, payload, None if kind is ValueKind.CLUSTER else KEY, level),
+        )
+    key, payload = payloads[ValueKind.LEDGER]
+    made["LEDGER without a secret"] = (key, encode_authenticated(ValueKind.LEDGER, key, TOKEN, payload, None, level))
     made["description"] = ("", LedgerDescription.of(ledger(7)).encode(KEY))
     made["description of key format 1"] = ("", LedgerDescription.of(ledger(7, key_format=1)).encode(KEY))
     made["description without a secret"] = ("", LedgerDescription.of(ledger(7)).encode(None))
@@ -67,14 +70,14 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
 
 
 def lmdb_rows() -> dict[str, str]:
-    """Return the records of a small tree in LMDB."""
+    """Return the records of a small store in LMDB."""
     environment = MapEnvironment()
     with environment.write() as transaction:
         lmdb_records.put(transaction, lmdb_records.FORMAT_NAME, b"\x01")
         lmdb_records.put_last_number(transaction, 258)
         lmdb_records.put_session(transaction, lmdb_records.Session(257, 2, 5000))
         name = lmdb_records.node_name("a/b")
-        lmdb_records.put_record(transaction, name, lmdb_records.Record(256, 258, 257, b"value"))
+        lmdb_records.put_value(transaction, name, lmdb_records.StoredValue(256, 258, 257, b"value"))
     return {name.hex(): value.hex() for name, value in environment.rows.items()}
 
 

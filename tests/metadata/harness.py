@@ -1,4 +1,4 @@
-"""The three kinds of metadata trees, as the conformance suite needs them."""
+"""The three kinds of stores, as the conformance suite needs them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Protocol
 import pytest
 
 from pybk.metadata import lmdb_records
-from pybk.metadata.lmdb_store import LmdbTree
-from pybk.metadata.store import MetadataTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
+from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
-from tests.metadata.simulated_store import SimStore, SimTree
+from tests.metadata.simulated_store import SimMetadataStore, SimServer
 from tests.waiting import WAIT_S
 from tests.zookeeper_server import ZooKeeperServer, missing
 
@@ -31,7 +31,7 @@ def wait_for(condition: Callable[[], bool], wait_s: float = WAIT_S) -> bool:
 class World(Protocol):
     """One store, empty."""
 
-    def open(self) -> MetadataTree:
+    def open(self) -> MetadataStore:
         """Open it; closed at the end of the test."""
         ...
 
@@ -39,109 +39,109 @@ class World(Protocol):
         """Let the store call what is due until something holds; say whether it does."""
         ...
 
-    def end_session(self, tree: MetadataTree) -> None:
-        """End a tree's session without the tree's doing."""
+    def end_session(self, store: MetadataStore) -> None:
+        """End a store's session without the store's doing."""
         ...
 
 
 class SimWorld:
-    """Trees in memory."""
+    """Stores in memory."""
 
     def __init__(self) -> None:
-        self.store = SimStore()
+        self.server = SimServer()
 
-    def open(self) -> SimTree:
+    def open(self) -> SimMetadataStore:
         """See ``World.open``."""
-        return self.store.tree()
+        return self.server.store()
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
         """See ``World.wait_for``."""
         while not condition():
-            if not self.store.deliver():
+            if not self.server.deliver():
                 return condition()
         return True
 
-    def end_session(self, tree: MetadataTree) -> None:
+    def end_session(self, store: MetadataStore) -> None:
         """See ``World.end_session``."""
-        self.store.expire(tree.session())
+        self.server.expire(store.session())
 
 
 class LmdbWorld:
-    """Trees on an LMDB environment."""
+    """Stores on an LMDB environment."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trees: list[MetadataTree] = []
+        self.stores: list[MetadataStore] = []
 
-    def open(self) -> MetadataTree:
+    def open(self) -> MetadataStore:
         """See ``World.open``."""
-        tree = open_metadata(f"lmdb://{self.path}", session_timeout_s=2)
-        self.trees.append(tree)
-        return tree
+        store = open_metadata(f"lmdb://{self.path}", session_timeout_s=2)
+        self.stores.append(store)
+        return store
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
         """See ``World.wait_for``."""
         return wait_for(condition)
 
-    def end_session(self, tree: MetadataTree) -> None:
+    def end_session(self, store: MetadataStore) -> None:
         """See ``World.end_session``: as another process does that finds no sign of life."""
-        session = tree.session()
+        session = store.session()
         with LmdbWorld(self.path).other() as other:
             other._change(lambda transaction, number: lmdb_records.end_session(transaction, session))
 
     def other(self) -> _Other:
-        """Return a tree that is closed at the end of the ``with``."""
+        """Return a store that is closed at the end of the ``with``."""
         return _Other(str(self.path))
 
 
 class _Other:
     def __init__(self, path: str) -> None:
-        self.tree = LmdbTree(path)
+        self.store = LmdbMetadataStore(path)
 
-    def __enter__(self) -> LmdbTree:
-        return self.tree
+    def __enter__(self) -> LmdbMetadataStore:
+        return self.store
 
     def __exit__(self, *_: object) -> None:
-        self.tree.close()
+        self.store.close()
 
 
 class ZooKeeperWorld:
-    """Trees on a real server."""
+    """Stores on a real server."""
 
     def __init__(self, server: ZooKeeperServer) -> None:
         self.url = server.url()
-        self.trees: list[MetadataTree] = []
+        self.stores: list[MetadataStore] = []
 
-    def open(self) -> MetadataTree:
+    def open(self) -> MetadataStore:
         """See ``World.open``."""
-        tree = open_metadata(self.url, session_timeout_s=2, timeout_s=WAIT_S)
-        self.trees.append(tree)
-        return tree
+        store = open_metadata(self.url, session_timeout_s=2, timeout_s=WAIT_S)
+        self.stores.append(store)
+        return store
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
         """See ``World.wait_for``."""
         return wait_for(condition)
 
-    def end_session(self, tree: MetadataTree) -> None:
+    def end_session(self, store: MetadataStore) -> None:
         """See ``World.end_session``: by a second connection that takes the session over and closes it."""
-        end_zookeeper_session(tree)
+        end_zookeeper_session(store)
 
 
-def end_zookeeper_session(tree: MetadataTree) -> None:
+def end_zookeeper_session(store: MetadataStore) -> None:
     """End a session through a second connection with the same session id and password."""
     from kazoo.client import KazooClient
 
-    from pybk.metadata.zookeeper_store import ZooKeeperTree
+    from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
 
-    assert isinstance(tree, ZooKeeperTree)
-    session = tree.session()
+    assert isinstance(store, ZooKeeperMetadataStore)
+    session = store.session()
     # The client may take its session back before the other connection has closed it: then once more.
-    while tree.session() == session:
-        double = KazooClient(hosts=tree._hosts, client_id=tree._client.client_id, timeout=2)
+    while store.session() == session:
+        double = KazooClient(hosts=store._hosts, client_id=store._client.client_id, timeout=2)
         double.start()
         double.stop()
         double.close()
-        wait_for(lambda: tree._session not in (0, session), 1)
+        wait_for(lambda: store._session not in (0, session), 1)
 
 
 @pytest.fixture(params=["sim", "lmdb", "zookeeper"])
@@ -158,5 +158,5 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     else:
         made = LmdbWorld(tmp_path / "metadata")
     yield made
-    for tree in made.trees:
-        tree.close()
+    for store in made.stores:
+        store.close()

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 
 from pybk.errors import MetadataExistsError, MetadataVersionError
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from tests.waiting import WAIT_S
 
 
@@ -17,26 +17,26 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def lease(tree: LmdbTree) -> None:
+def lease(store: LmdbMetadataStore) -> None:
     """Hold a leased key, and take it again after losing it, until the input ends."""
     lost = threading.Event()
-    tree.on_session_end(lost.set)
-    tree.create("lease", b"child", leased=True)
+    store.on_session_end(lost.set)
+    store.create("lease", b"child", leased=True)
     tell("leased")
     lost.wait()
     tell("lost")
     sys.stdin.read()
 
 
-def count(tree: LmdbTree) -> None:
+def count(store: LmdbMetadataStore) -> None:
     """Count a key up until killed, telling each number that took effect."""
     with suppress(MetadataExistsError):
-        tree.create("counter", b"0")
+        store.create("counter", b"0")
     while True:
-        node = tree.get("counter")
+        node = store.get("counter")
         assert node is not None
         try:
-            tree.put("counter", str(int(node.value) + 1).encode(), node.version)
+            store.put("counter", str(int(node.value) + 1).encode(), node.version)
         except MetadataVersionError:
             continue
         tell(str(int(node.value) + 1))
@@ -44,5 +44,5 @@ def count(tree: LmdbTree) -> None:
 
 if __name__ == "__main__":
     {"lease": lease, "count": count}[sys.argv[2]](
-        LmdbTree(sys.argv[1], timeout_s=WAIT_S, session_timeout_s=float(sys.argv[3]))
+        LmdbMetadataStore(sys.argv[1], timeout_s=WAIT_S, session_timeout_s=float(sys.argv[3]))
     )

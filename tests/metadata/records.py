@@ -10,7 +10,7 @@ from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.locks import Lease
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
-from pybk.metadata.store import MetadataTree
+from pybk.metadata.store import MetadataStore
 
 KEY = b"k" * 32
 
@@ -20,9 +20,9 @@ def key_for(identity: ClusterIdentity) -> bytes:
     return KEY
 
 
-def cluster_on(tree: MetadataTree) -> ClusterMetadata:
-    """Return the cluster in a tree."""
-    return ClusterMetadata(tree, key_for=key_for, cost=2)
+def cluster_on(store: MetadataStore) -> ClusterMetadata:
+    """Return the cluster in a store."""
+    return ClusterMetadata(store, key_for=key_for, cost=2)
 
 
 def bookie(number: int, instance: int = 0) -> Bookie:

@@ -1,6 +1,6 @@
 """A metadata store in memory that loses answers and reads stale values when told to: no threads, no clock, no chance.
 
-It is :class:`pybk.metadata.store.MetadataTree` in its simplest form, and the store of the simulator.
+It is :class:`pybk.metadata.store.MetadataStore` in its simplest form, and the store of the simulator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Fault(Enum):
 
     ``REPLY_LOST``: it takes effect, and the answer is lost. ``REQUEST_LOST``: it takes no effect, and the caller cannot
     know. ``REFUSED``: it takes no effect, and the caller knows. ``STALE``: a read that need not be the latest sees the
-    value before the last change, unless this tree saw a newer one.
+    value before the last change, unless this store saw a newer one.
     """
 
     REPLY_LOST = 1
@@ -48,21 +48,23 @@ class SimNode:
 
 
 class SimWatch:
-    """A callback that is called by ``SimStore.deliver`` until it is cancelled."""
+    """A callback that is called by ``SimServer.deliver`` until it is cancelled."""
 
-    def __init__(self, store: SimStore, tree: SimTree, key: str | None, callback: Callable[[], None]) -> None:
+    def __init__(
+        self, server: SimServer, store: SimMetadataStore, key: str | None, callback: Callable[[], None]
+    ) -> None:
+        self.server = server
         self.store = store
-        self.tree = tree
         self.key = key
         self.callback = callback
 
     def cancel(self) -> None:
         """Call no more."""
-        self.store.watches.pop(self, None)
+        self.server.watches.pop(self, None)
 
 
-class SimStore:
-    """The store that many trees share.
+class SimServer:
+    """The store that many stores share.
 
     Attributes:
         nodes: All keys with values.
@@ -74,12 +76,12 @@ class SimStore:
         self.nodes: dict[str, SimNode] = {}
         self.changes = 0
         self.watches: dict[SimWatch, None] = {}
-        self._sessions: dict[int, SimTree] = {}
+        self._sessions: dict[int, SimMetadataStore] = {}
         self._due: deque[SimWatch] = deque()
 
-    def tree(self, faults: Faults | None = None) -> SimTree:
+    def store(self, faults: Faults | None = None) -> SimMetadataStore:
         """Open the store."""
-        return SimTree(self, faults)
+        return SimMetadataStore(self, faults)
 
     def deliver(self) -> int:
         """Call the callbacks that are due, and say how many; those that cannot reach the store are due again."""
@@ -95,16 +97,16 @@ class SimStore:
 
     def expire(self, session: int) -> None:
         """End a session as if nothing had been heard of it."""
-        tree = self._sessions.pop(session, None)
+        store = self._sessions.pop(session, None)
         for key in [key for key, found in self.nodes.items() if found.session == session]:
             self.changed(key, None)
-        if tree is not None:
-            self._due.extend(watch for watch in self.watches if watch.tree is tree and watch.key is None)
+        if store is not None:
+            self._due.extend(watch for watch in self.watches if watch.store is store and watch.key is None)
 
-    def begin(self, tree: SimTree) -> int:
+    def begin(self, store: SimMetadataStore) -> int:
         """Begin a session."""
         self.changes += 1
-        self._sessions[self.changes] = tree
+        self._sessions[self.changes] = store
         return self.changes
 
     def is_live(self, session: int) -> bool:
@@ -127,27 +129,27 @@ class SimStore:
         return self.changes
 
 
-class SimTree:
+class SimMetadataStore:
     """One client of the store.
 
     Args:
-        store: The store.
+        server: What its clients share.
         faults: Says what goes wrong; may be replaced at any time.
     """
 
-    def __init__(self, store: SimStore, faults: Faults | None) -> None:
-        self.store = store
+    def __init__(self, server: SimServer, faults: Faults | None) -> None:
+        self.server = server
         self.faults = faults
         self._session = 0
         self._closed = False
         self._seen: dict[str, int] = {}
 
     def get(self, key: str, *, latest: bool = False) -> Node | None:
-        """See ``MetadataTree.get``."""
+        """See ``MetadataStore.get``."""
         fault = self._fault("get", key)
         if fault in (Fault.REPLY_LOST, Fault.REQUEST_LOST, Fault.REFUSED):
             raise MetadataUnreachableError(f"get {key}: no answer")
-        found = self.store.nodes.get(key)
+        found = self.server.nodes.get(key)
         node = None if found is None else found.node
         if fault is Fault.STALE and not latest and found is not None:
             before = found.before
@@ -158,76 +160,76 @@ class SimTree:
         return node
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataTree.get_many``."""
+        """See ``MetadataStore.get_many``."""
         return [self.get(key) for key in keys]
 
     def children(self, key: str) -> list[str]:
-        """See ``MetadataTree.children``."""
+        """See ``MetadataStore.children``."""
         if self._fault("children", key) in (Fault.REPLY_LOST, Fault.REQUEST_LOST, Fault.REFUSED):
             raise MetadataUnreachableError(f"children of {key}: no answer")
         prefix = key + "/"
-        return sorted({name[len(prefix) :].split("/")[0] for name in self.store.nodes if name.startswith(prefix)})
+        return sorted({name[len(prefix) :].split("/")[0] for name in self.server.nodes if name.startswith(prefix)})
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
-        """See ``MetadataTree.create``."""
+        """See ``MetadataStore.create``."""
         checked_value(key, value)
 
         def change() -> int:
-            if key in self.store.nodes:
+            if key in self.server.nodes:
                 raise MetadataExistsError(f"{key} exists")
-            return self.store.changed(key, value, self.session() if leased else 0)
+            return self.server.changed(key, value, self.session() if leased else 0)
 
         return self._change("create", key, change)
 
     def put(self, key: str, value: bytes, version: int) -> int:
-        """See ``MetadataTree.put``."""
+        """See ``MetadataStore.put``."""
         checked_value(key, value)
 
         def change() -> int:
             self._expect(key, version)
-            return self.store.changed(key, value)
+            return self.server.changed(key, value)
 
         return self._change("put", key, change)
 
     def delete(self, key: str, version: int) -> None:
-        """See ``MetadataTree.delete``."""
+        """See ``MetadataStore.delete``."""
 
         def change() -> int:
             self._expect(key, version)
-            return self.store.changed(key, None)
+            return self.server.changed(key, None)
 
         self._change("delete", key, change)
 
     def watch(self, key: str, callback: Callable[[], None]) -> SimWatch:
-        """See ``MetadataTree.watch``."""
+        """See ``MetadataStore.watch``."""
         return self._watch(checked_key(key), callback)
 
     def on_session_end(self, callback: Callable[[], None]) -> SimWatch:
-        """See ``MetadataTree.on_session_end``."""
+        """See ``MetadataStore.on_session_end``."""
         return self._watch(None, callback)
 
     def session(self) -> int:
-        """See ``MetadataTree.session``."""
+        """See ``MetadataStore.session``."""
         if not self.alive(self._session):
             self._fault("session", "session")
-            self._session = self.store.begin(self)
+            self._session = self.server.begin(self)
         return self._session
 
     def alive(self, session: int) -> bool:
-        """See ``MetadataTree.alive``."""
-        return session == self._session and self.store.is_live(session)
+        """See ``MetadataStore.alive``."""
+        return session == self._session and self.server.is_live(session)
 
     def close(self) -> None:
-        """See ``MetadataTree.close``."""
+        """See ``MetadataStore.close``."""
         if not self._closed:
             self._closed = True
-            for watch in [watch for watch in self.store.watches if watch.tree is self]:
+            for watch in [watch for watch in self.server.watches if watch.store is self]:
                 watch.cancel()
-            self.store.expire(self._session)
+            self.server.expire(self._session)
 
     def _watch(self, key: str | None, callback: Callable[[], None]) -> SimWatch:
-        watch = SimWatch(self.store, self, key, callback)
-        self.store.watches[watch] = None
+        watch = SimWatch(self.server, self, key, callback)
+        self.server.watches[watch] = None
         return watch
 
     def _fault(self, operation: str, key: str) -> Fault | None:
@@ -251,6 +253,6 @@ class SimTree:
         return change()
 
     def _expect(self, key: str, version: int) -> None:
-        found = self.store.nodes.get(key)
+        found = self.server.nodes.get(key)
         if found is None or found.node.version != version:
             raise MetadataVersionError(f"{key} is {found and found.node}, not of version {version}")

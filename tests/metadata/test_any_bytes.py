@@ -15,13 +15,13 @@ from pybk.bookie.directory_identity import IDENTITY_KEY, Identity
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import LedgerMetadata
-from pybk.metadata.authenticated_values import Kind, encode_json, seal
+from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.metadata.registration import BookieCookie, _cookie_json, _registration_json
-from pybk.metadata.store import MetadataTree
+from pybk.metadata.store import MetadataStore
 from pybk.spark.sink.sink_record import Record, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.batches import entry_span, locate_entries
@@ -29,7 +29,7 @@ from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.format.record import RUN_DTYPE, entry_ends
 from pybk.transport.curve import check_address
 from tests.metadata.records import KEY, bookie, cluster_on, ledger, registration
-from tests.metadata.simulated_store import SimStore
+from tests.metadata.simulated_store import SimServer
 
 patient = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 TOKEN = bytes(16)
@@ -73,43 +73,43 @@ def anything(sound: bytes) -> st.SearchStrategy[bytes]:
     return st.binary(max_size=80) | wrong_json(sound) | st.just(sound)
 
 
-def sealed_world(kind: Kind, key: str, payload: bytes) -> tuple[ClusterMetadata, MetadataTree]:
-    tree = SimStore().tree()
-    cluster = cluster_on(tree)
-    value = seal(kind, key, TOKEN, payload, KEY, NEWEST_LEVEL)
-    node = tree.get(key)
+def sealed_world(kind: ValueKind, key: str, payload: bytes) -> tuple[ClusterMetadata, MetadataStore]:
+    store = SimServer().store()
+    cluster = cluster_on(store)
+    value = encode_authenticated(kind, key, TOKEN, payload, KEY, NEWEST_LEVEL)
+    node = store.get(key)
     if node is None:
-        tree.create(key, value)
+        store.create(key, value)
     else:
-        tree.put(key, value, node.version)
-    return cluster, tree
+        store.put(key, value, node.version)
+    return cluster, store
 
 
 COOKIE_KEY = f"cookies/{bookie(1).bookie_id.replace(':', '%3A')}"
 BOOKIE_KEY = f"bookies/{bookie(1).bookie_id.replace(':', '%3A')}"
 LEDGER_KEY = f"{LEDGERS_KEY}/{ledger_path(7)}"
 MISSING = UnderReplicatedLedger(7, bookie(1), 3)
-SEALED: dict[str, tuple[Kind, str, bytes, Callable[[ClusterMetadata], Any]]] = {
-    "ids": (Kind.IDS, IDS_KEY, encode_json({"next": 5}), lambda cluster: cluster.new_ledger_id()),
-    "ledger": (Kind.LEDGER, LEDGER_KEY, ledger(7).encode(), lambda cluster: cluster.read_ledger(7)),
+SEALED: dict[str, tuple[ValueKind, str, bytes, Callable[[ClusterMetadata], Any]]] = {
+    "ids": (ValueKind.IDS, IDS_KEY, encode_json({"next": 5}), lambda cluster: cluster.new_ledger_id()),
+    "ledger": (ValueKind.LEDGER, LEDGER_KEY, ledger(7).encode(), lambda cluster: cluster.read_ledger(7)),
     "tombstone": (
-        *(Kind.DELETED, LEDGER_KEY, encode_json({"ledger_id": 7, "proof": "AAAA"})),
+        *(ValueKind.DELETED, LEDGER_KEY, encode_json({"ledger_id": 7, "proof": "AAAA"})),
         lambda cluster: cluster.deletion_proof(7),
     ),
     "lock": (
-        *(Kind.LOCK, "locks/auditor", encode_json({"by": "me", "owner": "you"})),
+        *(ValueKind.LOCK, "locks/auditor", encode_json({"by": "me", "owner": "you"})),
         lambda cluster: cluster.lock_owner("auditor"),
     ),
     "missing": (
-        *(Kind.UNDER_REPLICATED, _missing_key(7, bookie(1)), _record_json(MISSING)),
+        *(ValueKind.UNDER_REPLICATED, _missing_key(7, bookie(1)), _record_json(MISSING)),
         lambda cluster: cluster.mark_under_replicated(7, bookie(1), 0),
     ),
     "cookie": (
-        *(Kind.COOKIE, COOKIE_KEY, _cookie_json(BookieCookie(bookie(1), bytes(16), 3))),
+        *(ValueKind.COOKIE, COOKIE_KEY, _cookie_json(BookieCookie(bookie(1), bytes(16), 3))),
         lambda cluster: cluster.read_cookie(bookie(1).bookie_id),
     ),
     "registration": (
-        *(Kind.BOOKIE, BOOKIE_KEY, _registration_json(registration(bookie(1)), "me")),
+        *(ValueKind.BOOKIE, BOOKIE_KEY, _registration_json(registration(bookie(1)), "me")),
         lambda cluster: cluster.find_bookie(bookie(1).bookie_id),
     ),
 }
@@ -133,17 +133,17 @@ def test_a_sealed_value_of_any_bytes(name: str, data: st.DataObject) -> None:
 @patient
 @given(data=st.data())
 def test_a_cluster_of_any_bytes(data: st.DataObject) -> None:
-    tree = SimStore().tree()
-    cluster_on(tree)
-    node = tree.get(CLUSTER_KEY)
+    store = SimServer().store()
+    cluster_on(store)
+    node = store.get(CLUSTER_KEY)
     assert node is not None
     at = node.value.index(b'{"cluster_id"')
     payload = node.value[at:]
     value = (
         node.value[:19] + data.draw(anything(payload)) if data.draw(st.booleans()) else data.draw(st.binary(min_size=1))
     )
-    tree.put(CLUSTER_KEY, value, node.version)
-    quietly(lambda: cluster_on(tree))
+    store.put(CLUSTER_KEY, value, node.version)
+    quietly(lambda: cluster_on(store))
 
 
 @patient
@@ -203,8 +203,8 @@ def test_tables_of_any_bytes(buffer: bytes, count: int, words: bytes, entry_id: 
 
 
 def test_one_junk_key_hides_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
-    tree = SimStore().tree()
-    cluster = cluster_on(tree)
+    store = SimServer().store()
+    cluster = cluster_on(store)
     for ledger_id in (3, 7, 12_345_678):
         cluster.create_ledger(ledger(ledger_id))
     for junk_key in (
@@ -214,9 +214,9 @@ def test_one_junk_key_hides_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
         "000/0000/0000/0000/٠٠٠٤",
         "000/0000/0000/0000/0006-x",
     ):
-        tree.create(f"{LEDGERS_KEY}/{junk_key}", b"x")
+        store.create(f"{LEDGERS_KEY}/{junk_key}", b"x")
     damaged = f"{LEDGERS_KEY}/{ledger_path(5)}"
-    tree.create(damaged, b"nonsense")
+    store.create(damaged, b"nonsense")
     assert cluster.list_ledgers() == [3, 5, 7, 12_345_678]
     assert [found.metadata.ledger_id for found in cluster.read_sound_ledgers(cluster.list_ledgers())] == [
         *(3, 7),
@@ -227,10 +227,10 @@ def test_one_junk_key_hides_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises((CorruptError, MetadataForgedError)):
         cluster.read_ledgers([3, 5])
     cluster.mark_under_replicated(3, bookie(1), 0)
-    tree.create(_missing_key(4, bookie(1)), b"nonsense")
+    store.create(_missing_key(4, bookie(1)), b"nonsense")
     assert [record.ledger_id for record in cluster.list_under_replicated()] == [3]
     cluster.claim_cookie(bookie(1))
-    tree.create("cookies/b", b"nonsense")
+    store.create("cookies/b", b"nonsense")
     assert [cookie.bookie for cookie in cluster.list_cookies()] == [bookie(1)]
 
 
@@ -238,7 +238,7 @@ def test_a_registration_without_end_is_an_error_of_the_project() -> None:
     sound = json.loads(_registration_json(registration(bookie(1)), "me"))
     for name in ("load", "tiers", "addresses"):
         text = json.dumps({**sound, name: "<hole>"}).replace('"<hole>"', "1e999")
-        cluster, _ = sealed_world(Kind.BOOKIE, BOOKIE_KEY, text.encode())
+        cluster, _ = sealed_world(ValueKind.BOOKIE, BOOKIE_KEY, text.encode())
         with pytest.raises(CorruptError):
             cluster.find_bookie(bookie(1).bookie_id)
         assert cluster.list_bookies() == []

@@ -18,7 +18,7 @@ from pybk.ledger import LedgerState
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import ID_BLOCK
 from tests.metadata.records import bookie, cluster_on, ledger, registration
-from tests.metadata.simulated_store import Fault, SimStore
+from tests.metadata.simulated_store import Fault, SimServer
 
 LOST = (None, Fault.REPLY_LOST, Fault.REQUEST_LOST)
 CHANGES = ("create", "put", "delete")
@@ -28,10 +28,10 @@ class World:
     """A cluster whose next calls go wrong as told, and one on the same store whose calls do not."""
 
     def __init__(self) -> None:
-        self.store = SimStore()
-        self.sure = cluster_on(self.store.tree())
-        self.tree = self.store.tree()
-        self.cluster = cluster_on(self.tree)
+        self.server = SimServer()
+        self.sure = cluster_on(self.server.store())
+        self.store = self.server.store()
+        self.cluster = cluster_on(self.store)
 
     def fail(self, faults: Iterable[Fault | None], operations: tuple[str, ...] = CHANGES) -> list[Fault | None]:
         """Have the next calls of some methods go wrong; returns what is left of that."""
@@ -40,7 +40,7 @@ class World:
         def next_fault(operation: str, key: str) -> Fault | None:
             return left.pop(0) if left and operation in operations else None
 
-        self.tree.faults = next_fault
+        self.store.faults = next_fault
         return left
 
     def between(self, change: Callable[[], object]) -> None:
@@ -55,7 +55,7 @@ class World:
                 change()
             return None
 
-        self.tree.faults = next_fault
+        self.store.faults = next_fault
 
 
 SEQUENCES = [sequence for length in (1, 2, 3) for sequence in itertools.product(LOST, repeat=length)]
@@ -141,11 +141,11 @@ def test_a_ledger_that_was_created_and_deleted_since_does_not_count_as_there() -
 def test_what_cannot_be_settled_says_that_it_is_open(lost: Fault) -> None:
     world = World()
     version = world.cluster.create_ledger(ledger(1))
-    world.tree.faults = lambda operation, key: lost
+    world.store.faults = lambda operation, key: lost
     with pytest.raises(MetadataUnreachableError) as unknown:
         world.cluster.write_ledger(ledger(1, length=9, version=1), version)
     assert unknown.value.outcome_unknown
-    world.tree.faults = lambda operation, key: lost if operation == "put" else None
+    world.store.faults = lambda operation, key: lost if operation == "put" else None
     if lost is Fault.REQUEST_LOST:
         with pytest.raises(MetadataUnreachableError) as unknown:
             world.cluster.write_ledger(ledger(1, length=9, version=1), version)
@@ -154,7 +154,7 @@ def test_what_cannot_be_settled_says_that_it_is_open(lost: Fault) -> None:
 
 def test_what_was_not_sent_is_known_to_have_failed() -> None:
     world = World()
-    world.tree.faults = lambda operation, key: Fault.REFUSED
+    world.store.faults = lambda operation, key: Fault.REFUSED
     with pytest.raises(MetadataUnreachableError) as refused:
         world.cluster.create_ledger(ledger(1))
     assert not refused.value.outcome_unknown
@@ -164,7 +164,7 @@ def test_what_was_not_sent_is_known_to_have_failed() -> None:
 def test_what_was_not_sent_after_a_lost_answer_is_open() -> None:
     world = World()
     faults = {"create": iter((Fault.REPLY_LOST,)), "get": iter((Fault.REFUSED,))}
-    world.tree.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
+    world.store.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
     with pytest.raises(MetadataUnreachableError) as unknown:
         world.cluster.create_ledger(ledger(1))
     assert unknown.value.outcome_unknown
@@ -175,7 +175,7 @@ def test_settling_never_trusts_a_stale_read() -> None:
     world = World()
     version = world.cluster.create_ledger(ledger(1))
     calls = {"put": iter((Fault.REPLY_LOST,))}
-    world.tree.faults = lambda operation, key: (
+    world.store.faults = lambda operation, key: (
         Fault.STALE if operation == "get" else next(calls.get(operation, iter(())), None)
     )
     newer = world.cluster.write_ledger(ledger(1, length=9, version=1), version)
@@ -186,7 +186,7 @@ def test_a_stale_read_is_what_is_asked_for_only() -> None:
     world = World()
     version = world.sure.create_ledger(ledger(1))
     world.sure.write_ledger(ledger(1, length=9, version=1), version)
-    world.tree.faults = lambda operation, key: Fault.STALE
+    world.store.faults = lambda operation, key: Fault.STALE
     assert world.cluster.read_ledger(1, latest=False).metadata.length == 0
     assert world.cluster.read_ledger(1).metadata.length == 9
     assert world.cluster.read_ledger(1, latest=False).metadata.length == 9
@@ -205,23 +205,23 @@ def test_no_id_is_given_twice_whatever_is_lost(faults: tuple[Fault | None, ...])
 
 @pytest.mark.parametrize("faults", SEQUENCES)
 def test_one_cluster_is_made_whatever_is_lost(faults: tuple[Fault | None, ...]) -> None:
-    store = SimStore()
+    server = SimServer()
     left = list(faults)
-    tree = store.tree(lambda operation, key: left.pop(0) if left and operation == "create" else None)
-    made = cluster_on(tree).identity
-    assert cluster_on(store.tree()).identity == made
-    assert cluster_on(tree).identity == made
+    store = server.store(lambda operation, key: left.pop(0) if left and operation == "create" else None)
+    made = cluster_on(store).identity
+    assert cluster_on(server.store()).identity == made
+    assert cluster_on(store).identity == made
 
 
 def test_two_who_make_the_cluster_at_once_make_one() -> None:
-    store = SimStore()
+    server = SimServer()
     other: list[ClusterMetadata] = []
 
     def first(operation: str, key: str) -> None:
         if operation == "create" and not other:
-            other.append(cluster_on(store.tree()))
+            other.append(cluster_on(server.store()))
 
-    assert cluster_on(store.tree(first)).identity == other[0].identity
+    assert cluster_on(server.store(first)).identity == other[0].identity
 
 
 @pytest.mark.parametrize("faults", SEQUENCES)
@@ -272,7 +272,7 @@ def test_cookies_boots_and_missing_entries_survive_lost_answers(faults: tuple[Fa
 def test_a_lock_whose_taking_stayed_open_is_not_lost_for_ever() -> None:
     world = World()
     faults = {"create": iter((Fault.REPLY_LOST,)), "get": iter((Fault.REFUSED,))}
-    world.tree.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
+    world.store.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
     with pytest.raises(MetadataUnreachableError):
         world.cluster.try_lock("lock", "one")
     assert world.sure.lock_owner("lock") == "one"
@@ -289,10 +289,10 @@ def test_a_registration_whose_making_stayed_open_is_made_again() -> None:
     world = World()
     world.cluster.claim_cookie(bookie(1))
     registered = world.cluster.register(registration(bookie(1)))
-    world.store.expire(world.tree.session())
+    world.server.expire(world.store.session())
     faults = {"create": iter((Fault.REPLY_LOST,)), "get": iter((None, Fault.REFUSED))}
-    world.tree.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
-    while world.store.deliver():
+    world.store.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
+    while world.server.deliver():
         pass
     assert registered.registered
     registered.update(registration(bookie(1), load=3.0))
@@ -306,10 +306,10 @@ def test_a_record_of_missing_entries_that_changes_while_it_is_crossed_out_stays(
 
     def more_is_missing(operation: str, key: str) -> None:
         if operation == "delete":
-            world.tree.faults = None
+            world.store.faults = None
             world.sure.mark_under_replicated(4, bookie(1), 3)
 
-    world.tree.faults = more_is_missing
+    world.store.faults = more_is_missing
     assert not world.cluster.unmark_under_replicated(record)
     assert world.sure.list_under_replicated() == [(4, bookie(1), 3)]
 
@@ -323,7 +323,7 @@ def test_the_name_of_a_lost_bookie_is_taken_by_one_change_and_not_looked_at_agai
     def noted(operation: str, key: str) -> None:
         calls.append(operation)
 
-    world.tree.faults = noted
+    world.store.faults = noted
     another = bookie(1)._replace(instance=b"n" * 16)
     assert world.cluster.claim_cookie(another, replace=True).bookie == another
     assert calls == ["get", "put"]

@@ -13,7 +13,7 @@ import pytest
 
 from pybk.metadata import change_signal, lmdb_store
 from pybk.metadata.change_signal import REST_S, ChangeSignal
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from tests.metadata.harness import wait_for
 from tests.waiting import WAIT_S
 
@@ -91,65 +91,67 @@ def test_a_file_that_is_not_there_is_not_watched(tmp_path: Path) -> None:
 
 
 def test_who_watches_at_rest_looks_at_nothing(tmp_path: Path) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    tree.create("key", b"v")
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    store.create("key", b"v")
     told = threading.Event()
-    tree.watch("key", told.set)
+    store.watch("key", told.set)
     polls: list[float] = []
-    original = tree._poll
-    tree._poll = lambda: (polls.append(time.monotonic()), original())[1]  # type: ignore[method-assign, func-returns-value]
+    original = store._poll
+    store._poll = lambda: (polls.append(time.monotonic()), original())[1]  # type: ignore[method-assign, func-returns-value]
     assert wait_for(lambda: len(polls) >= 2)
     spacing = [later - earlier for earlier, later in pairwise(polls[1:])]
     assert all(gap > 10 * REST_S for gap in spacing)
-    other = LmdbTree(str(tmp_path / "metadata"))
+    other = LmdbMetadataStore(str(tmp_path / "metadata"))
     node = other.get("key")
     assert node is not None
     other.put("key", b"w", node.version)
     assert told.wait(10)
     other.close()
-    tree.close()
+    store.close()
 
 
 class Minute:
-    """A minute of the thread that keeps a tree's session alive and its watches informed, by a clock of the test.
+    """A minute of the thread that keeps a store's session alive and its watches informed, by a clock of the test.
 
     Attributes:
         now: The time.
         waits: How often the thread slept.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tree: LmdbTree) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: LmdbMetadataStore) -> None:
         self.now = time.monotonic() + 60
         self.waits = 0
-        self._tree = tree
+        self._store = store
         self._end = self.now + 60
         monkeypatch.setattr(lmdb_store, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
-        monkeypatch.setattr(tree._wake, "wait", self._wait)
+        monkeypatch.setattr(store._wake, "wait", self._wait)
 
     def run(self) -> None:
-        self._tree._keep()
+        self._store._keep()
 
     def _wait(self, timeout_s: float | None, *, changes: bool, rest_s: float) -> bool:
         assert timeout_s is not None
         self.waits += 1
         self.now += timeout_s
-        self._tree._closed = self.now >= self._end
+        self._store._closed = self.now >= self._end
         return False
 
 
 @pytest.fixture
-def resting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LmdbTree]:
-    monkeypatch.setattr(LmdbTree, "_start_keeper", lambda tree: None)
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    tree.create("key", b"v", leased=True)
-    tree.watch("key", lambda: None)
-    yield tree
+def resting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LmdbMetadataStore]:
+    monkeypatch.setattr(LmdbMetadataStore, "_start_keeper", lambda store: None)
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    store.create("key", b"v", leased=True)
+    store.watch("key", lambda: None)
+    yield store
     monkeypatch.undo()
-    tree._closed = False
-    tree.close()
+    store._closed = False
+    store.close()
 
 
-def test_one_of_many_processes_at_rest_wakes_once_a_second(resting: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_many_processes_at_rest_wakes_once_a_second(
+    resting: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = dict.fromkeys(("_beat", "_poll", "_dead"), 0)
 
     def count(name: str) -> None:
@@ -175,7 +177,7 @@ def test_one_of_many_processes_at_rest_wakes_once_a_second(resting: LmdbTree, mo
 
 
 def test_a_process_alone_looks_for_dead_sessions_four_times_a_second(
-    resting: LmdbTree, monkeypatch: pytest.MonkeyPatch
+    resting: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minute = Minute(monkeypatch, resting)
     minute.run()
@@ -183,9 +185,9 @@ def test_a_process_alone_looks_for_dead_sessions_four_times_a_second(
 
 
 def test_a_process_without_a_session_wakes_every_two_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: LmdbTree
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resting: LmdbMetadataStore
 ) -> None:
-    watching = LmdbTree(str(tmp_path / "metadata"))
+    watching = LmdbMetadataStore(str(tmp_path / "metadata"))
     watching.watch("key", lambda: None)
     minute = Minute(monkeypatch, watching)
     minute.run()
@@ -196,7 +198,7 @@ def test_a_process_without_a_session_wakes_every_two_seconds(
 
 
 def test_looks_become_less_frequent_while_only_keys_change_that_are_not_watched(
-    resting: LmdbTree, monkeypatch: pytest.MonkeyPatch
+    resting: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
     watched = {4, 5}
@@ -217,7 +219,9 @@ def test_looks_become_less_frequent_while_only_keys_change_that_are_not_watched(
     assert rests == [0.01, 0.02, 0.04, 0.04, 0.01, 0.01, 0.02, 0.02]
 
 
-def test_what_fails_at_rest_is_tried_again_without_haste(resting: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_at_rest_is_tried_again_without_haste(
+    resting: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise OSError(5, "injected")
 

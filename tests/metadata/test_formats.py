@@ -29,7 +29,7 @@ from pybk.ledger import (
     LedgerState,
 )
 from pybk.metadata import durable_positions, lmdb_records
-from pybk.metadata.authenticated_values import Kind, decode_json, encode_json, token_of, unseal
+from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, encode_json, token_of
 from pybk.metadata.cluster import _from_values_base, from_values
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
@@ -72,7 +72,7 @@ def test_golden_bytes_are_read(path: Path) -> None:
         if name not in kept:
             continue
         key, value = kept[name]
-        kind, payload = unseal(key, value, None if name == "CLUSTER" else KEY)
+        kind, payload = decode_authenticated(key, value, None if name == "CLUSTER" else KEY)
         assert kind.name == name
         assert token_of(value) == TOKEN
         assert decode(payload) == expected[name]
@@ -92,7 +92,7 @@ def test_every_bit_of_a_value_counts(level: FeatureLevel) -> None:
             bad = bytearray(value)
             bad[at // 8] ^= 1 << at % 8
             with pytest.raises((MetadataForgedError, CorruptError, UnsupportedFormatError)):
-                unseal(key, bytes(bad), KEY)
+                decode_authenticated(key, bytes(bad), KEY)
 
 
 @pytest.mark.parametrize("level", FeatureLevel)
@@ -100,26 +100,26 @@ def test_a_value_that_was_cut_short_is_refused_with_an_error_of_ours(level: Feat
     key, value = values(level)["LEDGER"]
     for size in range(len(value)):
         with pytest.raises((MetadataForgedError, CorruptError)):
-            unseal(key, value[:size], KEY)
+            decode_authenticated(key, value[:size], KEY)
 
 
 def test_a_value_belongs_to_its_key_and_its_cluster() -> None:
     key, value = values()["LEDGER"]
-    assert unseal(key, value, KEY)[0] is Kind.LEDGER
+    assert decode_authenticated(key, value, KEY)[0] is ValueKind.LEDGER
     with pytest.raises(MetadataForgedError, match="secret"):
-        unseal(f"ledgers/{ledger_path(9)}", value, KEY)
+        decode_authenticated(f"ledgers/{ledger_path(9)}", value, KEY)
     with pytest.raises(MetadataForgedError, match="secret"):
-        unseal(key, value, b"x" * 32)
+        decode_authenticated(key, value, b"x" * 32)
     with pytest.raises(MetadataForgedError, match="give it"):
-        unseal(key, value, None)
+        decode_authenticated(key, value, None)
     with pytest.raises(MetadataForgedError, match="give none"):
-        unseal(key, values()["LEDGER without a secret"][1], KEY)
+        decode_authenticated(key, values()["LEDGER without a secret"][1], KEY)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_with_an_error_of_ours(data: bytes) -> None:
     for call in (
-        lambda: unseal("key", data, KEY),
+        lambda: decode_authenticated("key", data, KEY),
         lambda: LedgerDescription.decode(data, KEY, where="here"),
         lambda: LedgerDescription.decode(data, None, where="here"),
         lambda: decode_json(data, _registration_from, where="here"),
@@ -225,8 +225,8 @@ def test_records_in_lmdb_are_read_as_they_ever_were() -> None:
         assert lmdb_records.get(transaction, lmdb_records.FORMAT_NAME) == b"\x01"
         assert lmdb_records.last_number(transaction) == 258
         assert lmdb_records.sessions(transaction) == [(257, 2, 5000)]
-        record = lmdb_records.get_record(transaction, lmdb_records.node_name("a/b"))
-        assert record == lmdb_records.Record(256, 258, 257, b"value")
+        record = lmdb_records.get_value(transaction, lmdb_records.node_name("a/b"))
+        assert record == lmdb_records.StoredValue(256, 258, 257, b"value")
         assert list(lmdb_records.children(transaction, lmdb_records.node_name("a"))) == [("b", 256)]
     with environment.write() as writing:
         lmdb_records.end_session(writing, 257)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from tests.interrupting import CallInterrupter
 
 _ROOMS = ("pybk/metadata/lmdb_store.py", "pybk/metadata/host_file.py")
@@ -72,11 +72,11 @@ def interrupted_at_call(number: int, call: Callable[[], object]) -> str:
 def test_an_interrupt_anywhere_in_a_change_leaves_the_turn_to_others(
     tmp_path: Path, interrupted: Callable[[int, Callable[[], object]], str], least: int
 ) -> None:
-    tree = LmdbTree(str(tmp_path / "m"), timeout_s=1)
-    other = LmdbTree(str(tmp_path / "m"), timeout_s=1)
-    tree.create("key", b"v")
+    store = LmdbMetadataStore(str(tmp_path / "m"), timeout_s=1)
+    other = LmdbMetadataStore(str(tmp_path / "m"), timeout_s=1)
+    store.create("key", b"v")
 
-    def change(there: LmdbTree) -> int:
+    def change(there: LmdbMetadataStore) -> int:
         found = there.get("key")
         assert found is not None
         return there.put("key", b"v", found.version)
@@ -85,14 +85,14 @@ def test_an_interrupt_anywhere_in_a_change_leaves_the_turn_to_others(
 
     def interrupt_once_at_each() -> int:
         for line in itertools.count():
-            at = interrupted(line, lambda: change(tree))
+            at = interrupted(line, lambda: change(store))
             seen.add(at)
             change(other)  # which is as if in another process: its locks are its own
-            thread = threading.Thread(target=change, args=(tree,))
+            thread = threading.Thread(target=change, args=(store,))
             thread.start()
             thread.join()
             version = change(other)
-            assert change(tree) == version + 1, at
+            assert change(store) == version + 1, at
             if not at:
                 return line
         raise AssertionError("a change has no end")
@@ -105,5 +105,5 @@ def test_an_interrupt_anywhere_in_a_change_leaves_the_turn_to_others(
         if not all_seen():
             interrupt_once_at_each()
     assert all_seen()
-    tree.close()
+    store.close()
     other.close()

@@ -21,15 +21,15 @@ from pybk.errors import (
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import Fragment, LedgerState
 from pybk.metadata import ledgers
-from pybk.metadata.authenticated_values import Kind, seal
+from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import ID_BLOCK, LEDGER_ID_MAX, ledger_path
-from pybk.metadata.lmdb_records import Record, node_name, put_record
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_records import StoredValue, node_name, put_value
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import WriteTransaction
 from tests.metadata.harness import World
 from tests.metadata.records import KEY, bookie, cluster_on, ledger
-from tests.metadata.simulated_store import SimStore
+from tests.metadata.simulated_store import SimServer
 
 
 def test_versions_of_ledgers_change_with_their_metadata(world: World) -> None:
@@ -113,13 +113,13 @@ def test_ledgers_are_listed_by_pages_without_the_deleted(world: World) -> None:
 
 
 def test_many_ledgers_are_listed_without_reading_what_is_not_wanted() -> None:
-    store = SimStore()
-    cluster = cluster_on(store.tree())
+    server = SimServer()
+    cluster = cluster_on(server.store())
     for ledger_id in range(0, 60_000, 100):
         cluster.create_ledger(ledger(ledger_id))
     calls: list[str] = []
-    tree = store.tree(lambda operation, key: calls.append(f"{operation} {key}"))
-    page = cluster_on(tree).list_ledgers(after=30_049, count=10)
+    store = server.store(lambda operation, key: calls.append(f"{operation} {key}"))
+    page = cluster_on(store).list_ledgers(after=30_049, count=10)
     assert page == list(range(30_100, 31_100, 100))
     assert sum(call.startswith("get ledgers/") for call in calls) == 10
     assert sum(call.startswith("children") for call in calls) < 10
@@ -132,9 +132,9 @@ def test_many_ledgers_are_listed_without_reading_what_is_not_wanted() -> None:
 def test_a_key_that_is_no_ledgers_is_logged_and_left_out(
     above: str, wrong: str, below: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = SimStore()
-    cluster = cluster_on(store.tree())
-    store.tree().create(f"ledgers/{above}/{wrong}{below}", b"x")
+    server = SimServer()
+    cluster = cluster_on(server.store())
+    server.store().create(f"ledgers/{above}/{wrong}{below}", b"x")
     cluster.create_ledger(ledger(7))
     assert cluster.list_ledgers() == [7]
     assert f"ledgers/{above}/'{wrong}'" in caplog.text
@@ -169,29 +169,29 @@ def test_ids_come_in_blocks_and_never_twice(world: World) -> None:
 
 def test_ids_cost_one_change_per_block() -> None:
     calls: list[str] = []
-    store = SimStore()
-    cluster_on(store.tree())
-    cluster = cluster_on(store.tree(lambda operation, key: calls.append(operation)))
+    server = SimServer()
+    cluster_on(server.store())
+    cluster = cluster_on(server.store(lambda operation, key: calls.append(operation)))
     for _ in range(2 * ID_BLOCK):
         cluster.new_ledger_id()
     assert calls.count("create") + calls.count("put") == 2
 
 
 def test_ids_end() -> None:
-    store = SimStore()
-    cluster = cluster_on(store.tree())
-    cluster._create(Kind.IDS, ledgers.IDS_KEY, b'{"next":%d}' % (LEDGER_ID_MAX - ID_BLOCK + 2))
+    server = SimServer()
+    cluster = cluster_on(server.store())
+    cluster._create(ValueKind.IDS, ledgers.IDS_KEY, b'{"next":%d}' % (LEDGER_ID_MAX - ID_BLOCK + 2))
     with pytest.raises(UsageError, match="another cluster"):
         cluster.new_ledger_id()
 
 
 def test_metadata_that_was_changed_by_others_than_members_is_refused(world: World) -> None:
-    tree = world.open()
-    cluster = cluster_on(tree)
+    store = world.open()
+    cluster = cluster_on(store)
     cluster.create_ledger(ledger(1))
     cluster.create_ledger(ledger(2))
     key, other = (f"ledgers/{ledger_path(number)}" for number in (1, 2))
-    node, foreign = tree.get(key), tree.get(other)
+    node, foreign = store.get(key), store.get(other)
     assert node is not None
     assert foreign is not None
     places = (0, 1, 2, 5, 20, 60, len(node.value) - 1)
@@ -199,14 +199,14 @@ def test_metadata_that_was_changed_by_others_than_members_is_refused(world: Worl
     for at in places:
         bad = bytearray(node.value)
         bad[at] ^= 1
-        version = tree.put(key, bytes(bad), version)
+        version = store.put(key, bytes(bad), version)
         with pytest.raises((MetadataForgedError, CorruptError, UnsupportedFormatError)):
             cluster.read_ledger(1)
-    version = tree.put(key, foreign.value, version)
+    version = store.put(key, foreign.value, version)
     with pytest.raises(MetadataForgedError, match="secret"):
         cluster.read_ledger(1)
     assert cluster.list_ledgers() == [1, 2], "who lists ledgers sees a damaged one, too"
-    tree.put(key, node.value, version)
+    store.put(key, node.value, version)
     assert cluster.read_ledger(1).metadata == ledger(1)
 
 
@@ -232,8 +232,8 @@ def test_large_metadata_fits(world: World) -> None:
 
 
 def test_a_hundred_thousand_ledgers_are_listed_in_lmdb(tmp_path: Path) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    cluster = cluster_on(tree)
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    cluster = cluster_on(store)
     encoded = ledger(0).encode()
 
     def fill(transaction: WriteTransaction, number: int) -> None:
@@ -241,10 +241,10 @@ def test_a_hundred_thousand_ledgers_are_listed_in_lmdb(tmp_path: Path) -> None:
         for ledger_id in range(100_000):
             key = f"ledgers/{ledger_path(ledger_id)}"
             payload = encoded.replace(b'"ledger_id":0', b'"ledger_id":%d' % ledger_id)
-            value = seal(Kind.LEDGER, key, bytes(16), payload, KEY, NEWEST_LEVEL)
-            put_record(transaction, node_name(key), Record(number, number, 0, value))
+            value = encode_authenticated(ValueKind.LEDGER, key, bytes(16), payload, KEY, NEWEST_LEVEL)
+            put_value(transaction, node_name(key), StoredValue(number, number, 0, value))
 
-    tree._change(fill)
+    store._change(fill)
     assert cluster.list_ledgers(after=98_998, count=1000) == list(range(98_999, 99_999))
     assert cluster.list_ledgers(after=99_990) == list(range(99_991, 100_000))
     assert cluster.list_ledgers(count=1500) == list(range(1500))

@@ -8,18 +8,18 @@ from pybk.errors import MetadataForgedError, UnsupportedFormatError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.metadata.authenticated_values import VALUE_FORMAT, VALUE_FORMAT_BASE
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata, proof_of
-from pybk.metadata.store import MetadataTree
+from pybk.metadata.store import MetadataStore
 from tests.metadata.golden import CLUSTER
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import KEY, bookie, key_for, ledger, registration
 
 
-def cluster_of(tree: MetadataTree, level: FeatureLevel = FeatureLevel.BASE) -> ClusterMetadata:
-    return ClusterMetadata(tree, key_for=key_for, cost=2, level=level)
+def cluster_of(store: MetadataStore, level: FeatureLevel = FeatureLevel.BASE) -> ClusterMetadata:
+    return ClusterMetadata(store, key_for=key_for, cost=2, level=level)
 
 
-def value_format(tree: MetadataTree, key: str) -> int:
-    node = tree.get(key, latest=True)
+def value_format(store: MetadataStore, key: str) -> int:
+    node = store.get(key, latest=True)
     assert node is not None
     return node.value[0]
 
@@ -31,9 +31,9 @@ def test_a_new_cluster_has_the_newest_level(world: World) -> None:
 
 
 def test_below_a_level_its_formats_are_not_written(world: World) -> None:
-    cluster, tree = cluster_of(world.open()), world.open()
+    cluster, store = cluster_of(world.open()), world.open()
     cluster.claim_cookie(bookie(1))
-    assert value_format(tree, CLUSTER_KEY) == value_format(tree, "cookies/bookie-1%3A3181") == VALUE_FORMAT_BASE
+    assert value_format(store, CLUSTER_KEY) == value_format(store, "cookies/bookie-1%3A3181") == VALUE_FORMAT_BASE
 
 
 def test_a_raised_level_is_taken_up_by_members_that_run(world: World) -> None:
@@ -77,11 +77,11 @@ def test_a_level_above_ours_is_refused_by_its_number(monkeypatch: pytest.MonkeyP
 
 def test_a_level_that_was_changed_without_the_secret_is_refused() -> None:
     world = SimWorld()
-    tree = world.open()
-    cluster_of(tree, NEWEST_LEVEL)
-    node = tree.get(CLUSTER_KEY)
+    store = world.open()
+    cluster_of(store, NEWEST_LEVEL)
+    node = store.get(CLUSTER_KEY)
     assert node is not None
-    tree.put(CLUSTER_KEY, node.value.replace(b'"key_epoch":0,"level":1', b'"key_epoch":0,"level":2'), node.version)
+    store.put(CLUSTER_KEY, node.value.replace(b'"key_epoch":0,"level":1', b'"key_epoch":0,"level":2'), node.version)
     with pytest.raises((MetadataForgedError, UnsupportedFormatError)):
         cluster_of(world.open())
 

@@ -27,7 +27,7 @@ from pybk.errors import (
 )
 from pybk.metadata import host_file, lmdb_records, lmdb_store
 from pybk.metadata.host_file import SESSION_SLOTS, HostFile, is_stopped
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io import lmdb_environment
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, ReadTransaction
 from tests.metadata.harness import wait_for
@@ -65,51 +65,53 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Iterator[LmdbTree]:
+def store(tmp_path: Path) -> Iterator[LmdbMetadataStore]:
     """A store."""
-    tree = LmdbTree(str(tmp_path / "metadata"), timeout_s=WAIT_S, session_timeout_s=LONG_SESSION_S)
-    yield tree
-    tree.close()
+    store = LmdbMetadataStore(str(tmp_path / "metadata"), timeout_s=WAIT_S, session_timeout_s=LONG_SESSION_S)
+    yield store
+    store.close()
 
 
-def test_a_killed_process_loses_its_leases_at_once(tree: LmdbTree, tmp_path: Path) -> None:
+def test_a_killed_process_loses_its_leases_at_once(store: LmdbMetadataStore, tmp_path: Path) -> None:
     with child(tmp_path / "metadata", "lease") as process:
         assert line_of(process) == "leased"
         gone = threading.Event()
-        tree.watch("lease", lambda: gone.set() if tree.get("lease") is None else None)
-        assert tree.get("lease") is not None
+        store.watch("lease", lambda: gone.set() if store.get("lease") is None else None)
+        assert store.get("lease") is not None
         process.kill()
         process.wait()
         assert gone.wait(WAIT_S), "by its lock, before the timeout"
 
 
-def test_a_killed_process_makes_room_for_who_creates_at_once(tree: LmdbTree, tmp_path: Path) -> None:
+def test_a_killed_process_makes_room_for_who_creates_at_once(store: LmdbMetadataStore, tmp_path: Path) -> None:
     with child(tmp_path / "metadata", "lease") as process:
         assert line_of(process) == "leased"
         process.kill()
         process.wait()
-        tree.create("lease", b"next", leased=True)
+        store.create("lease", b"next", leased=True)
 
 
-def test_a_stopped_process_loses_its_leases_and_notices_when_it_goes_on(tree: LmdbTree, tmp_path: Path) -> None:
+def test_a_stopped_process_loses_its_leases_and_notices_when_it_goes_on(
+    store: LmdbMetadataStore, tmp_path: Path
+) -> None:
     with child(tmp_path / "metadata", "lease", SHORT_SESSION_S) as process:
         assert line_of(process) == "leased"
-        tree.session()
+        store.session()
         time.sleep(1.5 * SHORT_SESSION_S)
-        assert tree.get("lease") is not None, "it gives signs of life"
+        assert store.get("lease") is not None, "it gives signs of life"
         stop(process.pid)
         stopped = time.monotonic()
-        assert wait_for(lambda: tree.get("lease") is None)
+        assert wait_for(lambda: store.get("lease") is None)
         assert time.monotonic() - stopped > 0.5 * SHORT_SESSION_S
-        tree.create("lease", b"next", leased=True)
+        store.create("lease", b"next", leased=True)
         process.send_signal(signal.SIGCONT)
         assert line_of(process) == "lost"
-        node = tree.get("lease")
+        node = store.get("lease")
         assert node is not None
         assert node.value == b"next"
 
 
-def test_processes_killed_while_writing_lose_and_break_nothing(tree: LmdbTree, tmp_path: Path) -> None:
+def test_processes_killed_while_writing_lose_and_break_nothing(store: LmdbMetadataStore, tmp_path: Path) -> None:
     told = 0
     for _ in range(4):
         with child(tmp_path / "metadata", "count") as one, child(tmp_path / "metadata", "count") as two:
@@ -117,19 +119,19 @@ def test_processes_killed_while_writing_lose_and_break_nothing(tree: LmdbTree, t
                 told = max(int(line_of(one)), int(line_of(two)), told)
             two.kill()
             told = max(int(line_of(one)), told)
-        node = tree.get("counter")
+        node = store.get("counter")
         assert node is not None
         assert int(node.value) >= told
         # A change that its dead maker was not told of may take effect as late as the next one, which then meets it.
         with suppress(MetadataVersionError):
-            tree.put("counter", node.value, node.version)
+            store.put("counter", node.value, node.version)
             continue
-        node = tree.get("counter")
+        node = store.get("counter")
         assert node is not None
-        tree.put("counter", node.value, node.version)
+        store.put("counter", node.value, node.version)
 
 
-def test_processes_stopped_while_writing_block_nobody(tree: LmdbTree, tmp_path: Path) -> None:
+def test_processes_stopped_while_writing_block_nobody(store: LmdbMetadataStore, tmp_path: Path) -> None:
     chance = random.Random(1)
     resumed = 0
     with child(tmp_path / "metadata", "count") as process:
@@ -139,19 +141,19 @@ def test_processes_stopped_while_writing_block_nobody(tree: LmdbTree, tmp_path: 
             time.sleep(chance.uniform(0.001, 0.01))
             stop(process.pid)
             assert wait_for(lambda: is_stopped(process.pid))
-            resumed += tree._file.turn_holder() == process.pid
-            tree.create(f"keys/{number}", b"v")
+            resumed += store._file.turn_holder() == process.pid
+            store.create(f"keys/{number}", b"v")
             number += 1
             assert wait_for(lambda: is_stopped(process.pid)), "it stops again, as it was told"
             process.send_signal(signal.SIGCONT)
-        before = tree.get("counter")
-        assert wait_for(lambda: tree.get("counter") != before), "it goes on counting"
+        before = store.get("counter")
+        assert wait_for(lambda: store.get("counter") != before), "it goes on counting"
     assert resumed > 0, "no stop met a turn, so the test showed nothing"
-    assert len(tree.children("keys")) == number
+    assert len(store.children("keys")) == number
 
 
-def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(tree: LmdbTree, tmp_path: Path) -> None:
-    turn = tree._file.try_turn()
+def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(store: LmdbMetadataStore, tmp_path: Path) -> None:
+    turn = store._file.try_turn()
     other = HostFile(str(tmp_path / "metadata" / "sessions"))
     try:
         assert other.turn_holder() == os.getpid()
@@ -159,29 +161,29 @@ def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(tree: LmdbTre
         os.pwrite(other.usable(), host_file._SLOT.pack(turn, 1), 0)
     finally:
         other.close()
-        tree._file.end_turn(0)
-    tree.create("key", b"v")
-    assert tree.get("key") is not None
+        store._file.end_turn(0)
+    store.create("key", b"v")
+    assert store.get("key") is not None
 
 
 def test_a_turn_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
-    tree, other = LmdbTree(path, timeout_s=0.2), LmdbTree(path)
+    store, other = LmdbMetadataStore(path, timeout_s=0.2), LmdbMetadataStore(path)
     turn = other._file.try_turn()
     began = time.monotonic()
     with pytest.raises(MetadataUnreachableError, match=f"process {os.getpid()}") as refused:
-        tree.create("key", b"v")
+        store.create("key", b"v")
     assert time.monotonic() - began >= 0.2
     assert not refused.value.outcome_unknown
-    assert tree.get("key") is None, "who reads does not wait"
+    assert store.get("key") is None, "who reads does not wait"
     other._file.end_turn(turn)
-    tree.create("key", b"v")
-    with tree._turn_lock:
+    store.create("key", b"v")
+    with store._turn_lock:
         thread_error: list[BaseException] = []
 
         def write() -> None:
             try:
-                tree.create("other", b"v")
+                store.create("other", b"v")
             except MetadataUnreachableError as error:
                 thread_error.append(error)
 
@@ -189,71 +191,71 @@ def test_a_turn_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Pat
         thread.start()
         thread.join()
         assert "other threads" in str(thread_error[0])
-    tree.close()
+    store.close()
     other.close()
 
 
 def test_a_path_is_one_environment_however_often_it_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "metadata"
-    trees = [LmdbTree(str(path)) for _ in range(5)]
+    stores = [LmdbMetadataStore(str(path)) for _ in range(5)]
     (tmp_path / "link").symlink_to(path)
-    trees.append(LmdbTree(str(tmp_path / "link")))
+    stores.append(LmdbMetadataStore(str(tmp_path / "link")))
     assert sum(name.startswith(str(path)) for name in lmdb_environment._open) == 1
-    trees[0].create("key", b"v")
-    for tree in trees[:-1]:
-        tree.close()
-    assert trees[-1].get("key") is not None
-    trees[-1].close()
+    stores[0].create("key", b"v")
+    for store in stores[:-1]:
+        store.close()
+    assert stores[-1].get("key") is not None
+    stores[-1].close()
     assert str(path) not in lmdb_environment._open
 
 
 def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
-    tree = LmdbTree(path)
-    version = tree.create("a/b", b"v")
-    tree.create("leased", b"v", leased=True)
-    tree.close()
-    tree = LmdbTree(path)
-    assert tree.get("a/b") == (b"v", version)
-    assert tree.get("leased") is None
-    assert tree.put("a/b", b"w", version) > version
-    tree.close()
+    store = LmdbMetadataStore(path)
+    version = store.create("a/b", b"v")
+    store.create("leased", b"v", leased=True)
+    store.close()
+    store = LmdbMetadataStore(path)
+    assert store.get("a/b") == (b"v", version)
+    assert store.get("leased") is None
+    assert store.put("a/b", b"w", version) > version
+    store.close()
 
 
-def _in_child(tree: LmdbTree, results: multiprocessing.queues.SimpleQueue[str]) -> None:
-    for call in (lambda: tree.get("key"), lambda: tree.create("other", b"v"), tree.session):
+def _in_child(store: LmdbMetadataStore, results: multiprocessing.queues.SimpleQueue[str]) -> None:
+    for call in (lambda: store.get("key"), lambda: store.create("other", b"v"), store.session):
         try:
             call()
             results.put("worked")
         except ForkedProcessError as error:
             results.put(f"refused {error}")
-    results.put(str(tree.alive(1)))
-    tree.close()
+    results.put(str(store.alive(1)))
+    store.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_told_and_holds_nothing(tmp_path: Path) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    tree.create("key", b"v", leased=True)
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    store.create("key", b"v", leased=True)
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
-    process = context.Process(target=_in_child, args=(tree, results))
+    process = context.Process(target=_in_child, args=(store, results))
     process.start()
     told = [results.get() for _ in range(4)]
     process.join()
     assert process.exitcode == 0
     assert all(answer.startswith("refused") and "fork" in answer for answer in told[:3]), told
     assert told[3] == "False"
-    assert tree.alive(tree.session())
-    assert tree.get("key") is not None
-    tree.close()
+    assert store.alive(store.session())
+    assert store.get("key") is not None
+    store.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_that_lives_on_keeps_no_lease_alive(tree: LmdbTree, tmp_path: Path) -> None:
+def test_a_forked_child_that_lives_on_keeps_no_lease_alive(store: LmdbMetadataStore, tmp_path: Path) -> None:
     file = HostFile(str(tmp_path / "metadata" / "sessions"))
     assert file.try_lock(40)
-    assert tree._file.locked(40)
+    assert store._file.locked(40)
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -263,7 +265,7 @@ def test_a_forked_child_that_lives_on_keeps_no_lease_alive(tree: LmdbTree, tmp_p
     try:
         assert os.read(ready, 1) == b"."
         os.close(file._fd)  # what the kernel does with a process that dies
-        assert not tree._file.locked(40)
+        assert not store._file.locked(40)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -274,8 +276,8 @@ def test_a_forked_child_that_lives_on_keeps_no_lease_alive(tree: LmdbTree, tmp_p
 
 def test_a_damaged_record_is_told(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
-    tree = LmdbTree(path)
-    version = tree.create("key", b"value")
+    store = LmdbMetadataStore(path)
+    version = store.create("key", b"value")
     node = lmdb_records.node_name("key")
     raw = LmdbEnvironment(path)
     with raw.read() as transaction:
@@ -286,126 +288,130 @@ def test_a_damaged_record_is_told(tmp_path: Path) -> None:
         bad[at] ^= 4
         with raw.write() as writing:
             writing.put(node, bytes(bad))
-        for call in (lambda: tree.get("key"), lambda: tree.put("key", b"x", version)):
+        for call in (lambda: store.get("key"), lambda: store.put("key", b"x", version)):
             with pytest.raises(CorruptError, match="restore"):
                 call()
     with raw.write() as writing:
         writing.put(lmdb_records.node_name("other"), data)
         writing.put(node, data)
     with pytest.raises(CorruptError):
-        tree.get("other")
-    assert tree.get("key") == (b"value", version)
+        store.get("other")
+    assert store.get("key") == (b"value", version)
     raw.close()
-    tree.close()
+    store.close()
 
 
 def test_a_store_that_was_cut_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metadata"
-    tree = LmdbTree(str(path))
+    store = LmdbMetadataStore(str(path))
     for number in range(50):
-        tree.create(f"keys/{number}", b"x" * 1000)
-    tree.close()
+        store.create(f"keys/{number}", b"x" * 1000)
+    store.close()
     os.truncate(path / "data.mdb", 5 * 4096)
     with pytest.raises(CorruptError, match=r"metadata store is damaged.*restore") as damaged:
-        LmdbTree(str(path))
+        LmdbMetadataStore(str(path))
     assert "rebuild" not in str(damaged.value)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
-    LmdbTree(path).close()
+    LmdbMetadataStore(path).close()
     raw = LmdbEnvironment(path)
     with raw.write() as transaction:
         lmdb_records.put(transaction, lmdb_records.FORMAT_NAME, b"\x02")
     raw.close()
     with pytest.raises(UnsupportedFormatError, match="format 2"):
-        LmdbTree(path)
+        LmdbMetadataStore(path)
 
 
 def test_a_full_store_changes_nothing_and_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pybk.metadata.lmdb_store._MAP_BYTES", 1 << 20)
-    tree = LmdbTree(str(tmp_path / "metadata"))
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
     made = 0
 
     def fill() -> None:
         nonlocal made
         for made in range(100):
-            tree.create(f"keys/{made}", b"x" * 50_000)
+            store.create(f"keys/{made}", b"x" * 50_000)
 
     with pytest.raises(StorageFullError) as full:
         fill()
     assert not full.value.outcome_unknown
     assert made > 5
-    assert len(tree.children("keys")) == made
-    node = tree.get("keys/0")
+    assert len(store.children("keys")) == made
+    node = store.get("keys/0")
     assert node is not None
-    tree.delete("keys/0", node.version)
-    tree.close()
+    store.delete("keys/0", node.version)
+    store.close()
 
 
 def test_slots_are_taken_again_but_never_from_the_living(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
-    trees = [LmdbTree(path) for _ in range(3)]
-    for tree in trees:
-        tree.session()
-    assert [tree._slot for tree in trees] == [SESSION_SLOTS, SESSION_SLOTS + 1, SESSION_SLOTS + 2]
-    trees[1].close()
-    late = LmdbTree(path)
+    stores = [LmdbMetadataStore(path) for _ in range(3)]
+    for store in stores:
+        store.session()
+    assert [store._slot for store in stores] == [SESSION_SLOTS, SESSION_SLOTS + 1, SESSION_SLOTS + 2]
+    stores[1].close()
+    late = LmdbMetadataStore(path)
     late.session()
     assert late._slot == SESSION_SLOTS + 1
-    for tree in (trees[0], trees[2], late):
-        tree.close()
+    for store in (stores[0], stores[2], late):
+        store.close()
 
 
-def test_versions_are_refused_across_processes(tree: LmdbTree, tmp_path: Path) -> None:
+def test_versions_are_refused_across_processes(store: LmdbMetadataStore, tmp_path: Path) -> None:
     with child(tmp_path / "metadata", "count") as process:
         first = line_of(process)
-        node = tree.get("counter")
+        node = store.get("counter")
         assert node is not None
         while line_of(process) == first:
             pass
         with pytest.raises(MetadataVersionError):
-            tree.put("counter", b"mine", node.version - 1)
+            store.put("counter", b"mine", node.version - 1)
 
 
 def test_nothing_runs_while_nobody_watches(tmp_path: Path) -> None:
     before = set(threading.enumerate())
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    tree.create("key", b"v")
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    store.create("key", b"v")
     assert set(threading.enumerate()) <= before
-    watch = tree.watch("key", lambda: None)
+    watch = store.watch("key", lambda: None)
     assert len(set(threading.enumerate()) - before) == 1
     polls = []
-    original = tree._poll
-    tree._poll = lambda: (polls.append(1), original())[1]  # type: ignore[method-assign, func-returns-value]
+    original = store._poll
+    store._poll = lambda: (polls.append(1), original())[1]  # type: ignore[method-assign, func-returns-value]
     assert wait_for(lambda: len(polls) > 2)
     watch.cancel()
-    assert wait_for(lambda: not tree._seen)
+    assert wait_for(lambda: not store._seen)
     time.sleep(0.05)
     rest = len(polls)
     time.sleep(0.1)
     assert len(polls) <= rest + 1
-    tree.close()
+    store.close()
     assert set(threading.enumerate()) <= before
 
 
-def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(tree: LmdbTree, tmp_path: Path) -> None:
-    other = LmdbTree(str(tmp_path / "metadata"))
+def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(
+    store: LmdbMetadataStore, tmp_path: Path
+) -> None:
+    other = LmdbMetadataStore(str(tmp_path / "metadata"))
     for number in range(5):
-        session = tree.session()
+        session = store.session()
         other._change(lambda transaction, _, session=session: lmdb_records.end_session(transaction, session))  # type: ignore[misc]
-        tree.create(f"lease/{number}", b"v", leased=True)
-        assert tree.alive(tree.session())
-        assert tree.session() != session
-    tree.close()
+        store.create(f"lease/{number}", b"v", leased=True)
+        assert store.alive(store.session())
+        assert store.session() != session
+    store.close()
     assert other.children("lease") == []
     other.close()
 
 
-def test_a_change_while_a_watch_begins_is_told(tree: LmdbTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = LmdbTree(str(tmp_path / "metadata"))
-    tree.watch("another", lambda: None)
-    look = tree._look
+def test_a_change_while_a_watch_begins_is_told(
+    store: LmdbMetadataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = LmdbMetadataStore(str(tmp_path / "metadata"))
+    store.watch("another", lambda: None)
+    look = store._look
 
     def look_and_be_overtaken(transaction: ReadTransaction, key: str) -> object:
         seen = look(transaction, key)
@@ -416,24 +422,26 @@ def test_a_change_while_a_watch_begins_is_told(tree: LmdbTree, tmp_path: Path, m
             time.sleep(0.1)  # time for the others to be looked at
         return seen
 
-    monkeypatch.setattr(tree, "_look", look_and_be_overtaken)
+    monkeypatch.setattr(store, "_look", look_and_be_overtaken)
     told = threading.Event()
-    tree.watch("key", told.set)
+    store.watch("key", told.set)
     assert told.wait(WAIT_S)
     other.close()
 
 
-def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(tree: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tree._file.try_turn
+def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(
+    store: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = store._file.try_turn
 
     def interrupted() -> int:
         real()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tree._file, "try_turn", interrupted)
+    monkeypatch.setattr(store._file, "try_turn", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tree.create("key", b"v")
-    other = LmdbTree(tree._path, timeout_s=1)
+        store.create("key", b"v")
+    other = LmdbMetadataStore(store._path, timeout_s=1)
     other.create("key", b"v")
     other.close()
 
@@ -441,16 +449,16 @@ def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(tree: LmdbTree, mo
 def test_who_waits_for_a_turn_looks_often_and_at_who_has_it_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    try_turn = tree._file.try_turn
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    try_turn = store._file.try_turn
     pauses: list[float] = []
     looks: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr(lmdb_store, "time", clock)
-    monkeypatch.setattr(tree._file, "let_finish", lambda: looks.append(clock.monotonic()))
-    monkeypatch.setattr(tree._file, "try_turn", lambda: try_turn() if len(looks) == 2 else 0)
-    tree.create("key", b"value")
-    tree.close()
+    monkeypatch.setattr(store._file, "let_finish", lambda: looks.append(clock.monotonic()))
+    monkeypatch.setattr(store._file, "try_turn", lambda: try_turn() if len(looks) == 2 else 0)
+    store.create("key", b"value")
+    store.close()
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (lmdb_store._PAUSE_MIN_S, lmdb_store._PAUSE_MAX_S)
     assert len(set(pauses)) > 2, "the pauses grow step by step"
@@ -460,18 +468,18 @@ def test_who_waits_for_a_turn_looks_often_and_at_who_has_it_now_and_then(
 
 
 def test_reading_looks_for_dead_sessions_only_when_it_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"))
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
     looks: list[None] = []
-    monkeypatch.setattr(tree, "_sweep", lambda: looks.append(None))
-    monkeypatch.setattr(tree, "_sweep_s", LONG_SESSION_S)
-    for read in (tree.get, tree.children, lambda key: tree.get_many([key])):
-        tree._swept_at = time.monotonic() - LONG_SESSION_S
+    monkeypatch.setattr(store, "_sweep", lambda: looks.append(None))
+    monkeypatch.setattr(store, "_sweep_s", LONG_SESSION_S)
+    for read in (store.get, store.children, lambda key: store.get_many([key])):
+        store._swept_at = time.monotonic() - LONG_SESSION_S
         read("key")
         assert len(looks) == 1
         read("key")
         assert len(looks) == 1
         looks.clear()
-    tree.close()
+    store.close()
 
 
 @pytest.mark.parametrize(
@@ -480,32 +488,34 @@ def test_reading_looks_for_dead_sessions_only_when_it_is_time(tmp_path: Path, mo
 def test_who_has_a_session_has_a_share_in_the_look_for_dead_ones(
     tmp_path: Path, session: int, seen: int, share: int | None
 ) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    tree._session, tree._sessions_seen = session, seen
-    assert tree._sweep_rest() == (lmdb_store._SWEEP_MAX_S if share is None else share * tree._sweep_s)
-    tree._session = 0
-    tree.close()
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    store._session, store._sessions_seen = session, seen
+    assert store._sweep_rest() == (lmdb_store._SWEEP_MAX_S if share is None else share * store._sweep_s)
+    store._session = 0
+    store.close()
 
 
 def test_the_end_of_an_older_session_does_not_end_the_one_that_followed(tmp_path: Path) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"))
-    session = tree.session()
-    tree._session_lost(session - 1)
-    assert tree.session() == session
-    assert tree.alive(session)
-    tree.close()
+    store = LmdbMetadataStore(str(tmp_path / "metadata"))
+    session = store.session()
+    store._session_lost(session - 1)
+    assert store.session() == session
+    assert store.alive(session)
+    store.close()
 
 
 @pytest.mark.parametrize(("timeout_s", "beat_s", "sweep_s"), [(600.0, 1.0, 0.25), (2.0, 0.4, 0.25), (0.5, 0.1, 0.1)])
 def test_signs_of_life_are_given_and_looked_for_several_times_before_a_session_counts_as_dead(
     tmp_path: Path, timeout_s: float, beat_s: float, sweep_s: float
 ) -> None:
-    tree = LmdbTree(str(tmp_path / "metadata"), session_timeout_s=timeout_s)
-    assert [tree._beat_s, tree._sweep_s] == pytest.approx([beat_s, sweep_s])
-    tree.close()
+    store = LmdbMetadataStore(str(tmp_path / "metadata"), session_timeout_s=timeout_s)
+    assert [store._beat_s, store._sweep_s] == pytest.approx([beat_s, sweep_s])
+    store.close()
 
 
-def test_a_look_at_what_is_watched_that_is_due_is_not_put_off(tree: LmdbTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_what_is_watched_that_is_due_is_not_put_off(
+    store: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -515,10 +525,10 @@ def test_a_look_at_what_is_watched_that_is_due_is_not_put_off(tree: LmdbTree, mo
 
     monkeypatch.setattr(lmdb_store, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     seen = threading.Event()
-    tree.watch("key", seen.set)
+    store.watch("key", seen.set)
     for number in range(10):
-        assert wait_for(lambda: time.monotonic() > tree._polled_at + lmdb_store._PACE_S)
-        tree.create(f"key/{number}", b"v")
+        assert wait_for(lambda: time.monotonic() > store._polled_at + lmdb_store._PACE_S)
+        store.create(f"key/{number}", b"v")
         assert seen.wait(WAIT_S)
         seen.clear()
     assert [seconds for seconds in slept if seconds < 0.003] == []

@@ -9,13 +9,13 @@ import pytest
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataVersionError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.metadata.authenticated_values import Kind, seal
+from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.metadata.pointers import POINTER_BYTES_MAX
 from tests.metadata.harness import World
 from tests.metadata.records import KEY, cluster_on
-from tests.metadata.simulated_store import Fault, SimStore
+from tests.metadata.simulated_store import Fault, SimServer
 
 NAMES = ("app", "a/b", "..", "ü" * 64, "a b%2F")
 
@@ -46,8 +46,8 @@ def test_names_may_be_anything_and_stay_apart(world: World) -> None:
 
 
 def test_of_many_that_move_a_pointer_at_once_one_wins_each_time(tmp_path: Path) -> None:
-    trees = [LmdbTree(str(tmp_path)) for _ in range(3)]
-    clusters = [cluster_on(tree) for tree in trees]
+    stores = [LmdbMetadataStore(str(tmp_path)) for _ in range(3)]
+    clusters = [cluster_on(store) for store in stores]
     clusters[0].write_pointer("sinks", "app", b"0", None)
 
     def count(cluster: ClusterMetadata) -> None:
@@ -69,8 +69,8 @@ def test_of_many_that_move_a_pointer_at_once_one_wins_each_time(tmp_path: Path) 
     found = clusters[0].read_pointer("sinks", "app")
     assert found is not None
     assert found.value == b"30"
-    for tree in trees:
-        tree.close()
+    for store in stores:
+        store.close()
 
 
 def test_bounds_are_named(world: World) -> None:
@@ -85,13 +85,13 @@ def test_bounds_are_named(world: World) -> None:
 
 
 def test_a_pointer_of_somebody_without_the_secret_is_refused(world: World) -> None:
-    tree = world.open()
-    cluster = cluster_on(tree)
+    store = world.open()
+    cluster = cluster_on(store)
     key = "pointers/sinks/app"
-    version = tree.create(key, seal(Kind.POINTER, key, bytes(16), b"{}", b"x" * 32, NEWEST_LEVEL))
+    version = store.create(key, encode_authenticated(ValueKind.POINTER, key, bytes(16), b"{}", b"x" * 32, NEWEST_LEVEL))
     with pytest.raises(MetadataForgedError):
         cluster.read_pointer("sinks", "app")
-    tree.put(key, seal(Kind.LOCK, key, bytes(16), b"{}", KEY, NEWEST_LEVEL), version)
+    store.put(key, encode_authenticated(ValueKind.LOCK, key, bytes(16), b"{}", KEY, NEWEST_LEVEL), version)
     with pytest.raises(CorruptError, match="LOCK where POINTER"):
         cluster.read_pointer("sinks", "app")
 
@@ -99,7 +99,7 @@ def test_a_pointer_of_somebody_without_the_secret_is_refused(world: World) -> No
 @pytest.mark.parametrize("fault", [Fault.REPLY_LOST, Fault.REQUEST_LOST])
 @pytest.mark.parametrize("operation", ["create", "put"])
 def test_a_lost_answer_is_settled_by_reading_back(operation: str, fault: Fault) -> None:
-    store = SimStore()
+    server = SimServer()
     lost: list[str] = []
 
     def lose(found: str, key: str) -> Fault | None:
@@ -108,10 +108,10 @@ def test_a_lost_answer_is_settled_by_reading_back(operation: str, fault: Fault) 
             return fault
         return None
 
-    cluster = cluster_on(store.tree(lose))
+    cluster = cluster_on(server.store(lose))
     version = cluster.write_pointer("sinks", "app", b"first", None)
     cluster.write_pointer("sinks", "app", b"second", version)
     assert lost
-    found = cluster_on(store.tree()).read_pointer("sinks", "app")
+    found = cluster_on(server.store()).read_pointer("sinks", "app")
     assert found is not None
     assert found.value == b"second"

@@ -25,7 +25,7 @@ from pybk.metadata.registration import BookieCookie, BookieRegistration
 from pybk.metadata.store import Node
 from tests.metadata.harness import World
 from tests.metadata.records import KEY, bookie, cluster_on, is_held, registration
-from tests.metadata.simulated_store import Fault, SimStore
+from tests.metadata.simulated_store import Fault, SimServer
 
 
 def test_a_cookie_is_one_instances_until_it_is_replaced(world: World) -> None:
@@ -109,14 +109,14 @@ def test_a_restarted_bookie_takes_its_registration_over_at_once(world: World) ->
 
 
 def test_a_registration_that_was_taken_over_is_not_taken_back(caplog: pytest.LogCaptureFixture) -> None:
-    store = SimStore()
-    tree = store.tree()
-    old, new = cluster_on(tree), cluster_on(store.tree())
+    server = SimServer()
+    store = server.store()
+    old, new = cluster_on(store), cluster_on(server.store())
     old.claim_cookie(bookie(1))
     before = old.register(registration(bookie(1)))
     after = new.register(registration(bookie(1), addresses=("tcp://127.0.0.1:9",)))
-    store.expire(tree.session())
-    while store.deliver():
+    server.expire(store.session())
+    while server.deliver():
         pass
     assert [found.addresses for found in new.list_bookies()] == [("tcp://127.0.0.1:9",)]
     assert is_held(after)
@@ -125,7 +125,7 @@ def test_a_registration_that_was_taken_over_is_not_taken_back(caplog: pytest.Log
     with pytest.raises(CookieError, match="another process"):
         before.update(registration(bookie(1), load=3.0))
     new.close()
-    while store.deliver():
+    while server.deliver():
         pass
     before.update(registration(bookie(1), load=3.0))
     assert [found.load for found in old.list_bookies()] == [3.0]
@@ -144,13 +144,13 @@ def test_another_instance_does_not_take_a_registration_over(world: World) -> Non
 
 
 def test_a_bookie_whose_session_ended_is_registered_again_and_told_once(world: World) -> None:
-    tree = world.open()
-    cluster, other = cluster_on(tree), cluster_on(world.open())
+    store = world.open()
+    cluster, other = cluster_on(store), cluster_on(world.open())
     cluster.claim_cookie(bookie(1))
     lost: list[bool] = []
     registered = cluster.register(registration(bookie(1)), on_lost=lambda: lost.append(registered.registered))
     for times in (1, 2):
-        world.end_session(tree)
+        world.end_session(store)
         assert world.wait_for(lambda times=times: len(lost) == times and registered.registered)  # type: ignore[misc]
         assert world.wait_for(lambda: len(other.list_bookies()) == 1)
     assert lost == [False, False]
@@ -160,23 +160,23 @@ def test_a_bookie_whose_session_ended_is_registered_again_and_told_once(world: W
 
 def test_a_registration_that_was_removed_is_made_again(world: World) -> None:
     cluster = cluster_on(world.open())
-    tree = world.open()
+    store = world.open()
     cluster.claim_cookie(bookie(1))
     registered = cluster.register(registration(bookie(1)))
-    node = tree.get(registered.key, latest=True)
+    node = store.get(registered.key, latest=True)
     assert node is not None
-    tree.delete(registered.key, node.version)
+    store.delete(registered.key, node.version)
     assert world.wait_for(lambda: len(cluster.list_bookies()) == 1)
-    node = tree.get(registered.key, latest=True)
+    node = store.get(registered.key, latest=True)
     assert node is not None
-    tree.delete(registered.key, node.version)
+    store.delete(registered.key, node.version)
     registered.update(registration(bookie(1), load=4.0))
     assert world.wait_for(lambda: [found.load for found in cluster.list_bookies()] == [4.0])
 
 
 def test_a_bookie_does_not_decode_what_it_registered_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = world.open()
-    cluster = cluster_on(tree)
+    store = world.open()
+    cluster = cluster_on(store)
     cluster.claim_cookie(bookie(1))
     decoded: list[str] = []
     decode = ClusterMetadata._registration
@@ -188,7 +188,7 @@ def test_a_bookie_does_not_decode_what_it_registered_itself(world: World, monkey
     monkeypatch.setattr(ClusterMetadata, "_registration", count)
     registered = cluster.register(registration(bookie(1)))
     seen: list[int] = []
-    tree.watch(registered.key, lambda: seen.append(1))
+    store.watch(registered.key, lambda: seen.append(1))
     registered.update(registration(bookie(1), load=4.0))
     assert registered.written.load == 4.0
     assert world.wait_for(lambda: bool(seen)), "its own watch of the registration was added before, and called before"
@@ -196,21 +196,21 @@ def test_a_bookie_does_not_decode_what_it_registered_itself(world: World, monkey
 
 
 def test_registering_again_goes_on_until_the_store_can_be_reached() -> None:
-    store = SimStore()
-    tree = store.tree()
-    cluster, other = cluster_on(tree), cluster_on(store.tree())
+    server = SimServer()
+    store = server.store()
+    cluster, other = cluster_on(store), cluster_on(server.store())
     cluster.claim_cookie(bookie(1))
     lost: list[bool] = []
     registered = cluster.register(registration(bookie(1)), on_lost=lambda: lost.append(True))
-    tree.faults = lambda operation, key: Fault.REFUSED if operation == "create" else None
-    store.expire(tree.session())
+    store.faults = lambda operation, key: Fault.REFUSED if operation == "create" else None
+    server.expire(store.session())
     for _ in range(3):
-        assert store.deliver()
+        assert server.deliver()
     assert not is_held(registered)
     registered.update(registration(bookie(1), load=9.0))
     assert registered.written.load != 9.0, "nobody knows it yet"
-    tree.faults = None
-    while store.deliver():
+    store.faults = None
+    while server.deliver():
         pass
     assert is_held(registered)
     assert lost == [True]
@@ -254,15 +254,15 @@ def test_what_a_bookie_cannot_tell_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_forged_registration_counts_as_absent(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    tree = world.open()
-    cluster = cluster_on(tree)
+    store = world.open()
+    cluster = cluster_on(store)
     for number in (1, 2):
         cluster.claim_cookie(bookie(number))
         cluster.register(registration(bookie(number)))
-    key = next(f"bookies/{name}" for name in tree.children("bookies") if "1%3A" in name or "-1" in name)
-    node = tree.get(key)
+    key = next(f"bookies/{name}" for name in store.children("bookies") if "1%3A" in name or "-1" in name)
+    node = store.get(key)
     assert node is not None
-    tree.put(key, node.value.replace(b"127.0.0.1", b"127.0.0.2"), node.version)
+    store.put(key, node.value.replace(b"127.0.0.1", b"127.0.0.2"), node.version)
     with caplog.at_level(logging.WARNING):
         assert [found.bookie for found in cluster.list_bookies()] == [bookie(2)]
     assert re.search(r"absent.*bookies/", caplog.text)
@@ -289,14 +289,14 @@ def test_a_cluster_without_a_secret(world: World) -> None:
 
 
 def test_an_identity_that_was_changed_is_refused() -> None:
-    store = SimStore()
-    cluster_on(store.tree())
-    tree = store.tree()
-    node = tree.get("cluster")
+    server = SimServer()
+    cluster_on(server.store())
+    store = server.store()
+    node = store.get("cluster")
     assert node is not None
-    tree.put("cluster", node.value.replace(b'"cost":2', b'"cost":4'), node.version)
+    store.put("cluster", node.value.replace(b'"cost":2', b'"cost":4'), node.version)
     with pytest.raises(MetadataForgedError):
-        cluster_on(store.tree())
+        cluster_on(server.store())
 
 
 def test_locks_are_held_by_one(world: World) -> None:
@@ -319,11 +319,11 @@ def test_locks_are_held_by_one(world: World) -> None:
 
 
 def test_a_lock_that_was_lost_is_not_released_from_others(world: World) -> None:
-    tree = world.open()
-    one, two = cluster_on(tree), cluster_on(world.open())
+    store = world.open()
+    one, two = cluster_on(store), cluster_on(world.open())
     lease = one.try_lock("lock", "one")
     assert lease is not None
-    world.end_session(tree)
+    world.end_session(store)
     assert world.wait_for(lambda: not lease.held)
     other = two.try_lock("lock", "two")
     assert other is not None
@@ -334,14 +334,14 @@ def test_a_lock_that_was_lost_is_not_released_from_others(world: World) -> None:
 
 
 def test_one_leads_at_a_time_and_the_next_follows(world: World) -> None:
-    trees = [world.open() for _ in range(3)]
+    stores = [world.open() for _ in range(3)]
     log: list[tuple[int, bool]] = []
 
     def note(number: int) -> Callable[[bool], None]:
         return lambda leads: log.append((number, leads))
 
     elections = [
-        Election(cluster_on(tree), "auditor", f"bookie-{number}", note(number)) for number, tree in enumerate(trees)
+        Election(cluster_on(store), "auditor", f"bookie-{number}", note(number)) for number, store in enumerate(stores)
     ]
     observer = cluster_on(world.open())
     assert [election.leads for election in elections] == [True, False, False]
@@ -350,7 +350,7 @@ def test_one_leads_at_a_time_and_the_next_follows(world: World) -> None:
     assert world.wait_for(lambda: elections[1].leads or elections[2].leads)
     leader = 1 if elections[1].leads else 2
     follower = 3 - leader
-    world.end_session(trees[leader])
+    world.end_session(stores[leader])
     assert world.wait_for(lambda: (leader, False) in log)
     assert world.wait_for(lambda: elections[leader].leads or elections[follower].leads)
     assert elections[leader].leads is not elections[follower].leads
@@ -390,15 +390,15 @@ def test_missing_entries_are_recorded_listed_and_crossed_out(world: World) -> No
 
 @pytest.mark.parametrize("place", [0, 4, 5, 6, -1])
 def test_a_damaged_record_of_missing_entries_is_replaced_by_one_of_all_entries(world: World, place: int) -> None:
-    tree = world.open()
-    cluster = cluster_on(tree)
+    store = world.open()
+    cluster = cluster_on(store)
     cluster.mark_under_replicated(7, bookie(1), 5)
-    (key,) = [key for _, key in leaves_after(tree, UNDER_REPLICATED_KEY, -1, 10)]
-    node = tree.get(key)
+    (key,) = [key for _, key in leaves_after(store, UNDER_REPLICATED_KEY, -1, 10)]
+    node = store.get(key)
     assert node is not None
     damaged = bytearray(node.value)
     damaged[place] ^= 1
-    tree.put(key, bytes(damaged), node.version)
+    store.put(key, bytes(damaged), node.version)
     assert cluster.list_under_replicated() == []
     cluster.mark_under_replicated(7, bookie(1), 5)
     assert cluster.list_under_replicated() == [(7, bookie(1), 0)]
@@ -414,15 +414,15 @@ def test_whoever_waits_for_missing_entries_is_told(world: World) -> None:
 
 def test_a_short_key_is_refused() -> None:
     with pytest.raises(UsageError):
-        ClusterMetadata(SimStore().tree(), key_for=lambda identity: b"short")
+        ClusterMetadata(SimServer().store(), key_for=lambda identity: b"short")
 
 
 def test_out_of_reach_is_said() -> None:
-    store = SimStore()
-    cluster = cluster_on(store.tree())
-    tree = store.tree()
-    other = cluster_on(tree)
-    tree.faults = lambda operation, key: Fault.REFUSED
+    server = SimServer()
+    cluster = cluster_on(server.store())
+    store = server.store()
+    other = cluster_on(store)
+    store.faults = lambda operation, key: Fault.REFUSED
     for call in (
         lambda: other.read_ledger(1),
         lambda: other.list_ledgers(),

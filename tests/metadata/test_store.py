@@ -1,4 +1,4 @@
-"""What every metadata tree does alike: the one in memory, LMDB, ZooKeeper."""
+"""What every metadata store does alike: the one in memory, LMDB, ZooKeeper."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from tests.waiting import WAIT_S
 
 
 def test_a_key_is_made_read_replaced_removed(world: World) -> None:
-    tree, other = world.open(), world.open()
-    assert tree.get("a/b/c") is None
-    first = tree.create("a/b/c", b"one")
+    store, other = world.open(), world.open()
+    assert store.get("a/b/c") is None
+    first = store.create("a/b/c", b"one")
     assert other.get("a/b/c", latest=True) == (b"one", first)
     second = other.put("a/b/c", b"two", first)
     assert second > first
-    assert tree.get("a/b/c", latest=True) == (b"two", second)
-    tree.delete("a/b/c", second)
+    assert store.get("a/b/c", latest=True) == (b"two", second)
+    store.delete("a/b/c", second)
     assert other.get("a/b/c", latest=True) is None
-    assert tree.get("a/b/c", latest=True) is None
+    assert store.get("a/b/c", latest=True) is None
 
 
 def test_only_the_version_that_is_there_is_replaced_or_removed(world: World) -> None:
-    tree, other = world.open(), world.open()
+    store, other = world.open(), world.open()
     with pytest.raises(MetadataVersionError):
-        tree.put("key", b"x", 1)
+        store.put("key", b"x", 1)
     with pytest.raises(MetadataVersionError):
-        tree.delete("key", 1)
-    first = tree.create("key", b"one")
+        store.delete("key", 1)
+    first = store.create("key", b"one")
     with pytest.raises(MetadataExistsError):
         other.create("key", b"other")
     second = other.put("key", b"two", first)
     with pytest.raises(MetadataVersionError):
-        tree.put("key", b"three", first)
+        store.put("key", b"three", first)
     with pytest.raises(MetadataVersionError):
-        tree.delete("key", first)
-    assert tree.get("key", latest=True) == (b"two", second)
+        store.delete("key", first)
+    assert store.get("key", latest=True) == (b"two", second)
 
 
 def test_a_version_is_never_that_of_a_key_made_again(world: World) -> None:
-    tree, other = world.open(), world.open()
-    first = tree.create("key", b"one", leased=True)
+    store, other = world.open(), world.open()
+    first = store.create("key", b"one", leased=True)
     other.delete("key", first)
     second = other.create("key", b"two")
     assert second != first
     with pytest.raises(MetadataVersionError):
-        tree.put("key", b"three", first)
+        store.put("key", b"three", first)
     with pytest.raises(MetadataVersionError):
-        tree.delete("key", first)
-    assert tree.get("key", latest=True) == (b"two", second)
+        store.delete("key", first)
+    assert store.get("key", latest=True) == (b"two", second)
 
 
 def test_one_of_many_threads_wins_each_version(world: World) -> None:
-    trees = [world.open(), world.open()]
-    trees[0].create("counter", b"0")
+    stores = [world.open(), world.open()]
+    stores[0].create("counter", b"0")
     wins: list[int] = []
 
     def count(number: int) -> None:
-        tree = trees[number % 2]
+        store = stores[number % 2]
         for _ in range(10):
             while True:
-                node = tree.get("counter", latest=True)
+                node = store.get("counter", latest=True)
                 assert node is not None
                 try:
-                    tree.put("counter", str(int(node.value) + 1).encode(), node.version)
+                    store.put("counter", str(int(node.value) + 1).encode(), node.version)
                 except MetadataVersionError:
                     continue
                 wins.append(number)
@@ -83,67 +83,67 @@ def test_one_of_many_threads_wins_each_version(world: World) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    node = trees[0].get("counter", latest=True)
+    node = stores[0].get("counter", latest=True)
     assert node is not None
     assert node.value == b"40"
     assert len(wins) == 40
 
 
 def test_many_keys_are_read_at_once(world: World) -> None:
-    tree = world.open()
-    versions = {number: tree.create(f"many/{number:03d}", b"v%d" % number) for number in range(0, 100, 2)}
-    found = tree.get_many([f"many/{number:03d}" for number in range(100)])
+    store = world.open()
+    versions = {number: store.create(f"many/{number:03d}", b"v%d" % number) for number in range(0, 100, 2)}
+    found = store.get_many([f"many/{number:03d}" for number in range(100)])
     expected = [(b"v%d" % number, versions[number]) if number % 2 == 0 else None for number in range(100)]
     assert found == expected
-    assert tree.get_many([]) == []
+    assert store.get_many([]) == []
 
 
 def test_children_are_the_names_right_below(world: World) -> None:
-    tree = world.open()
-    assert tree.children("top") == []
+    store = world.open()
+    assert store.children("top") == []
     for key in ("top/b", "top/a-b/x", "top/a/y", "top/a/z", "top/a.c", "top/é", "topper/q", "top-x"):
-        tree.create(key, b"v")
-    assert tree.children("top") == ["a", "a-b", "a.c", "b", "é"]
-    assert tree.children("top/a") == ["y", "z"]
-    assert tree.children("top/b") == []
-    assert tree.get("top") is None
-    assert tree.get("top/a") is None
+        store.create(key, b"v")
+    assert store.children("top") == ["a", "a-b", "a.c", "b", "é"]
+    assert store.children("top/a") == ["y", "z"]
+    assert store.children("top/b") == []
+    assert store.get("top") is None
+    assert store.get("top/a") is None
 
 
 def test_values_of_any_size_and_bytes(world: World) -> None:
-    tree = world.open()
+    store = world.open()
     for number, value in enumerate((b"\0", bytes(range(256)), b"x" * VALUE_BYTES_MAX)):
-        tree.create(f"size/{number}", value)
-        node = tree.get(f"size/{number}")
+        store.create(f"size/{number}", value)
+        node = store.get(f"size/{number}")
         assert node is not None
         assert node.value == value
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", ".", "a\0b", "x" * 481])
 def test_what_is_no_key_is_refused(world: World, key: str) -> None:
-    tree = world.open()
-    for call in (tree.get, tree.children, lambda key: tree.create(key, b"v"), lambda key: tree.delete(key, 1)):
+    store = world.open()
+    for call in (store.get, store.children, lambda key: store.create(key, b"v"), lambda key: store.delete(key, 1)):
         with pytest.raises(UsageError):
             call(key)
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * (VALUE_BYTES_MAX + 1)])
 def test_what_is_no_value_is_refused(world: World, value: bytes) -> None:
-    tree = world.open()
+    store = world.open()
     with pytest.raises(UsageError):
-        tree.create("key", value)
-    version = tree.create("key", b"v")
+        store.create("key", value)
+    version = store.create("key", b"v")
     with pytest.raises(UsageError):
-        tree.put("key", value, version)
+        store.put("key", value, version)
 
 
 def test_leases_end_with_their_tree_and_nothing_else_does(world: World) -> None:
-    tree, other = world.open(), world.open()
-    tree.create("leased", b"v", leased=True)
-    tree.create("kept", b"v")
+    store, other = world.open(), world.open()
+    store.create("leased", b"v", leased=True)
+    store.create("kept", b"v")
     other.create("others", b"v", leased=True)
     assert other.get("leased", latest=True) is not None
-    tree.close()
+    store.close()
     assert world.wait_for(lambda: other.get("leased", latest=True) is None)
     assert other.get("kept", latest=True) is not None
     assert other.get("others", latest=True) is not None
@@ -151,37 +151,37 @@ def test_leases_end_with_their_tree_and_nothing_else_does(world: World) -> None:
 
 
 def test_leases_end_with_their_session_and_the_tree_is_told(world: World) -> None:
-    tree, other = world.open(), world.open()
+    store, other = world.open(), world.open()
     told: list[bool] = []
-    tree.on_session_end(lambda: told.append(True))
-    other.on_session_end(lambda: pytest.fail("the other tree's session goes on"))
-    session = tree.session()
-    assert session == tree.session()
-    tree.create("leased", b"v", leased=True)
-    assert tree.alive(session)
-    world.end_session(tree)
+    store.on_session_end(lambda: told.append(True))
+    other.on_session_end(lambda: pytest.fail("the other store's session goes on"))
+    session = store.session()
+    assert session == store.session()
+    store.create("leased", b"v", leased=True)
+    assert store.alive(session)
+    world.end_session(store)
     assert world.wait_for(lambda: bool(told))
     assert other.get("leased", latest=True) is None
-    assert not tree.alive(session)
-    fresh = tree.session()
+    assert not store.alive(session)
+    fresh = store.session()
     assert fresh != session
-    tree.create("leased", b"w", leased=True)
-    assert tree.alive(fresh)
+    store.create("leased", b"w", leased=True)
+    assert store.alive(fresh)
     assert other.get("leased", latest=True) is not None
 
 
 def test_a_lease_that_is_replaced_stays_a_lease(world: World) -> None:
-    tree, other = world.open(), world.open()
-    version = tree.create("leased", b"v", leased=True)
+    store, other = world.open(), world.open()
+    version = store.create("leased", b"v", leased=True)
     other.put("leased", b"w", version)
-    tree.close()
+    store.close()
     assert world.wait_for(lambda: other.get("leased", latest=True) is None)
 
 
 def test_watches_tell_of_changes_again_and_again(world: World) -> None:
-    tree, other = world.open(), world.open()
+    store, other = world.open(), world.open()
     calls: list[object] = []
-    watch = tree.watch("dir/key", lambda: calls.append(tree.get("dir/key", latest=True)))
+    watch = store.watch("dir/key", lambda: calls.append(store.get("dir/key", latest=True)))
 
     def told(expected: object) -> bool:
         return world.wait_for(lambda: bool(calls) and calls[-1] == expected)
@@ -198,16 +198,16 @@ def test_watches_tell_of_changes_again_and_again(world: World) -> None:
     watch.cancel()
     seen = list(calls)
     rest: list[bool] = []
-    tree.watch("dir/key", lambda: rest.append(True))
+    store.watch("dir/key", lambda: rest.append(True))
     other.put("dir/key", b"four", version)
     assert world.wait_for(lambda: bool(rest))
     assert calls == seen
 
 
 def test_watches_tell_who_comes_and_goes_below(world: World) -> None:
-    tree, other = world.open(), world.open()
+    store, other = world.open(), world.open()
     calls: list[list[str]] = []
-    tree.watch("dir", lambda: calls.append(tree.children("dir")))
+    store.watch("dir", lambda: calls.append(store.children("dir")))
     for names in (["a"], ["a", "b"], ["a", "b", "c"]):
         other.create(f"dir/{names[-1]}", b"v", leased=True)
         assert world.wait_for(lambda names=names: bool(calls) and calls[-1] == names)  # type: ignore[misc]
@@ -216,35 +216,35 @@ def test_watches_tell_who_comes_and_goes_below(world: World) -> None:
 
 
 def test_a_watch_may_use_the_tree_and_one_that_fails_harms_no_other(world: World) -> None:
-    if hasattr(world, "store"):
-        pytest.skip("the tree in memory has no thread to protect")
-    tree, other = world.open(), world.open()
+    if hasattr(world, "server"):
+        pytest.skip("the store in memory has no thread to protect")
+    store, other = world.open(), world.open()
     done = threading.Event()
 
     def work() -> None:
-        if tree.get("copy") is None and (node := tree.get("key", latest=True)) is not None:
-            tree.create("copy", node.value)
+        if store.get("copy") is None and (node := store.get("key", latest=True)) is not None:
+            store.create("copy", node.value)
             done.set()
 
-    tree.watch("key", lambda: 1 / 0)  # type: ignore[arg-type]
-    tree.watch("key", work)
+    store.watch("key", lambda: 1 / 0)  # type: ignore[arg-type]
+    store.watch("key", work)
     other.create("key", b"v")
     assert done.wait(WAIT_S)
     assert other.get("copy", latest=True) is not None
 
 
 def test_a_closed_tree_says_so(world: World) -> None:
-    tree = world.open()
-    tree.create("key", b"v")
-    tree.close()
-    tree.close()
+    store = world.open()
+    store.create("key", b"v")
+    store.close()
+    store.close()
     for call in (
-        lambda: tree.get("key"),
-        lambda: tree.create("other", b"v"),
-        lambda: tree.put("key", b"v", 1),
-        lambda: tree.delete("key", 1),
-        lambda: tree.children("key"),
+        lambda: store.get("key"),
+        lambda: store.create("other", b"v"),
+        lambda: store.put("key", b"v", 1),
+        lambda: store.delete("key", 1),
+        lambda: store.children("key"),
     ):
         with pytest.raises(ClosedError):
             call()
-    assert not tree.alive(1)
+    assert not store.alive(1)

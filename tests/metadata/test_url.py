@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pybk.errors import MetadataError, UsageError
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.metadata.url import open_metadata
 
 
@@ -67,10 +67,10 @@ def test_times_are_bounded(seconds: float, tmp_path: Path) -> None:
 
 
 def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
-    tree = open_metadata(f"lmdb://{tmp_path}/me%20ta%25é", timeout_s=3, session_timeout_s=2)
-    assert isinstance(tree, LmdbTree)
-    tree.create("key", b"v")
-    tree.close()
+    store = open_metadata(f"lmdb://{tmp_path}/me%20ta%25é", timeout_s=3, session_timeout_s=2)
+    assert isinstance(store, LmdbMetadataStore)
+    store.create("key", b"v")
+    store.close()
     assert (tmp_path / "me ta%é" / "data.mdb").exists()
 
 
@@ -112,12 +112,12 @@ def test_a_query_that_is_no_group_is_refused(query: str, tmp_path: Path) -> None
 
 
 def test_one_store_is_the_same_with_and_without_its_group(tmp_path: Path) -> None:
-    tree = open_metadata(f"lmdb://{tmp_path}/metadata?group={os.getegid()}")
-    tree.create("key", b"v")
+    store = open_metadata(f"lmdb://{tmp_path}/metadata?group={os.getegid()}")
+    store.create("key", b"v")
     other = open_metadata(f"lmdb://{tmp_path}/metadata")
     found = other.get("key")
     assert found is not None
     assert found.value == b"v"
-    for each in (tree, other):
+    for each in (store, other):
         each.close()
     assert {os.stat(file).st_mode & 0o777 for file in (tmp_path / "metadata").iterdir()} == {0o660}

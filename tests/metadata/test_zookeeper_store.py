@@ -18,7 +18,7 @@ from pybk.errors import (
     MetadataUnreachableError,
 )
 from pybk.metadata.locks import Election
-from pybk.metadata.store import MetadataTree
+from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
 from tests.metadata.harness import end_zookeeper_session, wait_for
 from tests.metadata.records import bookie, cluster_on, ledger, registration
@@ -26,7 +26,7 @@ from tests.waiting import WAIT_S
 from tests.zookeeper_server import ZooKeeperServer, missing
 
 if missing() is None:
-    from pybk.metadata.zookeeper_store import ZooKeeperTree
+    from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -92,14 +92,14 @@ def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def through(proxy: Proxy, zookeeper_server: ZooKeeperServer) -> Iterator[tuple[MetadataTree, MetadataTree]]:
-    """A tree through the proxy, and one on the same path beside it."""
+def through(proxy: Proxy, zookeeper_server: ZooKeeperServer) -> Iterator[tuple[MetadataStore, MetadataStore]]:
+    """A store through the proxy, and one on the same path beside it."""
     url = zookeeper_server.url()
-    tree = open_metadata(url.replace(zookeeper_server.host, proxy.host), session_timeout_s=SESSION_S, timeout_s=WAIT_S)
+    store = open_metadata(url.replace(zookeeper_server.host, proxy.host), session_timeout_s=SESSION_S, timeout_s=WAIT_S)
     beside = open_metadata(url, session_timeout_s=SESSION_S, timeout_s=WAIT_S)
-    yield tree, beside
+    yield store, beside
     proxy.lose_replies = proxy.lose_requests = False
-    tree.close()
+    store.close()
     beside.close()
 
 
@@ -117,10 +117,10 @@ def later(seconds: float, *calls: object) -> None:
 
 @pytest.mark.parametrize("lost", ["lose_replies", "lose_requests"])
 def test_a_lost_answer_is_unknown_and_settled(
-    lost: str, proxy: Proxy, through: tuple[MetadataTree, MetadataTree]
+    lost: str, proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
 ) -> None:
-    tree, beside = through
-    tree.create("there", b"v")
+    store, beside = through
+    store.create("there", b"v")
 
     def heal() -> None:
         setattr(proxy, lost, False)
@@ -128,10 +128,10 @@ def test_a_lost_answer_is_unknown_and_settled(
     setattr(proxy, lost, True)
     later(0.2, heal, proxy.cut)
     with pytest.raises(MetadataUnreachableError) as unknown:
-        tree.create("key", b"v")
+        store.create("key", b"v")
     assert unknown.value.outcome_unknown
-    assert (tree.get("key", latest=True) is not None) == (lost == "lose_replies")
-    cluster, other = cluster_on(tree), cluster_on(beside)
+    assert (store.get("key", latest=True) is not None) == (lost == "lose_replies")
+    cluster, other = cluster_on(store), cluster_on(beside)
     setattr(proxy, lost, True)
     later(0.2, heal, proxy.cut)
     version = cluster.create_ledger(ledger(1))
@@ -150,34 +150,34 @@ def test_a_lost_answer_is_unknown_and_settled(
     assert other.deletion_proof(1) == b""
 
 
-def test_reads_go_on_after_a_lost_connection(proxy: Proxy, through: tuple[MetadataTree, MetadataTree]) -> None:
-    tree, _ = through
-    version = tree.create("dir/key", b"v")
+def test_reads_go_on_after_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:
+    store, _ = through
+    version = store.create("dir/key", b"v")
     for _ in range(3):
         proxy.cut()
-        assert tree.get("dir/key") == (b"v", version)
+        assert store.get("dir/key") == (b"v", version)
         proxy.cut()
-        assert tree.children("dir") == ["key"]
+        assert store.children("dir") == ["key"]
         proxy.cut()
-        assert tree.get_many(["dir/key", "no"]) == [(b"v", version), None]
+        assert store.get_many(["dir/key", "no"]) == [(b"v", version), None]
 
 
 def test_a_lost_connection_ends_no_session_and_misses_no_change(
-    proxy: Proxy, through: tuple[MetadataTree, MetadataTree]
+    proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
 ) -> None:
-    tree, beside = through
+    store, beside = through
     ended: list[bool] = []
-    tree.on_session_end(lambda: ended.append(True))
-    session = tree.session()
-    tree.create("leased", b"v", leased=True)
+    store.on_session_end(lambda: ended.append(True))
+    session = store.session()
+    store.create("leased", b"v", leased=True)
     seen: list[object] = []
-    tree.watch("key", lambda: seen.append(tree.get("key", latest=True)))
+    store.watch("key", lambda: seen.append(store.get("key", latest=True)))
     proxy.lose_replies = True
     version = beside.create("key", b"v")
     later(0.3, lambda: setattr(proxy, "lose_replies", False), proxy.cut)
     assert wait_for(lambda: seen[-1:] == [(b"v", version)])
-    assert tree.session() == session
-    assert tree.alive(session)
+    assert store.session() == session
+    assert store.alive(session)
     assert not ended
     version = beside.put("key", b"w", version)
     assert wait_for(lambda: seen[-1:] == [(b"w", version)])
@@ -185,34 +185,34 @@ def test_a_lost_connection_ends_no_session_and_misses_no_change(
 
 
 def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
-    proxy: Proxy, through: tuple[MetadataTree, MetadataTree]
+    proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
 ) -> None:
-    tree, beside = through
-    cluster, other = cluster_on(tree), cluster_on(beside)
+    store, beside = through
+    cluster, other = cluster_on(store), cluster_on(beside)
     cluster.claim_cookie(bookie(1))
     lost: list[float] = []
     registered = cluster.register(registration(bookie(1)), on_lost=lambda: lost.append(time.monotonic()))
-    session = tree.session()
+    session = store.session()
     proxy.lose_replies = proxy.lose_requests = True
     assert wait_for(lambda: other.list_bookies() == [])
-    assert not tree.alive(session), "known here no later than there"
+    assert not store.alive(session), "known here no later than there"
     proxy.lose_replies = proxy.lose_requests = False
     proxy.cut()
     assert wait_for(lambda: [found.bookie for found in other.list_bookies()] == [bookie(1)])
     assert wait_for(lambda: registered.registered)
     assert len(lost) == 1
-    assert tree.session() != session
+    assert store.session() != session
 
 
 def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_server: ZooKeeperServer) -> None:
     # The session is long: after a third of it without an answer the connection would be ended, and the put be lost.
-    tree = open_metadata(zookeeper_server.url(), session_timeout_s=40, timeout_s=1.5)
-    version = tree.create("key", b"v")
+    store = open_metadata(zookeeper_server.url(), session_timeout_s=40, timeout_s=1.5)
+    version = store.create("key", b"v")
     zookeeper_server.pause()
     try:
         for unknown, call in (
-            (False, lambda: tree.get("key")),
-            (True, lambda: tree.put("key", b"w", version)),
+            (False, lambda: store.get("key")),
+            (True, lambda: store.put("key", b"w", version)),
         ):
             began = time.monotonic()
             with pytest.raises(MetadataUnreachableError) as refused:
@@ -221,8 +221,8 @@ def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_serve
             assert refused.value.outcome_unknown is unknown
     finally:
         zookeeper_server.resume()
-    assert wait_for(lambda: tree.get("key", latest=True) == (b"w", version + 1)), "it was under way"
-    tree.close()
+    assert wait_for(lambda: store.get("key", latest=True) == (b"w", version + 1)), "it was under way"
+    store.close()
 
 
 def test_no_server_is_told_with_what_to_do() -> None:
@@ -240,34 +240,34 @@ def test_what_is_not_sent_is_known_not_to_be() -> None:
     server = ZooKeeperServer()
     try:
         server.start()
-        tree = open_metadata(server.url(), timeout_s=3, session_timeout_s=5)
-        assert isinstance(tree, ZooKeeperTree)
-        connected = tree._connected
-        version = tree.create("key", b"v")
+        store = open_metadata(server.url(), timeout_s=3, session_timeout_s=5)
+        assert isinstance(store, ZooKeeperMetadataStore)
+        connected = store._connected
+        version = store.create("key", b"v")
         server.kill()
         assert wait_for(lambda: not connected.is_set())
         with pytest.raises(MetadataUnreachableError) as refused:
-            tree.put("key", b"w", version)
+            store.put("key", b"w", version)
         assert not refused.value.outcome_unknown
         server.start()
         assert wait_for(connected.is_set)
-        assert tree.get("key", latest=True) == (b"v", version), "acknowledged means on disk"
-        tree.close()
+        assert store.get("key", latest=True) == (b"v", version), "acknowledged means on disk"
+        store.close()
     finally:
         server.close()
 
 
-def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[MetadataTree, MetadataTree]) -> None:
-    tree, beside = through
+def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:
+    store, beside = through
     log: list[bool] = []
-    election = Election(cluster_on(tree), "auditor", "one", log.append)
+    election = Election(cluster_on(store), "auditor", "one", log.append)
     rival = Election(cluster_on(beside), "auditor", "two", lambda leads: None)
     for _ in range(3):
         proxy.cut()
         time.sleep(0.1)
     assert wait_for(lambda: election.leads)
     assert not rival.leads
-    end_zookeeper_session(tree)
+    end_zookeeper_session(store)
     assert wait_for(lambda: rival.leads or (len(log) >= 3 and election.leads))
     assert wait_for(lambda: False in log)
     assert election.leads is not rival.leads
@@ -276,33 +276,33 @@ def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[Met
 
 
 def test_a_forked_child_is_told(zookeeper_server: ZooKeeperServer) -> None:
-    tree = open_metadata(zookeeper_server.url(), timeout_s=5)
+    store = open_metadata(zookeeper_server.url(), timeout_s=5)
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
     def ask() -> None:
         try:
-            tree.get("key")
+            store.get("key")
         except ForkedProcessError as error:
             results.put(str(error))
-        tree.close()
+        store.close()
 
     process = context.Process(target=ask)
     process.start()
     assert "fork" in results.get()
     process.join()
     assert process.exitcode == 0
-    assert tree.create("key", b"v")
-    tree.close()
+    assert store.create("key", b"v")
+    store.close()
 
 
 def test_what_the_server_refuses_is_told(zookeeper_server: ZooKeeperServer) -> None:
-    tree = open_metadata(zookeeper_server.url(), timeout_s=5)
-    tree.create("leaf", b"v", leased=True)
+    store = open_metadata(zookeeper_server.url(), timeout_s=5)
+    store.create("leaf", b"v", leased=True)
     with pytest.raises(MetadataError, match="NoChildrenForEphemerals") as refused:
-        tree.create("leaf/below", b"v")
+        store.create("leaf/below", b"v")
     assert not isinstance(refused.value, MetadataUnreachableError)
-    tree.close()
+    store.close()
 
 
 def noting(calls: list[str], name: str, call: Callable[..., object]) -> Callable[..., object]:
@@ -318,18 +318,18 @@ def noting(calls: list[str], name: str, call: Callable[..., object]) -> Callable
 def test_thousands_are_read_in_few_round_trips(
     zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = open_metadata(zookeeper_server.url(), timeout_s=WAIT_S)
-    assert isinstance(tree, ZooKeeperTree)
-    many = f"{tree._root}/many"
-    tree._client.ensure_path(many)
-    made = [tree._client.create_async(f"{many}/{number:04d}", b"v") for number in range(2000)]
+    store = open_metadata(zookeeper_server.url(), timeout_s=WAIT_S)
+    assert isinstance(store, ZooKeeperMetadataStore)
+    many = f"{store._root}/many"
+    store._client.ensure_path(many)
+    made = [store._client.create_async(f"{many}/{number:04d}", b"v") for number in range(2000)]
     for result in made:
         result.get(timeout=WAIT_S)
     calls: list[str] = []
-    monkeypatch.setattr(tree._client, "get_async", noting(calls, "ask", tree._client.get_async))
-    monkeypatch.setattr(tree, "_node", noting(calls, "look", tree._node))
-    assert sum(node is not None for node in tree.get_many([f"many/{number:04d}" for number in range(2500)])) == 2000
+    monkeypatch.setattr(store._client, "get_async", noting(calls, "ask", store._client.get_async))
+    monkeypatch.setattr(store, "_node", noting(calls, "look", store._node))
+    assert sum(node is not None for node in store.get_many([f"many/{number:04d}" for number in range(2500)])) == 2000
     trips = [word for word, _ in itertools.groupby(calls)]
     assert trips == ["ask", "look"] * 5, "each answer was waited for before the next request was sent"
-    assert len(tree.children("many")) == 2000
-    tree.close()
+    assert len(store.children("many")) == 2000
+    store.close()

@@ -9,7 +9,7 @@ from typing import Final
 
 from pybk.config import StoreConfig
 from pybk.manager import LedgerManager
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from tests.embedded import store_of
 
@@ -59,7 +59,7 @@ def test_a_store_frees_the_places_of_killed_readers_while_it_is_open(tmp_path: P
 
 
 def test_a_metadata_store_frees_the_places_of_killed_readers_while_it_is_open(tmp_path: Path) -> None:
-    tree = LmdbTree(str(tmp_path))
+    tree = LmdbMetadataStore(str(tmp_path))
     environment = LmdbEnvironment(str(tmp_path))
     _killed_reader(tmp_path)
     tree._readers_due = 0.0

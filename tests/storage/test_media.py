@@ -23,7 +23,7 @@ from pybk.entry import Entry
 from pybk.errors import CorruptError, StorageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.reader import LedgerReader
 from pybk.storage.batches import spans
 from pybk.storage.format.record import RUN_DTYPE
@@ -198,7 +198,7 @@ def _log_beside(path: str) -> None:
 
 
 def _metadata(path: str) -> None:
-    tree = LmdbTree(path)
+    tree = LmdbMetadataStore(path)
     for number in range(100):
         tree.create(f"k{number}", b"v" * 500)
     _cut(path, "data.mdb", 8192)

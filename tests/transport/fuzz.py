@@ -31,8 +31,17 @@ from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Run
 from pybk.transport import curve, link
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
-from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, Kind, LacPacket, Ping, WireRequest, encode
-from pybk.transport.frames import VERSION, Outgoing, open_head
+from pybk.transport.codec import (
+    NONCE_BYTES,
+    SESSION_BYTES,
+    Authorize,
+    LacPacket,
+    MessageKind,
+    Ping,
+    WireRequest,
+    encode,
+)
+from pybk.transport.frames import VERSION, Outgoing, decode_head
 from tests.client.test_limbo_repair import PASSWORD, backend_of, service_of
 from tests.cluster.inside import Inside, inside
 
@@ -85,13 +94,13 @@ class Fuzzer:
         socket.connect(self._address)
         nonce = self._draw.randbytes(NONCE_BYTES)
         self._mac, self._counter = greeting_mac(self._keys), 0
-        hello = Outgoing(Kind.HELLO, numbers=(VERSION, 0, 0, 0), blob=nonce)
+        hello = Outgoing(MessageKind.HELLO, numbers=(VERSION, 0, 0, 0), blob=nonce)
         socket.send(self._head(hello))
         if not socket.poll(10_000):
             return False
         head = socket.recv_multipart()[0]
-        header = open_head(head)
-        if header.kind != Kind.WELCOME:
+        header = decode_head(head)
+        if header.kind != MessageKind.WELCOME:
             return False
         both = head[header.head_bytes + MAC_BYTES :]
         self._session_id = both[:SESSION_BYTES]
@@ -142,12 +151,14 @@ class Fuzzer:
                 self.say(outgoing)
         elif how == "numbers":
             numbers = (self._edge(), self._edge(), self._edge(), self._edge())
-            kind = draw.choice([*Kind])
+            kind = draw.choice([*MessageKind])
             self.say(Outgoing(kind, draw.choice((0, 1, 2, 3, 0xFFFF)), self._ledger(), numbers))
         elif how == "kind":
             self.say(Outgoing(draw.randrange(256), draw.randrange(1 << 16), self._ledger(), blob=self._bytes()))
         elif how == "blob":
-            kind = draw.choice((Kind.AUTHORIZE, Kind.LAC_PACKET, Kind.HELLO, Kind.PING, Kind.MOVE))
+            kind = draw.choice(
+                (MessageKind.AUTHORIZE, MessageKind.LAC_PACKET, MessageKind.HELLO, MessageKind.PING, MessageKind.MOVE)
+            )
             data = bytearray(self._description if draw.random() < 0.5 else self._bytes())
             if data:
                 data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
@@ -205,7 +216,7 @@ class Fuzzer:
 
     def _say_table(self) -> None:
         """Send runs whose table was changed, under the right checksum and MAC."""
-        outgoing = Outgoing(Kind.ADD, 0, self.ledger_id, (-1, 0, 0, 0), (self._run(3, 1), self._run(50, 2)))
+        outgoing = Outgoing(MessageKind.ADD, 0, self.ledger_id, (-1, 0, 0, 0), (self._run(3, 1), self._run(50, 2)))
         shared = bytearray(outgoing._shared)
         for _ in range(self._draw.randrange(1, 3)):
             at = self._draw.randrange(len(shared))
@@ -223,7 +234,7 @@ class Fuzzer:
             run = self._run(draw.randrange(50), 1, 1)._replace(stride=1 + draw.randrange(1 << 33))
         flags = draw.choice((0, 1, 2, 3))
         try:
-            self.say(Outgoing(Kind.ADD, flags, self.ledger_id, (self._edge(), 0, 0, 0), (run,)))
+            self.say(Outgoing(MessageKind.ADD, flags, self.ledger_id, (self._edge(), 0, 0, 0), (run,)))
         except Exception:  # noqa: BLE001  # what cannot be encoded cannot be sent
             self.sent["cannot be sent"] += 1
 

@@ -6,7 +6,7 @@ from zmq.utils import z85
 
 from pybk.errors import UsageError
 from pybk.transport import cluster_keys
-from pybk.transport.cluster_keys import ClusterKeys, RightsKey, open_lac, proves_right, seal_lac, session_mac
+from pybk.transport.cluster_keys import ClusterKeys, RightsKey, prove_lac, proven_lac, proves_right, session_mac
 from tests.transport.wire_harness import CLUSTER, INSTANCE, KEYS, SECRET
 
 SESSION = b"s" * 16
@@ -94,15 +94,15 @@ def test_session_keys_depend_on_all_that_makes_a_session() -> None:
 
 
 def test_a_lac_packet_proves_its_number_for_its_ledger() -> None:
-    packet = seal_lac(b"k" * 32, 7, 41)
+    packet = prove_lac(b"k" * 32, 7, 41)
     assert len(packet) == cluster_keys.LAC_PACKET_BYTES
-    assert open_lac(b"k" * 32, 7, packet) == 41
-    assert open_lac(b"k" * 32, 7, memoryview(packet)) == 41
-    assert open_lac(b"l" * 32, 7, packet) is None
-    assert open_lac(b"k" * 32, 8, packet) is None
-    assert open_lac(b"k" * 32, 7, packet[:-1]) is None
-    assert open_lac(b"k" * 32, 7, packet[:15] + b"\xff" + packet[16:]) is None
-    assert open_lac(b"k" * 32, 7, seal_lac(b"k" * 32, 7, -2)) is None
+    assert proven_lac(b"k" * 32, 7, packet) == 41
+    assert proven_lac(b"k" * 32, 7, memoryview(packet)) == 41
+    assert proven_lac(b"l" * 32, 7, packet) is None
+    assert proven_lac(b"k" * 32, 8, packet) is None
+    assert proven_lac(b"k" * 32, 7, packet[:-1]) is None
+    assert proven_lac(b"k" * 32, 7, packet[:15] + b"\xff" + packet[16:]) is None
+    assert proven_lac(b"k" * 32, 7, prove_lac(b"k" * 32, 7, -2)) is None
 
 
 def test_no_secret_is_in_a_repr() -> None:

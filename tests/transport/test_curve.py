@@ -13,7 +13,7 @@ from pybk.replication.messages import Run
 from pybk.transport import curve
 from pybk.transport.cluster_keys import ClusterKeys, CurvePair
 from pybk.transport.codec import Ping
-from pybk.transport.curve import DoorKeeper, InsecureError
+from pybk.transport.curve import InsecureError, ZapAuthenticator
 from pybk.transport.links import Links
 from pybk.transport.server import Server
 from tests.transport.wire_harness import BOOKIE, CLUSTER, INSTANCE, KEYS, OK, TCP, RawClient, Tap, World, add, world
@@ -77,7 +77,7 @@ def test_the_start_up_test_waits_for_nothing_that_does_not_come() -> None:
 
 
 def test_a_door_that_lets_everybody_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DoorKeeper, "_knows", lambda _self, _question: True)
+    monkeypatch.setattr(ZapAuthenticator, "_knows", lambda _self, _question: True)
     with pytest.raises(InsecureError, match=r"a random key met .*SUCCEEDED"):
         Server([TCP], INSTANCE, KEYS)
 
@@ -108,7 +108,7 @@ def test_without_a_door_keeper_nobody_comes_in(context: Any) -> None:
 
 
 def test_a_door_that_lets_nobody_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DoorKeeper, "_knows", lambda _self, _question: False)
+    monkeypatch.setattr(ZapAuthenticator, "_knows", lambda _self, _question: False)
     with pytest.raises(InsecureError, match="the cluster's own key met"):
         Server([TCP], INSTANCE, KEYS)
 
@@ -132,7 +132,7 @@ def test_a_context_has_one_door_keeper(context: Any) -> None:
     ],
 )
 def test_the_door_keeper_lets_in_one_key_only(context: Any, question: list[bytes]) -> None:
-    door = DoorKeeper(context, KEYS.client.public)
+    door = ZapAuthenticator(context, KEYS.client.public)
     asker = context.socket(zmq.REQ)
     asker.connect(curve._ZAP_ADDRESS)
     for frames, verdict in (

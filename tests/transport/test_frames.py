@@ -20,7 +20,7 @@ from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport import codec, frames
 from pybk.transport.cluster_keys import Mac, keyed_mac
 from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest, encode
-from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Outgoing, is_authentic, is_whole, open_head
+from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Outgoing, decode_head, is_authentic, is_whole
 from tests.transport.wire_harness import INSTANCE, add, entries, flat
 
 MAC = keyed_mac(b"k" * 32)
@@ -77,7 +77,7 @@ def sent(outgoing: Outgoing, mac: Mac = MAC) -> tuple[bytes, list[memoryview]]:
 
 def received(head: bytes, bodies: Sequence[memoryview], *, request: bool) -> WireRequest | WireReply:
     """Decode frames as a server or a client does."""
-    header = open_head(head)
+    header = decode_head(head)
     if not is_authentic(header, head, MAC) or not is_whole(header, head, bodies):
         raise FrameError("not what was sent")
     return (codec.decode_request if request else codec.decode_reply)(header, head, bodies)
@@ -102,7 +102,7 @@ def test_replies_come_as_they_were_sent(message: WireReply) -> None:
 
 
 def test_a_head_says_what_the_session_put_there() -> None:
-    header = open_head(sent(encode(Ping()))[0])
+    header = decode_head(sent(encode(Ping()))[0])
     assert (header.request_id, header.counter, header.taken_bytes, header.instance) == (5, 6, 7, INSTANCE)
 
 
@@ -124,7 +124,7 @@ def test_one_encoding_serves_all_bookies() -> None:
     heads = [outgoing.head(number, number, 0, INSTANCE, MAC, 1) for number in range(3)]
     assert len(set(heads)) == 3
     assert all(isinstance(frame, zmq.Frame) for frame in outgoing.frames)
-    assert [open_head(head).request_id for head in heads] == [0, 1, 2]
+    assert [decode_head(head).request_id for head in heads] == [0, 1, 2]
 
 
 MESSAGES: list[tuple[WireRequest | WireReply, bool]] = [
@@ -250,12 +250,12 @@ TABLE = 112
         (Move(7, StorageHint.NVME), 56, "<q", 3),
         (Move(7, StorageHint.NVME), 56, "<q", -1),
         (Force(7), 3, "<B", 99),  # the kind
-        (Force(7), 3, "<B", codec.Kind.REPLY),
-        (Force(7), 3, "<B", codec.Kind.LAC_PACKET),
-        (Force(7), 3, "<B", codec.Kind.AUTHORIZE),
-        (Force(7), 3, "<B", codec.Kind.ADD),
-        (LacPacket(7, b"p" * 32), 3, "<B", codec.Kind.FORCE),
-        (Authorize(7, b"", b"s" * 64), 3, "<B", codec.Kind.LAC_PACKET),
+        (Force(7), 3, "<B", codec.MessageKind.REPLY),
+        (Force(7), 3, "<B", codec.MessageKind.LAC_PACKET),
+        (Force(7), 3, "<B", codec.MessageKind.AUTHORIZE),
+        (Force(7), 3, "<B", codec.MessageKind.ADD),
+        (LacPacket(7, b"p" * 32), 3, "<B", codec.MessageKind.FORCE),
+        (Authorize(7, b"", b"s" * 64), 3, "<B", codec.MessageKind.LAC_PACKET),
     ],
 )
 def test_what_no_request_can_say_is_refused(message: WireRequest, place: int, layout: str, value: int) -> None:
@@ -267,7 +267,7 @@ def test_what_no_request_can_say_is_refused(message: WireRequest, place: int, la
     ("message", "place", "layout", "value"),
     [
         (Reply(Status.OK), 4, "<H", 99),
-        (Reply(Status.OK), 3, "<B", codec.Kind.ADD),
+        (Reply(Status.OK), 3, "<B", codec.MessageKind.ADD),
         (Answer(Status.OK, entries()), 88, "<H", 0),
     ],
 )
@@ -300,7 +300,7 @@ def test_more_runs_than_a_message_has_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_answer_has_one_run_at_most() -> None:
-    outgoing = Outgoing(codec.Kind.ANSWER, runs=(entries(), entries(1)))
+    outgoing = Outgoing(codec.MessageKind.ANSWER, runs=(entries(), entries(1)))
     with pytest.raises(FrameError, match="2 runs"):
         received(*sent(outgoing), request=False)
 
@@ -323,13 +323,13 @@ def test_versions_one_apart_are_read_and_others_refused(monkeypatch: pytest.Monk
     def of_version(version: int) -> bytes:
         return encode(Ping()).head(5, 6, 7, INSTANCE, MAC, version)
 
-    assert open_head(of_version(1)).version == 1
+    assert decode_head(of_version(1)).version == 1
     for version in (0, 2, 255):
         with pytest.raises(FrameError, match=f"version {version}; this pybk reads 1 to 1: upgrade the older end"):
-            open_head(of_version(version))
+            decode_head(of_version(version))
     monkeypatch.setattr(frames, "VERSION", 2)
-    assert open_head(of_version(1)).version == 1
-    assert open_head(of_version(2)).version == 2
+    assert decode_head(of_version(1)).version == 1
+    assert decode_head(of_version(2)).version == 2
 
 
 def test_bytes_stay_what_they_are() -> None:

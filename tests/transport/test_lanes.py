@@ -101,7 +101,7 @@ def test_a_connection_with_more_on_the_way_than_it_may_loses_it() -> None:
     assert lanes.put(b"a", message())
 
 
-class Mark:
+class WriteTracker:
     done = False
 
 
@@ -111,20 +111,20 @@ def test_what_was_sent_counts_until_it_is_written_whatever_the_client_says() -> 
     marks = []
     for _ in range(10):
         size = MARK_BYTES // 2
-        mark = Mark() if lanes.wants_mark(lane, size) else None
+        mark = WriteTracker() if lanes.wants_mark(lane, size) else None
         lanes.sent(lane, size, mark)
         marks += [mark] if mark is not None else []
     assert len(marks) == 5
     assert lane.unwritten == lanes.unwritten == 5 * MARK_BYTES
     marks[1].done = True  # those before it are written, too, but it says so only in order
-    lanes.settle(lane)
+    lanes.check_written(lane)
     assert lane.unwritten == 5 * MARK_BYTES
     marks[0].done = True
-    lanes.settle_all()
+    lanes.check_all_written()
     assert lane.unwritten == lanes.unwritten == 3 * MARK_BYTES
     for mark in marks:
         mark.done = True
-    lanes.settle_all()
+    lanes.check_all_written()
     assert lanes.unwritten == 0
     assert lanes._lanes == {}
 

@@ -18,7 +18,7 @@ from pybk.replication.messages import Force, Read, ReadLac, Reply, Run, Status
 from pybk.transport import codec, curve, frames
 from pybk.transport import link as link_module
 from pybk.transport.cluster_keys import ClusterKeys
-from pybk.transport.codec import Answer, Kind
+from pybk.transport.codec import Answer, MessageKind
 from pybk.transport.frames import Outgoing
 from pybk.transport.link import Link
 from pybk.transport.links import Links
@@ -403,7 +403,7 @@ def test_a_damaged_request_is_sent_again(monkeypatch: pytest.MonkeyPatch, times:
 def test_a_damaged_reply_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = bytes(range(100))
     answer = Answer(Status.OK, Run(0, 1, array("q", [100]), (payload,)))
-    broken = damage(payload, 1)(Kind.ANSWER, runs=(answer.run,))
+    broken = damage(payload, 1)(MessageKind.ANSWER, runs=(answer.run,))
     with world() as here:
         monkeypatch.setitem(codec._ENCODERS, Answer, lambda _answer: broken)
         here.answer = lambda _peer, _number, _request: answer

@@ -20,7 +20,17 @@ from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Sta
 from pybk.transport import connection_limit, lanes
 from pybk.transport import server as server_module
 from pybk.transport.cluster_keys import ClusterKeys, RightsKey, keyed_mac, proves_right
-from pybk.transport.codec import NONCE_BYTES, Answer, Authorize, Kind, LacPacket, Ping, WireReply, WireRequest, encode
+from pybk.transport.codec import (
+    NONCE_BYTES,
+    Answer,
+    Authorize,
+    LacPacket,
+    MessageKind,
+    Ping,
+    WireReply,
+    WireRequest,
+    encode,
+)
 from pybk.transport.frames import MESSAGE_BYTES_MAX, Outgoing
 from pybk.transport.server import Peer, Server
 from tests.transport.wire_harness import (
@@ -110,7 +120,7 @@ def test_a_request_without_a_session_is_told_so(raw: RawClient) -> None:
     with RawClient(raw.server, raw.keys) as other:
         arrived, (header,) = other.exchange(*other.request(add()), wait_ms=60_000)
     assert not arrived
-    assert header.kind == Kind.NO_SESSION
+    assert header.kind == MessageKind.NO_SESSION
     assert raw.server.counters.strangers == 1
 
 
@@ -119,7 +129,7 @@ def test_a_forged_greeting_begins_no_session(raw: RawClient) -> None:
     raw.mac = keyed_mac(bytes(32))
     nonce = b"n" * NONCE_BYTES
     for size, numbers in ((16, (1, 0, 0, 0)), (15, (1, 0, 0, 0)), (16, (0, 0, 0, 0))):
-        assert raw.exchange(raw.head(Outgoing(Kind.HELLO, numbers=numbers, blob=nonce[:size]))) == ([], [])
+        assert raw.exchange(raw.head(Outgoing(MessageKind.HELLO, numbers=numbers, blob=nonce[:size]))) == ([], [])
     assert raw.server._peers == before
     assert (raw.server.counters.forged, raw.server.counters.garbage) == (1, 2)
 
@@ -158,7 +168,7 @@ def test_changed_entries_are_refused_so_that_they_are_sent_again(raw: RawClient,
     frames[-1] = frames[-1][:-1] + bytes([frames[-1][-1] ^ 1])
     arrived, (header,) = raw.exchange(*frames, wait_ms=60_000)
     assert not arrived
-    assert (header.kind, header.flags & 0xFF) == (Kind.REPLY, Status.REFUSED)
+    assert (header.kind, header.flags & 0xFF) == (MessageKind.REPLY, Status.REFUSED)
     assert raw.server.counters.damaged == 1
     assert len(raw.exchange(*raw.request(add(7, entries(0, (size,)))), wait_ms=60_000)[0]) == 1
 
@@ -166,16 +176,16 @@ def test_changed_entries_are_refused_so_that_they_are_sent_again(raw: RawClient,
 def test_authentic_nonsense_is_refused(raw: RawClient) -> None:
     nonsense = [
         Outgoing(99),
-        Outgoing(Kind.ADD, ledger_id=7),
-        Outgoing(Kind.READ, ledger_id=7, numbers=(9, 3, 1, 1)),
-        Outgoing(Kind.FORCE, ledger_id=-1),
-        Outgoing(Kind.REPLY),
-        Outgoing(Kind.AUTHORIZE, blob=b"short"),
+        Outgoing(MessageKind.ADD, ledger_id=7),
+        Outgoing(MessageKind.READ, ledger_id=7, numbers=(9, 3, 1, 1)),
+        Outgoing(MessageKind.FORCE, ledger_id=-1),
+        Outgoing(MessageKind.REPLY),
+        Outgoing(MessageKind.AUTHORIZE, blob=b"short"),
     ]
     for outgoing in nonsense:
         arrived, (header,) = raw.exchange(raw.head(outgoing), wait_ms=60_000)
         assert not arrived
-        assert (header.kind, header.flags) == (Kind.REPLY, Status.REFUSED)
+        assert (header.kind, header.flags) == (MessageKind.REPLY, Status.REFUSED)
     assert raw.server.counters.refused == len(nonsense)
 
 

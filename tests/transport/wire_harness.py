@@ -17,8 +17,8 @@ from pybk.ledger import Bookie
 from pybk.replication.messages import Add, Reply, Run, Status
 from pybk.transport import curve
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, session_mac
-from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, Kind, WireReply, WireRequest, encode
-from pybk.transport.frames import VERSION, Header, Outgoing, open_head
+from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, MessageKind, WireReply, WireRequest, encode
+from pybk.transport.frames import VERSION, Header, Outgoing, decode_head
 from pybk.transport.link import Link, Outcome
 from pybk.transport.links import Links
 from pybk.transport.server import Peer, Server
@@ -168,16 +168,16 @@ class RawClient:
             arrived += self.server.receive(1)
             while self.socket.poll(1):
                 self.last_head = self.socket.recv_multipart()[0]
-                heads.append(open_head(self.last_head))
+                heads.append(decode_head(self.last_head))
         return arrived, heads
 
     def greet(self) -> bytes:
         """Begin a session; return its id."""
         nonce = b"n" * NONCE_BYTES
         self.mac = greeting_mac(self.keys)
-        hello = Outgoing(Kind.HELLO, numbers=(VERSION, 0, 0, 0), blob=nonce)
+        hello = Outgoing(MessageKind.HELLO, numbers=(VERSION, 0, 0, 0), blob=nonce)
         _, (header,) = self.exchange(self.head(hello), wait_ms=60_000)
-        assert header.kind == Kind.WELCOME
+        assert header.kind == MessageKind.WELCOME
         both = self.last_head[header.head_bytes + MAC_BYTES :]
         session_id, bookie_nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
         self.mac = session_mac(self.keys, session_id, (nonce, bookie_nonce), header.instance)

@@ -11,7 +11,7 @@ from typing import Final
 
 from pybk.errors import CookieError, MetadataError
 from pybk.metadata.lmdb_store import HOST_FILE
-from pybk.metadata.url import lmdb_place
+from pybk.metadata.url import lmdb_location
 from pybk.storage.directories import main_cookie
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.permissions import (
@@ -37,7 +37,7 @@ def run_permissions(parsed: argparse.Namespace) -> int:
     that an open would give to new files, or from those for ``--group``, is shown.
     """
     if "://" in parsed.path:
-        place = lmdb_place(parsed.path)
+        place = lmdb_location(parsed.path)
         directory, group, lock = place.path, parsed.group or place.group, HOST_FILE
         if not os.path.exists(os.path.join(directory, HOST_FILE)):
             raise MetadataError(f"there is no metadata store at {parsed.path}; check the URL")

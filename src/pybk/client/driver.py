@@ -89,7 +89,7 @@ class Wire(Protocol):
         """Have ``poll`` return at once, now or the next time; any thread."""
 
 
-class MetadataStore(Protocol):
+class MetadataRequests(Protocol):
     """The metadata store as machines use it; each call may take long and is made in a thread of its own."""
 
     def read(self, ledger: RemoteLedger) -> Event:
@@ -163,7 +163,7 @@ class Engine:
     Threads: ``run``, ``start``, ``post`` and what ``Baton`` allows: any. All else: the holder of the baton.
     """
 
-    def __init__(self, wire: Wire, metadata: MetadataStore) -> None:
+    def __init__(self, wire: Wire, metadata: MetadataRequests) -> None:
         self._wire = wire
         self._metadata = metadata
         self._asked: dict[int, _Asked] = {}

@@ -22,7 +22,7 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.transport.cluster_keys import RightsKey, open_lac, seal_lac
+from pybk.transport.cluster_keys import RightsKey, prove_lac, proven_lac
 from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
 from pybk.transport.link import TIMEOUT_NS, Link
 from pybk.transport.links import Links
@@ -174,7 +174,7 @@ class BookieWire:
     def _packed(self, ledger: RemoteLedger, request: WriteLac) -> WireRequest:
         """Return a LAC with its proof, made once for all bookies that it is told to one after the other."""
         if self._packet is None or self._packet[0] is not request:
-            packet = seal_lac(ledger.keys.lac_key, ledger.ledger_id, request.lac)
+            packet = prove_lac(ledger.keys.lac_key, ledger.ledger_id, request.lac)
             self._packet = request, LacPacket(ledger.ledger_id, packet)
         return self._packet[1]
 
@@ -229,7 +229,7 @@ def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> Reply 
 def _packet_lac(ledger: RemoteLedger, packet: bytes) -> int:
     if not packet or not ledger.unlocked:
         return -1
-    lac = open_lac(ledger.keys.lac_key, ledger.ledger_id, packet)
+    lac = proven_lac(ledger.keys.lac_key, ledger.ledger_id, packet)
     return -1 if lac is None else lac
 
 

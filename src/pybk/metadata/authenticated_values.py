@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.metadata.cas import settle
-from pybk.metadata.store import MetadataTree, Node
+from pybk.metadata.store import MetadataStore, Node
 
 VALUE_FORMAT_BASE: Final = 1
 VALUE_FORMAT: Final = 2
@@ -39,7 +39,7 @@ _LABELS: Final = {VALUE_FORMAT_BASE: b"pybk metadata value 1\0", VALUE_FORMAT: b
 T = TypeVar("T")
 
 
-class Kind(IntEnum):
+class ValueKind(IntEnum):
     """What a value is about."""
 
     CLUSTER = 1
@@ -74,7 +74,9 @@ def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
     return mac.digest()
 
 
-def seal(kind: Kind, key: str, token: bytes, payload: bytes, mac_key: bytes | None, level: FeatureLevel) -> bytes:
+def encode_authenticated(
+    kind: ValueKind, key: str, token: bytes, payload: bytes, mac_key: bytes | None, level: FeatureLevel
+) -> bytes:
     """Make a value.
 
     Args:
@@ -94,7 +96,7 @@ def seal(kind: Kind, key: str, token: bytes, payload: bytes, mac_key: bytes | No
     return header + mac + payload
 
 
-def unseal(key: str, value: bytes, mac_key: bytes | None) -> tuple[Kind, bytes]:
+def decode_authenticated(key: str, value: bytes, mac_key: bytes | None) -> tuple[ValueKind, bytes]:
     """Check a value, in constant time where it matters, and return its kind and payload.
 
     Raises:
@@ -118,7 +120,7 @@ def unseal(key: str, value: bytes, mac_key: bytes | None) -> tuple[Kind, bytes]:
                 f"{KEY_EPOCH}: install a newer pybk"
             )
     at = len(header) + mac_size
-    if mac_size not in (0, MAC_BYTES) or len(value) < at or kind not in Kind.__members__.values():
+    if mac_size not in (0, MAC_BYTES) or len(value) < at or kind not in ValueKind.__members__.values():
         raise CorruptError(f"metadata key {key!r}: kind {kind} with a MAC of {mac_size} bytes is no value of pybk")
     if (mac_key is None) != (mac_size == 0):
         raise MetadataForgedError(
@@ -134,14 +136,14 @@ def unseal(key: str, value: bytes, mac_key: bytes | None) -> tuple[Kind, bytes]:
                 f"metadata key {key!r} was not written with the cluster secret that is given here; check the secret, "
                 "and who may write to the metadata store"
             )
-    return Kind(kind), payload
+    return ValueKind(kind), payload
 
 
-class Records:
+class AuthenticatedValues:
     """The parts of a cluster's metadata build on this: sealed values in a tree.
 
     Args:
-        tree: The store.
+        store: The store.
         mac_key: The cluster's metadata key, None without a cluster secret.
 
     Attributes:
@@ -150,39 +152,39 @@ class Records:
 
     feature_level: FeatureLevel
 
-    def __init__(self, tree: MetadataTree, mac_key: bytes | None) -> None:
+    def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
         if mac_key is not None and len(mac_key) < MAC_BYTES:
             raise UsageError(f"the metadata key has {len(mac_key)} bytes; it takes at least {MAC_BYTES}")
-        self._tree = tree
+        self._store = store
         self._mac_key = mac_key
 
-    def _unseal(self, kind: Kind, key: str, value: bytes) -> bytes:
+    def _payload_of(self, kind: ValueKind, key: str, value: bytes) -> bytes:
         """Return the payload of a value, which must be of this kind."""
-        found, payload = unseal(key, value, self._mac_key)
+        found, payload = decode_authenticated(key, value, self._mac_key)
         if found is not kind:
             raise CorruptError(f"metadata key {key!r}: kind {found.name} where {kind.name} belongs; restore it")
         return payload
 
-    def _create(self, kind: Kind, key: str, payload: bytes, *, leased: bool = False) -> int:
+    def _create(self, kind: ValueKind, key: str, payload: bytes, *, leased: bool = False) -> int:
         """Make a key, once, whatever becomes of the answers; returns its version."""
         token = new_token()
-        value = seal(kind, key, token, payload, self._mac_key, self.feature_level)
-        return settle(self._tree, key, lambda: self._tree.create(key, value, leased=leased), _wrote(token))
+        value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
+        return settle(self._store, key, lambda: self._store.create(key, value, leased=leased), _wrote(token))
 
-    def _put(self, kind: Kind, key: str, payload: bytes, version: int) -> int:
+    def _put(self, kind: ValueKind, key: str, payload: bytes, version: int) -> int:
         """Replace a key's value, once, whatever becomes of the answers; returns its version."""
         token = new_token()
-        value = seal(kind, key, token, payload, self._mac_key, self.feature_level)
-        return settle(self._tree, key, lambda: self._tree.put(key, value, version), _wrote(token))
+        value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
+        return settle(self._store, key, lambda: self._store.put(key, value, version), _wrote(token))
 
     def _delete(self, key: str, version: int) -> None:
         """Remove a key; that it is gone when an answer was lost counts as removed."""
 
         def change() -> int:
-            self._tree.delete(key, version)
+            self._store.delete(key, version)
             return 0
 
-        settle(self._tree, key, change, lambda node: node is None)
+        settle(self._store, key, change, lambda node: node is None)
 
 
 def _wrote(token: bytes) -> Callable[[Node | None], bool]:

@@ -10,19 +10,19 @@ from collections.abc import Callable
 from typing import Final
 
 from pybk.errors import MetadataExistsError, MetadataUnreachableError, MetadataVersionError
-from pybk.metadata.store import MetadataTree, Node
+from pybk.metadata.store import MetadataStore, Node
 
 _TRIES: Final = 5
 
 
-def settle(tree: MetadataTree, key: str, change: Callable[[], int], mine: Callable[[Node | None], bool]) -> int:
+def settle(store: MetadataStore, key: str, change: Callable[[], int], mine: Callable[[Node | None], bool]) -> int:
     """Make a conditional change, and make sure whether it took effect.
 
     A change whose answer was lost, and which is not to be seen, is made again: its condition sees to it that it takes
     effect once at most.
 
     Args:
-        tree: The store.
+        store: The store.
         key: What is changed.
         change: ``create``, ``put`` or ``delete`` of the key; returns the version.
         mine: Tells whether what the key has now shows that the change took effect.
@@ -47,11 +47,11 @@ def settle(tree: MetadataTree, key: str, change: Callable[[], int], mine: Callab
         except (MetadataExistsError, MetadataVersionError) as error:
             if lost is None:
                 raise
-            node = _look(tree, key, lost)
+            node = _look(store, key, lost)
             if mine(node):
                 return 0 if node is None else node.version
             raise type(error)(f"{error}; an answer had been lost before", outcome_unknown=True) from lost
-        node = _look(tree, key, lost)
+        node = _look(store, key, lost)
         if mine(node):
             return 0 if node is None else node.version
     raise MetadataUnreachableError(
@@ -60,10 +60,10 @@ def settle(tree: MetadataTree, key: str, change: Callable[[], int], mine: Callab
     ) from lost
 
 
-def _look(tree: MetadataTree, key: str, lost: MetadataUnreachableError) -> Node | None:
+def _look(store: MetadataStore, key: str, lost: MetadataUnreachableError) -> Node | None:
     """Read a key after an answer was lost."""
     try:
-        return tree.get(key, latest=True)
+        return store.get(key, latest=True)
     except MetadataUnreachableError as error:
         raise MetadataUnreachableError(
             f"metadata key {key!r}: the answer to a change was lost ({lost}), and what became of it cannot be read: "

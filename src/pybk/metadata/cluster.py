@@ -27,23 +27,23 @@ from pybk.metadata.authenticated_values import (
     MAC_BYTES,
     TOKEN_BYTES,
     VALUE_FORMAT_BASE,
-    Kind,
+    ValueKind,
+    decode_authenticated,
     decode_json,
+    encode_authenticated,
     encode_json,
     from_base64,
     mac_of,
-    seal,
     to_base64,
     token_of,
-    unseal,
 )
 from pybk.metadata.cas import settle
-from pybk.metadata.durable_positions import Positions
+from pybk.metadata.durable_positions import DurablePositions
 from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
 from pybk.metadata.registration import Bookies
-from pybk.metadata.store import MetadataTree, Node
+from pybk.metadata.store import MetadataStore, Node
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +95,11 @@ class Upgrade(NamedTuple):
     absent: tuple[str, ...]
 
 
-class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
+class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, DurablePositions):
     """A cluster's metadata. Threads: any.
 
     Args:
-        tree: The store; closed with this.
+        store: The store; closed with this.
         key_for: Derives the metadata key, 32 bytes, from the cluster secret; None without one.
         cost: scrypt's cost, for a cluster that does not exist yet.
         create: Make the cluster if there is none.
@@ -123,7 +123,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
 
     def __init__(
         self,
-        tree: MetadataTree,
+        store: MetadataStore,
         *,
         key_for: Callable[[ClusterIdentity], bytes] | None = None,
         cost: int | None = None,
@@ -131,21 +131,21 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         level: FeatureLevel = NEWEST_LEVEL,
     ) -> None:
         self._key_for = key_for
-        stored = _open_cluster(tree, key_for, (cost or digest.SCRYPT_COST, level) if create else None)
+        stored = _open_cluster(store, key_for, (cost or digest.SCRYPT_COST, level) if create else None)
         self.identity = stored.identity
         self.cluster_id = self.identity.cluster_id
         self.about = stored.payload
         self.feature_level = stored.level
         self._registrations = {}
-        super().__init__(tree, None if key_for is None else key_for(self.identity))
+        super().__init__(store, None if key_for is None else key_for(self.identity))
         self._watch = None
         if stored.level < NEWEST_LEVEL:
-            self._watch = tree.watch(CLUSTER_KEY, self._look_again)
+            self._watch = store.watch(CLUSTER_KEY, self._look_again)
 
     def _look_again(self) -> None:
         """See whether the feature level was raised; called by the store after a change of the cluster's own value."""
         try:
-            stored = _read_cluster(self._tree, self._key_for)
+            stored = _read_cluster(self._store, self._key_for)
         except PybkError as error:
             logger.warning(
                 "the feature level of the cluster cannot be read now, so %r stays: %s", self.feature_level, error
@@ -167,7 +167,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         Durability: A raised level is durable on return; members that run take it up within moments.
         """
         while True:
-            stored = _read_cluster(self._tree, self._key_for)
+            stored = _read_cluster(self._store, self._key_for)
             if stored is None:
                 raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r} was removed; nothing removes it: restore it")
             there = {found.bookie.bookie_id: found for found in self.list_bookies()}
@@ -189,9 +189,9 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         token = secrets.token_bytes(TOKEN_BYTES)
         value = _sealed(stored.identity, token, self._key_for, NEWEST_LEVEL)
         settle(
-            self._tree,
+            self._store,
             CLUSTER_KEY,
-            lambda: self._tree.put(CLUSTER_KEY, value, stored.version),
+            lambda: self._store.put(CLUSTER_KEY, value, stored.version),
             lambda node: node is not None and token_of(node.value) == token,
         )
         self._look_again()
@@ -200,7 +200,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
         """Close the store: registrations and locks of this one end."""
         if self._watch is not None:
             self._watch.cancel()
-        self._tree.close()
+        self._store.close()
 
     def __enter__(self) -> Self:
         """Return this."""
@@ -212,10 +212,10 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, Positions):
 
 
 def _open_cluster(
-    tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | None, new: tuple[int, FeatureLevel] | None
+    store: MetadataStore, key_for: Callable[[ClusterIdentity], bytes] | None, new: tuple[int, FeatureLevel] | None
 ) -> _Stored:
     """Read who the cluster is, or make it with a scrypt cost and a level, unless ``new`` is None."""
-    stored = _read_cluster(tree, key_for)
+    stored = _read_cluster(store, key_for)
     if stored is not None:
         return stored
     if new is None:
@@ -226,28 +226,28 @@ def _open_cluster(
     value = _sealed(identity, token, key_for, level)
     with suppress(MetadataExistsError):  # another process was quicker
         settle(
-            tree,
+            store,
             CLUSTER_KEY,
-            lambda: tree.create(CLUSTER_KEY, value),
+            lambda: store.create(CLUSTER_KEY, value),
             lambda node: node is not None and token_of(node.value) == token,
         )
-    stored = _read_cluster(tree, key_for)
+    stored = _read_cluster(store, key_for)
     if stored is None:
         raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r} was removed just now; nothing removes it: try again")
     return stored
 
 
-def _read_cluster(tree: MetadataTree, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored | None:
+def _read_cluster(store: MetadataStore, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored | None:
     """Read and check a cluster's own value; None if there is no cluster."""
-    node = tree.get(CLUSTER_KEY, latest=True)
+    node = store.get(CLUSTER_KEY, latest=True)
     return None if node is None else _check_cluster(node, key_for)
 
 
 def _check_cluster(node: Node, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored:
     # The key depends on what is read, so the proof is in what is read, and checked once the key is derived.
     where = f"metadata key {CLUSTER_KEY!r}"
-    kind, payload = unseal(CLUSTER_KEY, node.value, None)
-    if kind is not Kind.CLUSTER:
+    kind, payload = decode_authenticated(CLUSTER_KEY, node.value, None)
+    if kind is not ValueKind.CLUSTER:
         raise CorruptError(f"{where}: kind {kind.name} where CLUSTER belongs; restore it")
     base = node.value[0] == VALUE_FORMAT_BASE
     identity, level, proof = decode_json(payload, _from_values_base if base else from_values, where=where)
@@ -278,7 +278,7 @@ def _sealed(
     level: FeatureLevel,
 ) -> bytes:
     proof = "" if key_for is None else to_base64(proof_of(identity, key_for(identity), level))
-    return seal(Kind.CLUSTER, CLUSTER_KEY, token, encode(identity, level, proof), None, level)
+    return encode_authenticated(ValueKind.CLUSTER, CLUSTER_KEY, token, encode(identity, level, proof), None, level)
 
 
 def encode(identity: ClusterIdentity, level: FeatureLevel, proof: str) -> bytes:

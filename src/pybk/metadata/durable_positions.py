@@ -12,8 +12,15 @@ from urllib.parse import unquote
 
 from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError
 from pybk.ledger import INSTANCE_BYTES, Bookie
-from pybk.metadata.authenticated_values import Kind, Records, decode_json, encode_json, from_base64, to_base64
-from pybk.metadata.registration import name_in_tree
+from pybk.metadata.authenticated_values import (
+    AuthenticatedValues,
+    ValueKind,
+    decode_json,
+    encode_json,
+    from_base64,
+    to_base64,
+)
+from pybk.metadata.registration import name_in_key
 
 POSITIONS_KEY: Final = "positions"
 
@@ -41,7 +48,7 @@ class DurablePosition:
     log_inode: int
 
 
-class Positions(Records):
+class DurablePositions(AuthenticatedValues):
     """The durable positions of a cluster's bookies. Threads: any. Every method raises MetadataUnreachableError, too."""
 
     def read_position(self, bookie_id: str) -> DurablePosition | None:
@@ -71,29 +78,29 @@ class Positions(Records):
             found = self._read_position(key)
             try:
                 if found is None:
-                    self._create(Kind.POSITION, key, payload)
+                    self._create(ValueKind.POSITION, key, payload)
                 elif found[0].bookie == position.bookie and found[0].boots > position.boots:
                     return False
                 else:
-                    self._put(Kind.POSITION, key, payload, found[1])
+                    self._put(ValueKind.POSITION, key, payload, found[1])
             except (MetadataExistsError, MetadataVersionError):
                 continue
             return True
 
     def _read_position(self, key: str) -> tuple[DurablePosition, int] | None:
         """Return a position and the version of its key."""
-        node = self._tree.get(key, latest=True)
+        node = self._store.get(key, latest=True)
         if node is None:
             return None
         where = f"metadata key {key!r}"
-        position = decode_json(self._unseal(Kind.POSITION, key, node.value), decode, where=where)
+        position = decode_json(self._payload_of(ValueKind.POSITION, key, node.value), decode, where=where)
         if position.bookie.bookie_id != unquote(key.rpartition("/")[2]):
             raise CorruptError(f"{where} holds the position of {position.bookie}; remove it")
         return position, node.version
 
 
 def _key(bookie_id: str) -> str:
-    return f"{POSITIONS_KEY}/{name_in_tree(bookie_id)}"
+    return f"{POSITIONS_KEY}/{name_in_key(bookie_id)}"
 
 
 def encode(position: DurablePosition) -> bytes:

@@ -21,20 +21,20 @@ from pybk.errors import (
 )
 from pybk.ledger import LedgerMetadata
 from pybk.metadata.authenticated_values import (
-    Kind,
-    Records,
+    AuthenticatedValues,
+    ValueKind,
+    decode_authenticated,
     decode_json,
+    encode_authenticated,
     encode_json,
     from_base64,
     new_token,
-    seal,
     to_base64,
     token_of,
-    unseal,
 )
 from pybk.metadata.cas import settle
 from pybk.metadata.ledger_description import LedgerDescription
-from pybk.metadata.store import MetadataTree, Node, Watch
+from pybk.metadata.store import MetadataStore, Node, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +70,11 @@ def ledger_path(ledger_id: int) -> str:
     return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
 
 
-def leaves_after(tree: MetadataTree, root: str, after: int, count: int) -> list[tuple[int, str]]:
+def leaves_after(store: MetadataStore, root: str, after: int, count: int) -> list[tuple[int, str]]:
     """Return keys below ``root`` that stand on the paths of ledgers above ``after``: at least ``count`` if there are.
 
     Args:
-        tree: The store.
+        store: The store.
         root: The key they all stand below.
         after: The last ledger that is not wanted.
         count: How many are enough; all those of the last ledger are returned.
@@ -84,14 +84,14 @@ def leaves_after(tree: MetadataTree, root: str, after: int, count: int) -> list[
         part of no ledger's path are left out, and logged.
     """
     found: list[tuple[int, str]] = []
-    _descend(tree, root, "", after, count, found)
+    _descend(store, root, "", after, count, found)
     return found
 
 
-def _descend(tree: MetadataTree, key: str, digits: str, after: int, count: int, found: list[tuple[int, str]]) -> None:
+def _descend(store: MetadataStore, key: str, digits: str, after: int, count: int, found: list[tuple[int, str]]) -> None:
     size = _LEVELS[digits.count("/")]
     last = digits.count("/") == len(_LEVELS) - 1
-    for name in tree.children(key):
+    for name in store.children(key):
         prefix = name[:size]
         if len(prefix) != size or not _DIGITS.issuperset(prefix) or (name != prefix and not last):
             logger.warning(
@@ -106,14 +106,14 @@ def _descend(tree: MetadataTree, key: str, digits: str, after: int, count: int, 
         if last:
             found.append((highest, f"{key}/{name}"))
         else:
-            _descend(tree, f"{key}/{name}", f"{digits}{prefix}/", after, count, found)
+            _descend(store, f"{key}/{name}", f"{digits}{prefix}/", after, count, found)
 
 
-class Ledgers(Records):
+class Ledgers(AuthenticatedValues):
     """The ledgers of a cluster. Threads: any. Every method raises MetadataUnreachableError, too."""
 
-    def __init__(self, tree: MetadataTree, mac_key: bytes | None) -> None:
-        super().__init__(tree, mac_key)
+    def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
+        super().__init__(store, mac_key)
         self._ids = range(0)
         self._ids_lock = threading.Lock()
 
@@ -136,19 +136,19 @@ class Ledgers(Records):
     def _take_block(self) -> int:
         """Return the first id of a block of ids that is ours alone."""
         while True:
-            node = self._tree.get(IDS_KEY, latest=True)
+            node = self._store.get(IDS_KEY, latest=True)
             first = 0
             if node is not None:
-                payload = self._unseal(Kind.IDS, IDS_KEY, node.value)
+                payload = self._payload_of(ValueKind.IDS, IDS_KEY, node.value)
                 first = decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
             if first + ID_BLOCK - 1 > LEDGER_ID_MAX:
                 raise UsageError(f"all ledger ids up to {LEDGER_ID_MAX} were given; use another cluster")
             payload = encode_json({"next": first + ID_BLOCK})
             try:
                 if node is None:
-                    self._create(Kind.IDS, IDS_KEY, payload)
+                    self._create(ValueKind.IDS, IDS_KEY, payload)
                 else:
-                    self._put(Kind.IDS, IDS_KEY, payload, node.version)
+                    self._put(ValueKind.IDS, IDS_KEY, payload, node.version)
             except (MetadataExistsError, MetadataVersionError):
                 continue
             return first
@@ -174,11 +174,11 @@ class Ledgers(Records):
                 return False
             if token_of(node.value) == token:
                 return True
-            kind, payload = unseal(key, node.value, self._mac_key)
-            return kind is Kind.LEDGER and LedgerDescription.of(_metadata(key, payload)) == description
+            kind, payload = decode_authenticated(key, node.value, self._mac_key)
+            return kind is ValueKind.LEDGER and LedgerDescription.of(_metadata(key, payload)) == description
 
         try:
-            return settle(self._tree, key, lambda: self._tree.create(key, value), mine)
+            return settle(self._store, key, lambda: self._store.create(key, value), mine)
         except MetadataExistsError as error:
             raise LedgerExistsError(
                 f"ledger {metadata.ledger_id} exists, or existed and was deleted; ids are given once: take another"
@@ -198,7 +198,7 @@ class Ledgers(Records):
             CorruptError: What is there is no ledger's metadata.
         """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
-        node = self._tree.get(key, latest=latest)
+        node = self._store.get(key, latest=latest)
         if node is None:
             raise NoSuchLedgerError(f"ledger {ledger_id}: the cluster has none of this id")
         found = self._ledger(key, ledger_id, node)
@@ -221,7 +221,7 @@ class Ledgers(Records):
         """
         keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
         found: list[StoredLedger | None] = []
-        for key, ledger_id, node in zip(keys, ledger_ids, self._tree.get_many(keys), strict=True):
+        for key, ledger_id, node in zip(keys, ledger_ids, self._store.get_many(keys), strict=True):
             try:
                 found.append(None if node is None else self._ledger(key, ledger_id, node))
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
@@ -255,9 +255,9 @@ class Ledgers(Records):
         """
         key, value, token = self._sealed(metadata)
         return settle(
-            self._tree,
+            self._store,
             key,
-            lambda: self._tree.put(key, value, version),
+            lambda: self._store.put(key, value, version),
             lambda node: node is not None and token_of(node.value) == token,
         )
 
@@ -273,16 +273,16 @@ class Ledgers(Records):
             MetadataVersionError: The metadata has been changed, or the ledger deleted, by somebody else.
         """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
-        self._put(Kind.DELETED, key, encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)}), version)
+        self._put(ValueKind.DELETED, key, encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)}), version)
 
     def deletion_proof(self, ledger_id: int) -> bytes | None:
         """Return the proof in a ledger's tombstone, None if it has none: that a ledger is not there shows nothing."""
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
-        node = self._tree.get(key, latest=True)
+        node = self._store.get(key, latest=True)
         if node is None:
             return None
-        kind, payload = unseal(key, node.value, self._mac_key)
-        if kind is not Kind.DELETED:
+        kind, payload = decode_authenticated(key, node.value, self._mac_key)
+        if kind is not ValueKind.DELETED:
             return None
         return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
 
@@ -303,8 +303,8 @@ class Ledgers(Records):
         live: list[int] = []
         while len(live) < count:
             wanted = count - len(live)
-            leaves = leaves_after(self._tree, LEDGERS_KEY, after, wanted)
-            for (ledger_id, key), node in zip(leaves, self._tree.get_many([key for _, key in leaves]), strict=True):
+            leaves = leaves_after(self._store, LEDGERS_KEY, after, wanted)
+            for (ledger_id, key), node in zip(leaves, self._store.get_many([key for _, key in leaves]), strict=True):
                 if len(key) != _KEY_CHARS:
                     logger.warning("metadata key %.200r is no ledger's and left out; remove it", key)
                 elif node is not None and not self._is_deleted(key, ledger_id, node):
@@ -324,14 +324,14 @@ class Ledgers(Records):
     def ledger_versions(self, ledger_ids: Sequence[int]) -> list[int | None]:
         """Return the version of each ledger's metadata, which changes whenever they do; None for one that has none.
 
-        Cost: As ``MetadataTree.get_many``; nothing is decoded or checked but what the store itself checks.
+        Cost: As ``MetadataStore.get_many``; nothing is decoded or checked but what the store itself checks.
         """
-        nodes = self._tree.get_many([f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids])
+        nodes = self._store.get_many([f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids])
         return [None if node is None else node.version for node in nodes]
 
     def watch_ledger(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after each change of a ledger's metadata, as ``MetadataTree.watch`` does."""
-        return self._tree.watch(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", callback)
+        """Call ``callback`` after each change of a ledger's metadata, as ``MetadataStore.watch`` does."""
+        return self._store.watch(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", callback)
 
     def describe(self, metadata: LedgerMetadata) -> bytes:
         """Return what never changes about a ledger, encoded and authenticated; see ``LedgerDescription``."""
@@ -345,15 +345,15 @@ class Ledgers(Records):
         """Return the key, the value and its token."""
         key = f"{LEDGERS_KEY}/{ledger_path(metadata.ledger_id)}"
         token = new_token()
-        value = seal(Kind.LEDGER, key, token, metadata.encode(), self._mac_key, self.feature_level)
+        value = encode_authenticated(ValueKind.LEDGER, key, token, metadata.encode(), self._mac_key, self.feature_level)
         return key, value, token
 
     def _ledger(self, key: str, ledger_id: int, node: Node) -> StoredLedger | None:
         """Return what a ledger's key holds, None for a tombstone."""
-        kind, payload = unseal(key, node.value, self._mac_key)
-        if kind is Kind.DELETED:
+        kind, payload = decode_authenticated(key, node.value, self._mac_key)
+        if kind is ValueKind.DELETED:
             return None
-        if kind is not Kind.LEDGER:
+        if kind is not ValueKind.LEDGER:
             raise CorruptError(f"metadata key {key!r}: kind {kind.name} where LEDGER belongs; restore it")
         metadata = _metadata(key, payload)
         if metadata.ledger_id != ledger_id:

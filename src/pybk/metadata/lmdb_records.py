@@ -29,7 +29,7 @@ _HEADER: Final = Struct(">QQQ")
 _SESSION_BODY: Final = Struct(">II")
 
 
-class Record(NamedTuple):
+class StoredValue(NamedTuple):
     """A key's value as it is stored.
 
     Attributes:
@@ -81,23 +81,23 @@ def put_last_number(transaction: WriteTransaction, number: int) -> None:
     put(transaction, _COUNTER, _NUMBER.pack(number))
 
 
-def get_record(transaction: ReadTransaction, name: bytes) -> Record | None:
+def get_value(transaction: ReadTransaction, name: bytes) -> StoredValue | None:
     """Return a key's record."""
     body = get(transaction, name)
     if body is None:
         return None
     created, version, session = _unpack(_HEADER, name, body)
-    return Record(created, version, session, body[_HEADER.size :])
+    return StoredValue(created, version, session, body[_HEADER.size :])
 
 
-def put_record(transaction: WriteTransaction, name: bytes, record: Record) -> None:
+def put_value(transaction: WriteTransaction, name: bytes, record: StoredValue) -> None:
     """Write a key's record, and its lease if it has a session."""
     put(transaction, name, _HEADER.pack(*record[:3]) + record.value)
     if record.session:
         transaction.put(_LEASE + _NUMBER.pack(record.session) + name, b"")
 
 
-def delete_record(transaction: WriteTransaction, name: bytes, session: int) -> None:
+def delete_value(transaction: WriteTransaction, name: bytes, session: int) -> None:
     """Remove a key's record, and its lease if it has a session."""
     transaction.delete(name)
     if session:

@@ -1,4 +1,4 @@
-"""The metadata store of one host: an LMDB environment that several processes share. See :class:`LmdbTree`."""
+"""The metadata store of one host: an LMDB environment that several processes share. See :class:`LmdbMetadataStore`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pybk.metadata import lmdb_records as records
 from pybk.metadata.callbacks import Callback, Callbacks
 from pybk.metadata.change_signal import ChangeSignal
 from pybk.metadata.host_file import SESSION_SLOTS, HostFile, is_stopped
-from pybk.metadata.lmdb_records import FORMAT_NAME, Record, Session, node_name
+from pybk.metadata.lmdb_records import FORMAT_NAME, Session, StoredValue, node_name
 from pybk.metadata.store import Node, checked_key, checked_value
 from pybk.storage.io.failures import start_thread
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, ReadTransaction, WriteTransaction
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TREE_FORMAT: Final = 1
+STORE_FORMAT: Final = 1
 HOST_FILE: Final = "sessions"
 BEAT_S: Final = 1.0
 """How often a session is kept alive, at least; also five times per timeout."""
@@ -71,8 +71,8 @@ _PATIENCE_S: Final = 0.05
 """How long another one's turn may take before it is looked at."""
 
 
-class LmdbTree:
-    """A metadata tree in an LMDB environment; see :class:`pybk.metadata.store.MetadataTree`.
+class LmdbMetadataStore:
+    """A metadata tree in an LMDB environment; see :class:`pybk.metadata.store.MetadataStore`.
 
     Every change is one transaction, on disk when the call returns (some 0.3 ms). Every record carries a checksum, as
     LMDB's pages have none. Versions are the number of the change, so no key ever has the same version twice.
@@ -151,20 +151,20 @@ class LmdbTree:
     # ---- keys ----------------------------------------------------------------------------------------------------
 
     def get(self, key: str, *, latest: bool = False) -> Node | None:
-        """See ``MetadataTree.get``; what is read is always the latest. Costs some 10 microseconds."""
+        """See ``MetadataStore.get``; what is read is always the latest. Costs some 10 microseconds."""
         return self.get_many((key,))[0]
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataTree.get_many``; all values are of one moment."""
+        """See ``MetadataStore.get_many``; all values are of one moment."""
         names = [node_name(key) for key in keys]
         if self._sweep_is_due():
             self._sweep()
         with self._damage(), self._environment.read() as transaction:
-            found = [records.get_record(transaction, name) for name in names]
+            found = [records.get_value(transaction, name) for name in names]
         return [None if record is None else Node(record.value, record.version) for record in found]
 
     def children(self, key: str) -> list[str]:
-        """See ``MetadataTree.children``."""
+        """See ``MetadataStore.children``."""
         name = node_name(key)
         if self._sweep_is_due():
             self._sweep()
@@ -172,7 +172,7 @@ class LmdbTree:
             return [child for child, _ in records.children(transaction, name)]
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
-        """See ``MetadataTree.create``."""
+        """See ``MetadataStore.create``."""
         name, value = node_name(key), checked_value(key, value)
         while True:
             session = self.session() if leased else 0
@@ -180,13 +180,13 @@ class LmdbTree:
             def change(transaction: WriteTransaction, number: int, session: int = session) -> bool:
                 if session and records.get_session(transaction, session) is None:
                     return False
-                found = records.get_record(transaction, name)
+                found = records.get_value(transaction, name)
                 if found is not None and found.session and self._is_dead(transaction, found.session):
                     records.end_session(transaction, found.session)
                     found = None
                 if found is not None:
                     raise MetadataExistsError(f"metadata key {key!r} exists, with version {found.version}")
-                records.put_record(transaction, name, Record(number, number, session, value))
+                records.put_value(transaction, name, StoredValue(number, number, session, value))
                 return True
 
             done, number = self._change(change)
@@ -195,29 +195,29 @@ class LmdbTree:
             self._session_lost(session)
 
     def put(self, key: str, value: bytes, version: int) -> int:
-        """See ``MetadataTree.put``."""
+        """See ``MetadataStore.put``."""
         name, value = node_name(key), checked_value(key, value)
 
         def change(transaction: WriteTransaction, number: int) -> None:
             found = self._expected(transaction, key, name, version)
-            records.put_record(transaction, name, found._replace(version=number, value=value))
+            records.put_value(transaction, name, found._replace(version=number, value=value))
 
         return self._change(change)[1]
 
     def delete(self, key: str, version: int) -> None:
-        """See ``MetadataTree.delete``."""
+        """See ``MetadataStore.delete``."""
         name = node_name(key)
 
         def change(transaction: WriteTransaction, number: int) -> None:
             found = self._expected(transaction, key, name, version)
-            records.delete_record(transaction, name, found.session)
+            records.delete_value(transaction, name, found.session)
 
         self._change(change)
 
     # ---- sessions and watches ------------------------------------------------------------------------------------
 
     def session(self) -> int:
-        """See ``MetadataTree.session``."""
+        """See ``MetadataStore.session``."""
         self._file.usable()
         with self._lock:
             if self._closed:
@@ -229,12 +229,12 @@ class LmdbTree:
             return self._session
 
     def alive(self, session: int) -> bool:
-        """See ``MetadataTree.alive``."""
+        """See ``MetadataStore.alive``."""
         fresh = time.monotonic() - self._beat_at < self._session_timeout_s
         return 0 != session == self._session and fresh and not self._closed and not self._file.forked
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
-        """See ``MetadataTree.watch``."""
+        """See ``MetadataStore.watch``."""
         checked_key(key)
         watch = self._callbacks.add(key, callback)
         with self._damage(), self._environment.read() as transaction:
@@ -245,11 +245,11 @@ class LmdbTree:
         return watch
 
     def on_session_end(self, callback: Callable[[], None]) -> Callback:
-        """See ``MetadataTree.on_session_end``."""
+        """See ``MetadataStore.on_session_end``."""
         return self._callbacks.add(None, callback)
 
     def close(self) -> None:
-        """See ``MetadataTree.close``; in a forked child it does nothing."""
+        """See ``MetadataStore.close``; in a forked child it does nothing."""
         with self._lock:
             if self._closed or self._file.forked:
                 return
@@ -367,17 +367,17 @@ class LmdbTree:
 
             def change(transaction: WriteTransaction, number: int) -> None:
                 if transaction.get(FORMAT_NAME) is None:
-                    records.put(transaction, FORMAT_NAME, bytes((TREE_FORMAT,)))
+                    records.put(transaction, FORMAT_NAME, bytes((STORE_FORMAT,)))
 
             self._change(change)
-        elif found != bytes((TREE_FORMAT,)):
+        elif found != bytes((STORE_FORMAT,)):
             raise UnsupportedFormatError(
-                f"{self._path}: a metadata store of format {found[0]}; this pybk reads {TREE_FORMAT}: use a newer one"
+                f"{self._path}: a metadata store of format {found[0]}; this pybk reads {STORE_FORMAT}: use a newer one"
             )
 
-    def _expected(self, transaction: WriteTransaction, key: str, name: bytes, version: int) -> Record:
+    def _expected(self, transaction: WriteTransaction, key: str, name: bytes, version: int) -> StoredValue:
         """Return a key's record, which must have this version."""
-        found = records.get_record(transaction, name)
+        found = records.get_value(transaction, name)
         if found is None or found.version != version:
             raise MetadataVersionError(
                 f"metadata key {key!r} has {'no value' if found is None else f'version {found.version}'} instead of "
@@ -556,7 +556,7 @@ class LmdbTree:
     def _look(self, transaction: ReadTransaction, key: str) -> object:
         """Return something that differs whenever a key or which keys are right below it differs."""
         name = node_name(key)
-        record = records.get_record(transaction, name)
+        record = records.get_value(transaction, name)
         return (record and record.version, list(records.children(transaction, name)))
 
 

@@ -17,10 +17,17 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.ledger import Bookie
-from pybk.metadata.authenticated_values import Kind, Records, decode_json, encode_json, from_base64, to_base64
+from pybk.metadata.authenticated_values import (
+    AuthenticatedValues,
+    ValueKind,
+    decode_json,
+    encode_json,
+    from_base64,
+    to_base64,
+)
 from pybk.metadata.ledgers import leaves_after, ledger_path
-from pybk.metadata.registration import OWNER_BYTES, name_in_tree
-from pybk.metadata.store import MetadataTree, Node, Watch
+from pybk.metadata.registration import OWNER_BYTES, name_in_key
+from pybk.metadata.store import MetadataStore, Node, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +72,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether it is still held, as far as can be known without asking."""
-        return not self._released and self._locks._tree.alive(self._session)
+        return not self._released and self._locks._store.alive(self._session)
 
     def release(self) -> None:
         """Let others have the lock; again does nothing.
@@ -102,7 +109,7 @@ class Election:
         self._closed = False
         self._watches = (
             locks.watch_lock(name, self._campaign),
-            locks._tree.on_session_end(self._campaign),
+            locks._store.on_session_end(self._campaign),
         )
         self._campaign()
 
@@ -138,14 +145,14 @@ class Election:
             self._on_change(self._told)
 
 
-class Locks(Records):
+class Locks(AuthenticatedValues):
     """Locks, elections and under-replicated ledgers of a cluster. Threads: any.
 
     Every method raises MetadataUnreachableError, too.
     """
 
-    def __init__(self, tree: MetadataTree, mac_key: bytes | None) -> None:
-        super().__init__(tree, mac_key)
+    def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
+        super().__init__(store, mac_key)
         self._by = secrets.token_hex(OWNER_BYTES)
         self._leases: dict[str, Lease] = {}
         self._leases_lock = threading.Lock()
@@ -164,21 +171,21 @@ class Locks(Records):
         payload = encode_json({"by": self._by, "owner": owner})
         with self._leases_lock:
             while True:
-                session = self._tree.session()
+                session = self._store.session()
                 try:
-                    version = self._create(Kind.LOCK, key, payload, leased=True)
+                    version = self._create(ValueKind.LOCK, key, payload, leased=True)
                 except MetadataExistsError:
                     if not self._drop_orphan(name):
                         return None
                     continue
-                if self._tree.alive(session):
+                if self._store.alive(session):
                     lease = self._leases[name] = Lease(self, name, session, version)
                     return lease
 
     def _drop_orphan(self, name: str) -> bool:
         """Remove a lock that this one made without learning of it, as the answer was lost or the session in doubt."""
         key = _lock_key(name)
-        node = self._tree.get(key, latest=True)
+        node = self._store.get(key, latest=True)
         if node is None:
             return True
         by, _ = self._lock(key, node)
@@ -198,7 +205,7 @@ class Locks(Records):
 
     def _lock(self, key: str, node: Node) -> tuple[str, str]:
         """Return by whom a lock was made, and its owner."""
-        payload = self._unseal(Kind.LOCK, key, node.value)
+        payload = self._payload_of(ValueKind.LOCK, key, node.value)
         return decode_json(
             payload, lambda values: (str(values["by"]), str(values["owner"])), where=f"metadata key {key!r}"
         )
@@ -206,12 +213,12 @@ class Locks(Records):
     def lock_owner(self, name: str) -> str | None:
         """Return who has a lock, None for nobody."""
         key = _lock_key(name)
-        node = self._tree.get(key, latest=True)
+        node = self._store.get(key, latest=True)
         return None if node is None else self._lock(key, node)[1]
 
     def watch_lock(self, name: str, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after somebody took or released a lock, as ``MetadataTree.watch`` does."""
-        return self._tree.watch(_lock_key(name), callback)
+        """Call ``callback`` after somebody took or released a lock, as ``MetadataStore.watch`` does."""
+        return self._store.watch(_lock_key(name), callback)
 
     def mark_under_replicated(self, ledger_id: int, bookie: Bookie, first_entry_id: int) -> None:
         """Record that a bookie misses entries of a ledger, durably; the lowest first entry counts.
@@ -226,10 +233,10 @@ class Locks(Records):
         key = _missing_key(ledger_id, bookie)
         record = UnderReplicatedLedger(ledger_id, bookie, first_entry_id)
         while True:
-            node = self._tree.get(key, latest=True)
+            node = self._store.get(key, latest=True)
             try:
                 if node is None:
-                    self._create(Kind.UNDER_REPLICATED, key, _record_json(record))
+                    self._create(ValueKind.UNDER_REPLICATED, key, _record_json(record))
                 else:
                     self._lower(key, node, record)
                 return self._tell_news()
@@ -244,9 +251,9 @@ class Locks(Records):
             count: How many are enough; all records of the last ledger are returned. Damaged ones are left out, and
                 logged.
         """
-        keys = [key for _, key in leaves_after(self._tree, UNDER_REPLICATED_KEY, after, count)]
+        keys = [key for _, key in leaves_after(self._store, UNDER_REPLICATED_KEY, after, count)]
         records = []
-        for key, node in zip(keys, self._tree.get_many(keys), strict=True):
+        for key, node in zip(keys, self._store.get_many(keys), strict=True):
             try:
                 if node is not None:
                     records.append(self._record(key, node))
@@ -261,7 +268,7 @@ class Locks(Records):
             Whether it is gone; False if more entries were found missing meanwhile.
         """
         key = _missing_key(record.ledger_id, record.bookie)
-        while (node := self._tree.get(key, latest=True)) is not None:
+        while (node := self._store.get(key, latest=True)) is not None:
             if self._record(key, node).first_entry_id < record.first_entry_id:
                 return False
             try:
@@ -271,16 +278,16 @@ class Locks(Records):
         return True
 
     def watch_under_replicated(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after records came, as ``MetadataTree.watch`` does; those that go are not told."""
-        return self._tree.watch(NEWS_KEY, callback)
+        """Call ``callback`` after records came, as ``MetadataStore.watch`` does; those that go are not told."""
+        return self._store.watch(NEWS_KEY, callback)
 
     def _tell_news(self) -> None:
-        node = self._tree.get(NEWS_KEY)
+        node = self._store.get(NEWS_KEY)
         with suppress(MetadataExistsError, MetadataVersionError):  # somebody else has told just now
             if node is None:
-                self._create(Kind.NEWS, NEWS_KEY, b"")
+                self._create(ValueKind.NEWS, NEWS_KEY, b"")
             else:
-                self._put(Kind.NEWS, NEWS_KEY, b"", node.version)
+                self._put(ValueKind.NEWS, NEWS_KEY, b"", node.version)
 
     def _lower(self, key: str, node: Node, record: UnderReplicatedLedger) -> None:
         """Have a record begin no later than this one."""
@@ -290,19 +297,19 @@ class Locks(Records):
         except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
             logger.warning("a record of missing entries is replaced by one of all entries: %s", error)
             record = record._replace(first_entry_id=0)
-        self._put(Kind.UNDER_REPLICATED, key, _record_json(record), node.version)
+        self._put(ValueKind.UNDER_REPLICATED, key, _record_json(record), node.version)
 
     def _record(self, key: str, node: Node) -> UnderReplicatedLedger:
         def make(values: dict[str, Any]) -> UnderReplicatedLedger:
             bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
             return UnderReplicatedLedger(int(values["ledger_id"]), bookie, int(values["first_entry_id"]))
 
-        payload = self._unseal(Kind.UNDER_REPLICATED, key, node.value)
+        payload = self._payload_of(ValueKind.UNDER_REPLICATED, key, node.value)
         return decode_json(payload, make, where=f"metadata key {key!r}")
 
 
 def _lock_key(name: str) -> str:
-    return f"{LOCKS_KEY}/{name_in_tree(name)}"
+    return f"{LOCKS_KEY}/{name_in_key(name)}"
 
 
 def _missing_key(ledger_id: int, bookie: Bookie) -> str:

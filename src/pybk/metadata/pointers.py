@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from pybk.errors import MetadataExistsError, MetadataVersionError, UsageError
-from pybk.metadata.authenticated_values import Kind, Records
-from pybk.metadata.registration import name_in_tree
+from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
+from pybk.metadata.registration import name_in_key
 
 POINTERS_KEY: Final = "pointers"
 POINTER_BYTES_MAX: Final = 64 << 10
@@ -24,7 +24,7 @@ class Pointer(NamedTuple):
     version: int
 
 
-class Pointers(Records):
+class Pointers(AuthenticatedValues):
     """The pointers of a cluster. Threads: any. Every method raises MetadataUnreachableError, too."""
 
     def read_pointer(self, group: str, name: str) -> Pointer | None:
@@ -39,8 +39,8 @@ class Pointers(Records):
             CorruptError: What is there is no pointer.
         """
         key = _key(group, name)
-        node = self._tree.get(key, latest=True)
-        return None if node is None else Pointer(self._unseal(Kind.POINTER, key, node.value), node.version)
+        node = self._store.get(key, latest=True)
+        return None if node is None else Pointer(self._payload_of(ValueKind.POINTER, key, node.value), node.version)
 
     def write_pointer(self, group: str, name: str, value: bytes, version: int | None) -> int:
         """Have a pointer say something else, durably.
@@ -63,9 +63,9 @@ class Pointers(Records):
             size = f"{len(value)} bytes" if type(value) is bytes else type(value).__name__
             raise UsageError(f"pointer {group}/{name} to {size}; it takes at most {POINTER_BYTES_MAX} bytes")
         if version is not None:
-            return self._put(Kind.POINTER, key, value, version)
+            return self._put(ValueKind.POINTER, key, value, version)
         try:
-            return self._create(Kind.POINTER, key, value)
+            return self._create(ValueKind.POINTER, key, value)
         except MetadataExistsError as error:
             raise MetadataVersionError(
                 f"pointer {group}/{name} was made by somebody else; read it again",
@@ -74,4 +74,4 @@ class Pointers(Records):
 
 
 def _key(group: str, name: str) -> str:
-    return f"{POINTERS_KEY}/{name_in_tree(group)}/{name_in_tree(name)}"
+    return f"{POINTERS_KEY}/{name_in_key(group)}/{name_in_key(name)}"

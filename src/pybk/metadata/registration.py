@@ -24,7 +24,15 @@ from pybk.errors import (
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.ledger import INSTANCE_BYTES, Bookie
-from pybk.metadata.authenticated_values import Kind, Records, decode_json, encode_json, from_base64, to_base64, unseal
+from pybk.metadata.authenticated_values import (
+    AuthenticatedValues,
+    ValueKind,
+    decode_authenticated,
+    decode_json,
+    encode_json,
+    from_base64,
+    to_base64,
+)
 from pybk.metadata.store import Node, Watch
 
 logger = logging.getLogger(__name__)
@@ -36,7 +44,7 @@ OWNER_BYTES: Final = 16
 REGISTRATION_BYTES_MAX: Final = 64 << 10
 
 
-def name_in_tree(name: str) -> str:
+def name_in_key(name: str) -> str:
     """Return a name as one name of a key, whatever it is made of; ``unquote`` makes it what it was."""
     if type(name) is not str or not 0 < len(name.encode()) <= BOOKIE_ID_BYTES_MAX:
         raise UsageError(f"name {name!r:.200} takes a string of 1 to {BOOKIE_ID_BYTES_MAX} bytes")
@@ -86,7 +94,7 @@ class BookieRegistration:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        name_in_tree(self.bookie.bookie_id)
+        name_in_key(self.bookie.bookie_id)
         if len(self.bookie.instance) != INSTANCE_BYTES:
             raise UsageError(f"{self.bookie}: its instance has {len(self.bookie.instance)} bytes, not {INSTANCE_BYTES}")
         if not self.addresses or not all(type(address) is str and address for address in self.addresses):
@@ -112,7 +120,7 @@ class RegisteredBookie:
     """
 
     def __init__(self, bookies: Bookies, registration: BookieRegistration, on_lost: Callable[[], None] | None) -> None:
-        self.key = f"{BOOKIES_KEY}/{name_in_tree(registration.bookie.bookie_id)}"
+        self.key = f"{BOOKIES_KEY}/{name_in_key(registration.bookie.bookie_id)}"
         self._bookies = bookies
         self._registration = registration
         self.written = registration
@@ -122,12 +130,12 @@ class RegisteredBookie:
         self._owner = secrets.token_hex(OWNER_BYTES)
         self._superseded = False
         self._watches: list[Watch] = []
-        tree = bookies._tree
+        store = bookies._store
         self._session, self._version = bookies._take_over(self.key, registration, self._owner, old=True)
         try:
             # A registration that somebody removed is made again, too.
-            self._watches.append(tree.on_session_end(self._look_after))
-            self._watches.append(tree.watch(self.key, self._look_after))
+            self._watches.append(store.on_session_end(self._look_after))
+            self._watches.append(store.watch(self.key, self._look_after))
             self._look_after()
         except BaseException:
             self.close()
@@ -136,7 +144,7 @@ class RegisteredBookie:
     @property
     def registered(self) -> bool:
         """Whether others see the registration, as far as can be known without asking."""
-        return not self._closed and self._bookies._tree.alive(self._session)
+        return not self._closed and self._bookies._store.alive(self._session)
 
     @property
     def superseded(self) -> bool:
@@ -160,11 +168,11 @@ class RegisteredBookie:
             if self.registered:
                 payload = _registration_json(registration, self._owner)
                 try:
-                    self._version = self._bookies._put(Kind.BOOKIE, self.key, payload, self._version)
+                    self._version = self._bookies._put(ValueKind.BOOKIE, self.key, payload, self._version)
                     self.written = registration
                 except MetadataVersionError:
-                    tree = self._bookies._tree
-                    self._superseded = tree.alive(self._session) and tree.get(self.key, latest=True) is not None
+                    store = self._bookies._store
+                    self._superseded = store.alive(self._session) and store.get(self.key, latest=True) is not None
                     self._look_after()
             if self._superseded:
                 raise CookieError(
@@ -196,8 +204,8 @@ class RegisteredBookie:
         with self._lock:
             if self._closed:
                 return
-            alive = self._bookies._tree.alive(self._session)
-            node = self._bookies._tree.get(self.key, latest=True) if alive else None
+            alive = self._bookies._store.alive(self._session)
+            node = self._bookies._store.get(self.key, latest=True) if alive else None
             if node is not None and node.version == self._version:
                 return  # as it was written here, as after most calls
             if node is not None:
@@ -221,7 +229,7 @@ class RegisteredBookie:
                 logger.warning("%s is registered by another process now: %s", self._registration.bookie, error)
 
 
-class Bookies(Records):
+class Bookies(AuthenticatedValues):
     """The bookies of a cluster. Threads: any. Every method raises MetadataUnreachableError, too.
 
     Attributes:
@@ -245,13 +253,13 @@ class Bookies(Records):
         Raises:
             CookieError: Another instance of the bookie belongs to the cluster.
         """
-        key = f"{COOKIES_KEY}/{name_in_tree(bookie.bookie_id)}"
+        key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
         cookie = BookieCookie(bookie, self.cluster_id)
         while True:
-            node = self._tree.get(key, latest=True)
+            node = self._store.get(key, latest=True)
             try:
                 if node is None:
-                    self._create(Kind.COOKIE, key, _cookie_json(cookie))
+                    self._create(ValueKind.COOKIE, key, _cookie_json(cookie))
                     return cookie
                 found = self._cookie(key, node)
                 if found is not None and found.bookie == bookie:
@@ -263,22 +271,22 @@ class Bookies(Records):
                         "under another name, or, if those are lost for good, replace them: replace=True, or "
                         "`pybk bookie --replace`"
                     )
-                self._put(Kind.COOKIE, key, _cookie_json(cookie), node.version)
+                self._put(ValueKind.COOKIE, key, _cookie_json(cookie), node.version)
                 return cookie
             except (MetadataExistsError, MetadataVersionError):
                 continue
 
     def read_cookie(self, bookie_id: str) -> BookieCookie | None:
         """Return the cookie of a bookie, None if none of this name belongs to the cluster."""
-        key = f"{COOKIES_KEY}/{name_in_tree(bookie_id)}"
-        node = self._tree.get(key, latest=True)
+        key = f"{COOKIES_KEY}/{name_in_key(bookie_id)}"
+        node = self._store.get(key, latest=True)
         return None if node is None else self._cookie(key, node)
 
     def list_cookies(self) -> list[BookieCookie]:
         """Return the cookies of all bookies that belong to the cluster, there or not, by name."""
-        keys = [f"{COOKIES_KEY}/{name}" for name in self._tree.children(COOKIES_KEY)]
+        keys = [f"{COOKIES_KEY}/{name}" for name in self._store.children(COOKIES_KEY)]
         cookies = []
-        for key, node in zip(keys, self._tree.get_many(keys), strict=True):
+        for key, node in zip(keys, self._store.get_many(keys), strict=True):
             try:
                 cookie = None if node is None else self._cookie(key, node)
             except (CookieError, CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
@@ -294,15 +302,15 @@ class Bookies(Records):
         Raises:
             CookieError: Another instance of the bookie belongs to the cluster.
         """
-        key = f"{COOKIES_KEY}/{name_in_tree(bookie.bookie_id)}"
-        while (node := self._tree.get(key, latest=True)) is not None:
+        key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
+        while (node := self._store.get(key, latest=True)) is not None:
             found = self._cookie(key, node)
             if found is None:
                 return
             if found.bookie != bookie:
                 raise CookieError(f"the cluster's cookie is of {found.bookie}, not of {bookie}; name that one")
             with suppress(MetadataVersionError):
-                self._put(Kind.DELETED, key, encode_json({"bookie_id": bookie.bookie_id}), node.version)
+                self._put(ValueKind.DELETED, key, encode_json({"bookie_id": bookie.bookie_id}), node.version)
                 return
 
     def record_boot(self, bookie: Bookie, boot: int) -> bool:
@@ -320,16 +328,18 @@ class Bookies(Records):
         Raises:
             CookieError: The cookie is missing or another instance's.
         """
-        key = f"{COOKIES_KEY}/{name_in_tree(bookie.bookie_id)}"
+        key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
         while True:
-            node = self._tree.get(key, latest=True)
+            node = self._store.get(key, latest=True)
             found = None if node is None else self._cookie(key, node)
             if node is None or found is None or found.bookie != bookie:
                 raise CookieError(f"the cluster has no cookie of {bookie}, but {found}; claim it first")
             if boot <= found.boots:
                 return False
             try:
-                self._put(Kind.COOKIE, key, _cookie_json(BookieCookie(bookie, self.cluster_id, boot)), node.version)
+                self._put(
+                    ValueKind.COOKIE, key, _cookie_json(BookieCookie(bookie, self.cluster_id, boot)), node.version
+                )
             except MetadataVersionError:
                 continue
             return True
@@ -358,9 +368,9 @@ class Bookies(Records):
 
         A registration that is damaged or forged is left out, with a warning in the log: its bookie counts as absent.
         """
-        keys = [f"{BOOKIES_KEY}/{name}" for name in self._tree.children(BOOKIES_KEY)]
+        keys = [f"{BOOKIES_KEY}/{name}" for name in self._store.children(BOOKIES_KEY)]
         found = []
-        for key, node in zip(keys, self._tree.get_many(keys), strict=True):
+        for key, node in zip(keys, self._store.get_many(keys), strict=True):
             if node is None:
                 continue
             try:
@@ -377,16 +387,16 @@ class Bookies(Records):
         Raises:
             CorruptError, MetadataForgedError, UnsupportedFormatError: What is there is no registration of the cluster.
         """
-        key = f"{BOOKIES_KEY}/{name_in_tree(bookie_id)}"
-        node = self._tree.get(key, latest=True)
+        key = f"{BOOKIES_KEY}/{name_in_key(bookie_id)}"
+        node = self._store.get(key, latest=True)
         return None if node is None else self._registration(key, node)[0]
 
     def watch_bookies(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after bookies came or went, as ``MetadataTree.watch`` does.
+        """Call ``callback`` after bookies came or went, as ``MetadataStore.watch`` does.
 
         What a bookie tells anew about itself without going need not be noticed.
         """
-        return self._tree.watch(BOOKIES_KEY, callback)
+        return self._store.watch(BOOKIES_KEY, callback)
 
     def _take_over(self, key: str, registration: BookieRegistration, owner: str, *, old: bool) -> tuple[int, int]:
         """Register, and return session and version.
@@ -399,14 +409,14 @@ class Bookies(Records):
         """
         payload = _registration_json(registration, owner)
         while True:
-            session = self._tree.session()
+            session = self._store.session()
             try:
-                version = self._create(Kind.BOOKIE, key, payload, leased=True)
-                if self._tree.alive(session):
+                version = self._create(ValueKind.BOOKIE, key, payload, leased=True)
+                if self._store.alive(session):
                     return session, version
                 continue
             except MetadataExistsError:
-                node = self._tree.get(key, latest=True)
+                node = self._store.get(key, latest=True)
             if node is None:
                 continue
             found, by = self._registration(key, node)
@@ -419,10 +429,10 @@ class Bookies(Records):
 
     def _cookie(self, key: str, node: Node) -> BookieCookie | None:
         """Return a cookie, None for one that was removed: its key stays, so that its versions go on."""
-        kind, payload = unseal(key, node.value, self._mac_key)
-        if kind is Kind.DELETED:
+        kind, payload = decode_authenticated(key, node.value, self._mac_key)
+        if kind is ValueKind.DELETED:
             return None
-        if kind is not Kind.COOKIE:
+        if kind is not ValueKind.COOKIE:
             raise CorruptError(f"metadata key {key!r}: kind {kind.name} where COOKIE belongs; restore it")
 
         def make(values: dict[str, Any]) -> BookieCookie:
@@ -444,7 +454,7 @@ class Bookies(Records):
         where = f"metadata key {key!r}"
         if len(node.value) > REGISTRATION_BYTES_MAX:
             raise CorruptError(f"{where}: {len(node.value)} bytes; a registration has at most {REGISTRATION_BYTES_MAX}")
-        found, owner = decode_json(self._unseal(Kind.BOOKIE, key, node.value), _registration_from, where=where)
+        found, owner = decode_json(self._payload_of(ValueKind.BOOKIE, key, node.value), _registration_from, where=where)
         if found.bookie.bookie_id != unquote(key.rpartition("/")[2]):
             raise CorruptError(f"{where} holds the registration of {found.bookie}")
         self._registrations[key] = node.value, (found, owner)

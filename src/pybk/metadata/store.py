@@ -43,7 +43,7 @@ class Watch(Protocol):
         ...
 
 
-class MetadataTree(Protocol):
+class MetadataStore(Protocol):
     """A metadata store; see this module. Threads: any.
 
     Each method raises MetadataUnreachableError if the store does not answer in time, CorruptError for a damaged value,

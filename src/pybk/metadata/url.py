@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pybk.errors import MetadataError, UsageError
-from pybk.metadata.lmdb_store import HOST_FILE, LmdbTree
-from pybk.metadata.store import MetadataTree
+from pybk.metadata.lmdb_store import HOST_FILE, LmdbMetadataStore
+from pybk.metadata.store import MetadataStore
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.permissions import access_of
 
 if TYPE_CHECKING:
-    from pybk.metadata.zookeeper_store import ZooKeeperTree
+    from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
 
 _KNOWN: Final = (
     "lmdb:///absolute/path for the processes of one host, lmdb:///absolute/path?group=NAME for the members of a group, "
@@ -22,7 +22,7 @@ _KNOWN: Final = (
 _GROUP: Final = "group"
 
 
-class LmdbPlace(NamedTuple):
+class LmdbLocation(NamedTuple):
     """Where an LMDB metadata store is.
 
     Attributes:
@@ -36,7 +36,7 @@ class LmdbPlace(NamedTuple):
 
 def open_metadata(
     url: str, *, timeout_s: float = 10.0, session_timeout_s: float | None = None, create: bool = True
-) -> MetadataTree:
+) -> MetadataStore:
     """Open a metadata store.
 
     Args:
@@ -63,7 +63,7 @@ def open_metadata(
     parts = _split(url)
     options = {} if session_timeout_s is None else {"session_timeout_s": session_timeout_s}
     if parts.scheme == "lmdb":
-        path, group = lmdb_place(url)
+        path, group = lmdb_location(url)
         if not create and not os.path.isdir(path):
             raise MetadataError(f"there is no metadata store at {url}: check the URL, or start the first bookie")
         access = access_of(os.path.join(path, HOST_FILE), group)
@@ -71,7 +71,7 @@ def open_metadata(
             OsFileSystem(access).make_directory(path)
         except OSError as error:
             raise MetadataError(f"{path} cannot be made: {error}; name a directory that can") from error
-        return LmdbTree(path, timeout_s=timeout_s, access=access, **options)
+        return LmdbMetadataStore(path, timeout_s=timeout_s, access=access, **options)
     if parts.query:
         raise UsageError(f"metadata URL {url!r} has a query, which ZooKeeper's has not; use {_KNOWN}")
     if parts.scheme == "zk":
@@ -79,7 +79,7 @@ def open_metadata(
     raise UsageError(f"metadata URL {url!r} is of no known kind; use {_KNOWN}")
 
 
-def lmdb_place(url: str) -> LmdbPlace:
+def lmdb_location(url: str) -> LmdbLocation:
     """Return where the LMDB metadata store of a URL is.
 
     Raises:
@@ -95,7 +95,7 @@ def lmdb_place(url: str) -> LmdbPlace:
         group = unquote(value)
         if name != _GROUP or not group or "&" in value:
             raise UsageError(f"metadata URL {url!r} has the query {parts.query!r}; use {_KNOWN}")
-    return LmdbPlace(path, group)
+    return LmdbLocation(path, group)
 
 
 def _split(url: str) -> SplitResult:
@@ -108,12 +108,12 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-def _zookeeper() -> type[ZooKeeperTree]:
+def _zookeeper() -> type[ZooKeeperMetadataStore]:
     try:
-        from pybk.metadata.zookeeper_store import ZooKeeperTree
+        from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
     except ModuleNotFoundError as error:
         raise UsageError('ZooKeeper needs the kazoo package: pip install "pybk[zookeeper]"') from error
-    return ZooKeeperTree
+    return ZooKeeperMetadataStore
 
 
 def _hosts(url: str, netloc: str) -> str:

@@ -1,4 +1,4 @@
-"""The metadata store of many hosts: ZooKeeper, through kazoo. See :class:`ZooKeeperTree`."""
+"""The metadata store of many hosts: ZooKeeper, through kazoo. See :class:`ZooKeeperMetadataStore`."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ _READ_PAUSE_S: Final = 0.05
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 2.0, "max_jitter": 0.2}
 
 
-class ZooKeeperTree:
-    """A metadata tree in ZooKeeper; see :class:`pybk.metadata.store.MetadataTree`.
+class ZooKeeperMetadataStore:
+    """A metadata tree in ZooKeeper; see :class:`pybk.metadata.store.MetadataStore`.
 
     Keys are znodes below ``root``; those that only have others below them are empty. Leases are ephemeral znodes. A
     version joins the znode's creation and its data version, so that a key that was removed and made again never has the
@@ -112,7 +112,7 @@ class ZooKeeperTree:
     # ---- keys ----------------------------------------------------------------------------------------------------
 
     def get(self, key: str, *, latest: bool = False) -> Node | None:
-        """See ``MetadataTree.get``; one round trip."""
+        """See ``MetadataStore.get``; one round trip."""
         path = self._path(key)
 
         def read(deadline: float) -> Node | None:
@@ -126,7 +126,7 @@ class ZooKeeperTree:
         return self._read(f"get {key!r}", read)
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataTree.get_many``; requests are sent without waiting for the answers."""
+        """See ``MetadataStore.get_many``; requests are sent without waiting for the answers."""
         paths = [self._path(key) for key in keys]
 
         def read(deadline: float) -> list[Node | None]:
@@ -139,7 +139,7 @@ class ZooKeeperTree:
         return self._read(f"get {len(keys)} keys", read)
 
     def children(self, key: str) -> list[str]:
-        """See ``MetadataTree.children``; one round trip."""
+        """See ``MetadataStore.children``; one round trip."""
         path = self._path(key)
 
         def read(deadline: float) -> list[str]:
@@ -151,7 +151,7 @@ class ZooKeeperTree:
         return self._read(f"children of {key!r}", read)
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
-        """See ``MetadataTree.create``; one round trip, and some more where there is nothing yet at the key's parent."""
+        """See ``MetadataStore.create``; one round trip, and more if a parent of the key is missing."""
         path, value = self._path(key), checked_value(key, value)
         if leased:
             self._leased.add(key)
@@ -166,7 +166,7 @@ class ZooKeeperTree:
         return self._write(f"create {key!r}", write)
 
     def put(self, key: str, value: bytes, version: int) -> int:
-        """See ``MetadataTree.put``; one round trip, two for a leased key."""
+        """See ``MetadataStore.put``; one round trip, two for a leased key."""
         path, value = self._path(key), checked_value(key, value)
         if key in self._leased:
             self._check_creation(key, version)
@@ -177,7 +177,7 @@ class ZooKeeperTree:
         return self._write(f"put {key!r}", write, key, version)
 
     def delete(self, key: str, version: int) -> None:
-        """See ``MetadataTree.delete``; two round trips."""
+        """See ``MetadataStore.delete``; two round trips."""
         path = self._path(key)
         self._check_creation(key, version)
 
@@ -189,12 +189,12 @@ class ZooKeeperTree:
     # ---- sessions and watches ------------------------------------------------------------------------------------
 
     def session(self) -> int:
-        """See ``MetadataTree.session``; waits for the connection."""
+        """See ``MetadataStore.session``; waits for the connection."""
         self._wait_connected(self._deadline())
         return self._session
 
     def alive(self, session: int) -> bool:
-        """See ``MetadataTree.alive``.
+        """See ``MetadataStore.alive``.
 
         The client notices a lost connection two thirds of the session timeout after the last sign of life; so from
         then on the session counts as alive for a third of it.
@@ -204,7 +204,7 @@ class ZooKeeperTree:
         return 0 != session == self._session and sure and not self._closed and os.getpid() == self._pid
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
-        """See ``MetadataTree.watch``."""
+        """See ``MetadataStore.watch``."""
         path = self._path(key)
 
         def changed(_: object) -> None:
@@ -233,11 +233,11 @@ class ZooKeeperTree:
         return watch
 
     def on_session_end(self, callback: Callable[[], None]) -> Callback:
-        """See ``MetadataTree.on_session_end``."""
+        """See ``MetadataStore.on_session_end``."""
         return self._callbacks.add(None, callback)
 
     def close(self) -> None:
-        """See ``MetadataTree.close``; in a forked child it does nothing."""
+        """See ``MetadataStore.close``; in a forked child it does nothing."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True

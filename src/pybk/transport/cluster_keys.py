@@ -238,7 +238,7 @@ def _right(session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
 # ---- the LAC by itself -----------------------------------------------------------------------------------------------
 
 
-def seal_lac(lac_key: bytes, ledger_id: int, lac: int) -> bytes:
+def prove_lac(lac_key: bytes, ledger_id: int, lac: int) -> bytes:
     """Make a LAC packet: ``ledger id | lac | MAC``, ``LAC_PACKET_BYTES`` bytes, which proves what the writer said.
 
     Args:
@@ -250,11 +250,11 @@ def seal_lac(lac_key: bytes, ledger_id: int, lac: int) -> bytes:
     return said + hashlib.blake2b(said, key=lac_key, digest_size=MAC_BYTES).digest()
 
 
-def open_lac(lac_key: bytes, ledger_id: int, packet: bytes | memoryview) -> int | None:
+def proven_lac(lac_key: bytes, ledger_id: int, packet: bytes | memoryview) -> int | None:
     """Return the last add confirmed that a packet proves, None if it proves nothing about this ledger."""
     if len(packet) != LAC_PACKET_BYTES:
         return None
     said_id, lac = _unpack_lac(packet)
-    if said_id != ledger_id or lac < -1 or not compare_digest(seal_lac(lac_key, ledger_id, lac), bytes(packet)):
+    if said_id != ledger_id or lac < -1 or not compare_digest(prove_lac(lac_key, ledger_id, lac), bytes(packet)):
         return None
     return int(lac)

@@ -38,7 +38,7 @@ _PACKET_NUMBERS: Final = Struct("<4q")
 _STATUSES: Final = {int(status): status for status in Status}
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Which message; requests are even and replies odd, so that none passes for the other."""
 
     HELLO = 2
@@ -78,7 +78,7 @@ class LacPacket:
 
     Attributes:
         ledger_id: The ledger.
-        packet: What ``keys.seal_lac`` made, ``LAC_PACKET_BYTES`` bytes.
+        packet: What ``keys.prove_lac`` made, ``LAC_PACKET_BYTES`` bytes.
     """
 
     ledger_id: int
@@ -124,30 +124,30 @@ def encode(message: WireRequest | WireReply) -> Outgoing:
 
 def _encode_add(add: Add) -> Outgoing:
     flags = _FIRST_FLAG * add.recovery + _SECOND_FLAG * add.deferred
-    return Outgoing(Kind.ADD, flags, add.ledger_id, (add.lac, 0, 0, 0), add.runs)
+    return Outgoing(MessageKind.ADD, flags, add.ledger_id, (add.lac, 0, 0, 0), add.runs)
 
 
 def _encode_read_lac(read: ReadLac) -> Outgoing:
     flags = _FIRST_FLAG * read.fence + _SECOND_FLAG * (read.beyond is not None)
-    return Outgoing(Kind.READ_LAC, flags, read.ledger_id, (read.beyond or 0, read.wait_ns, 0, 0))
+    return Outgoing(MessageKind.READ_LAC, flags, read.ledger_id, (read.beyond or 0, read.wait_ns, 0, 0))
 
 
 def _encode_read(read: Read) -> Outgoing:
     numbers = (read.first, read.last, read.stride, read.bytes_max)
     flags = _FIRST_FLAG * read.fence + _SECOND_FLAG * read.checked
-    return Outgoing(Kind.READ, flags, read.ledger_id, numbers)
+    return Outgoing(MessageKind.READ, flags, read.ledger_id, numbers)
 
 
 def _encode_force(force: Force) -> Outgoing:
-    return Outgoing(Kind.FORCE, 0, force.ledger_id)
+    return Outgoing(MessageKind.FORCE, 0, force.ledger_id)
 
 
 def _encode_move(move: Move) -> Outgoing:
-    return Outgoing(Kind.MOVE, 0, move.ledger_id, (_TIERS.index(move.tier), 0, 0, 0))
+    return Outgoing(MessageKind.MOVE, 0, move.ledger_id, (_TIERS.index(move.tier), 0, 0, 0))
 
 
 def _encode_lac_packet(lac: LacPacket) -> Outgoing:
-    return Outgoing(Kind.LAC_PACKET, 0, lac.ledger_id, blob=lac.packet)
+    return Outgoing(MessageKind.LAC_PACKET, 0, lac.ledger_id, blob=lac.packet)
 
 
 def _encode_authorize(right: Authorize) -> Outgoing:
@@ -156,11 +156,11 @@ def _encode_authorize(right: Authorize) -> Outgoing:
             f"the description of ledger {right.ledger_id} has {len(right.description)} bytes; "
             f"the limit is {DESCRIPTION_BYTES_MAX}"
         )
-    return Outgoing(Kind.AUTHORIZE, 0, right.ledger_id, blob=right.signature + right.description)
+    return Outgoing(MessageKind.AUTHORIZE, 0, right.ledger_id, blob=right.signature + right.description)
 
 
 def _encode_ping(_ping: Ping) -> Outgoing:
-    return Outgoing(Kind.PING)
+    return Outgoing(MessageKind.PING)
 
 
 def _encode_reply(reply: Reply) -> Outgoing:
@@ -173,7 +173,7 @@ def _encode_answer(answer: Answer) -> Outgoing:
     if answer.packet:
         flags |= _PACKET
         numbers = _PACKET_NUMBERS.unpack(answer.packet)
-    return Outgoing(Kind.ANSWER, flags, 0, numbers, () if answer.run is None else (answer.run,))
+    return Outgoing(MessageKind.ANSWER, flags, 0, numbers, () if answer.run is None else (answer.run,))
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
@@ -190,16 +190,16 @@ _ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
 }
 
 _REPLIES: Final = {
-    (status, watched): Outgoing(Kind.REPLY, status | _WATCHED * watched)
+    (status, watched): Outgoing(MessageKind.REPLY, status | _WATCHED * watched)
     for status in Status
     for watched in (False, True)
 }
 """There are so few that each is encoded once."""
 
-DAMAGED: Final = Outgoing(Kind.REPLY, Status.REFUSED | _DAMAGED)
+DAMAGED: Final = Outgoing(MessageKind.REPLY, Status.REFUSED | _DAMAGED)
 """The reply to a request that came damaged: nothing was done about it, and it may be sent again."""
 
-NO_SESSION: Final = Outgoing(Kind.NO_SESSION)
+NO_SESSION: Final = Outgoing(MessageKind.NO_SESSION)
 """The reply to a request of a session that the bookie does not know, or no more."""
 
 
@@ -278,14 +278,14 @@ def _decode_ping(header: Header, head: bytes, _frames: Sequence[memoryview]) -> 
 
 
 _REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireRequest]]] = {
-    Kind.ADD: _decode_add,
-    Kind.READ_LAC: _decode_read_lac,
-    Kind.READ: _decode_read,
-    Kind.FORCE: _decode_force,
-    Kind.MOVE: _decode_move,
-    Kind.LAC_PACKET: _decode_lac_packet,
-    Kind.AUTHORIZE: _decode_authorize,
-    Kind.PING: _decode_ping,
+    MessageKind.ADD: _decode_add,
+    MessageKind.READ_LAC: _decode_read_lac,
+    MessageKind.READ: _decode_read,
+    MessageKind.FORCE: _decode_force,
+    MessageKind.MOVE: _decode_move,
+    MessageKind.LAC_PACKET: _decode_lac_packet,
+    MessageKind.AUTHORIZE: _decode_authorize,
+    MessageKind.PING: _decode_ping,
 }
 
 
@@ -298,9 +298,9 @@ def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> W
     status = _STATUSES.get(header.flags & _STATUS_BITS)
     if status is None:
         raise FrameError(f"a reply of status {header.flags & _STATUS_BITS}")
-    if header.kind == Kind.REPLY:
+    if header.kind == MessageKind.REPLY:
         return Reply(status, bool(header.flags & _WATCHED))
-    if header.kind != Kind.ANSWER:
+    if header.kind != MessageKind.ANSWER:
         raise FrameError(f"a message of kind {header.kind} is no reply")
     found = runs(header, head, frames)
     if len(found) > 1:
@@ -313,4 +313,4 @@ def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> W
 
 def says_damaged(header: Header) -> bool:
     """Tell whether a reply is ``DAMAGED``."""
-    return header.kind == Kind.REPLY and bool(header.flags & _DAMAGED)
+    return header.kind == MessageKind.REPLY and bool(header.flags & _DAMAGED)

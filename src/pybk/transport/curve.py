@@ -95,7 +95,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class DoorKeeper:
+class ZapAuthenticator:
     """Answers, for one context, ZeroMQ's question whether a client may come in: only who has the cluster's key.
 
     Args:
@@ -175,7 +175,7 @@ def secure_client(socket: Socket, pair: CurvePair, server_public: bytes) -> None
     socket.curve_publickey = pair.public
 
 
-def prove_closed(context: Context, socket: Socket, door: DoorKeeper, pair: CurvePair, client: CurvePair) -> None:
+def prove_closed(context: Context, socket: Socket, door: ZapAuthenticator, pair: CurvePair, client: CurvePair) -> None:
     """Prove on the very socket that will serve that it refuses a random key and takes the cluster's.
 
     Args:
@@ -206,7 +206,9 @@ def prove_closed(context: Context, socket: Socket, door: DoorKeeper, pair: Curve
     door.refused = 0
 
 
-def _knock(context: Context, address: str, door: DoorKeeper, keys: CurvePair, server_public: bytes) -> zmq.Event | None:
+def _knock(
+    context: Context, address: str, door: ZapAuthenticator, keys: CurvePair, server_public: bytes
+) -> zmq.Event | None:
     """Try to come in, and return how that went; None if nothing was heard in time."""
     knocker = context.socket(zmq.DEALER)
     knocker.linger = 0

@@ -200,7 +200,7 @@ def _checksum(inline: bytes | memoryview, bodies: Sequence[bytes | memoryview]) 
 # ---- received --------------------------------------------------------------------------------------------------------
 
 
-def open_head(head: bytes) -> Header:
+def decode_head(head: bytes) -> Header:
     """Take a head apart.
 
     Args:

@@ -39,7 +39,7 @@ _COMPANY_NS: Final = 100_000_000
 """For so long after two connections were served in one turn, each gets its share only, also when it is alone."""
 
 
-class Mark(Protocol):
+class WriteTracker(Protocol):
     """What says whether a frame was let go of; ``zmq.MessageTracker`` is one."""
 
     @property
@@ -78,7 +78,7 @@ class Lane:
         self.waiting: deque[Waiting] = deque()
         self.waiting_bytes = 0
         self.unwritten = 0
-        self._marks: deque[tuple[Mark, int]] = deque()
+        self._marks: deque[tuple[WriteTracker, int]] = deque()
         self._unmarked = 0
 
     @property
@@ -180,7 +180,7 @@ class Lanes:
         """Return whether the last frame of a message of ``size`` bytes that is sent now is to be marked."""
         return lane._unmarked + size >= MARK_BYTES
 
-    def sent(self, lane: Lane, size: int, mark: Mark | None) -> None:
+    def sent(self, lane: Lane, size: int, mark: WriteTracker | None) -> None:
         """Note a message that was given to ZeroMQ, with what says that it was written, None if it was not marked."""
         lane._unmarked += size
         if mark is not None:
@@ -190,7 +190,7 @@ class Lanes:
             lane._unmarked = 0
             self._lanes[lane.routing_id] = lane
 
-    def settle(self, lane: Lane) -> None:
+    def check_written(self, lane: Lane) -> None:
         """See what of a lane's messages was written meanwhile."""
         marks = lane._marks
         while marks and marks[0][0].done:
@@ -198,9 +198,9 @@ class Lanes:
             lane.unwritten -= size
             self.unwritten -= size
 
-    def settle_all(self) -> None:
+    def check_all_written(self) -> None:
         """See what was written meanwhile, and forget the lanes of which nothing is left."""
         for lane in list(self._lanes.values()):
-            self.settle(lane)
+            self.check_written(lane)
             if lane.idle:
                 del self._lanes[lane.routing_id]

@@ -21,7 +21,7 @@ from pybk.transport.codec import (
     NONCE_BYTES,
     SESSION_BYTES,
     Authorize,
-    Kind,
+    MessageKind,
     Ping,
     WireReply,
     WireRequest,
@@ -35,9 +35,9 @@ from pybk.transport.frames import (
     Header,
     Outgoing,
     blob,
+    decode_head,
     is_authentic,
     is_whole,
-    open_head,
 )
 
 logger = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class Link:
         """Ask for a session."""
         assert self._socket is not None
         # In the oldest version that is spoken here, so that a bookie one behind can read what is offered.
-        hello = Outgoing(Kind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
+        hello = Outgoing(MessageKind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
         mac = self._links._greeting_mac
         head = hello.head(HELLO_ID, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
         self._links._touched.add(self)
@@ -387,18 +387,20 @@ class Link:
         """Check one message and do what it says."""
         counters = self._links.counters
         try:
-            header = open_head(head)
+            header = decode_head(head)
         except FrameError:
             counters.garbage += 1
             return
-        if header.kind == Kind.NO_SESSION:
+        if header.kind == MessageKind.NO_SESSION:
             if is_authentic(header, head, self._links._greeting_mac):
                 self._without_session(header.request_id)
             else:
                 counters.forged += 1
             return
         if self._mac is None:
-            if header.kind == Kind.WELCOME or not self._forgotten:  # else a reply of the session that was forgotten
+            if (
+                header.kind == MessageKind.WELCOME or not self._forgotten
+            ):  # else a reply of the session that was forgotten
                 self._begin(header, head)
             return
         if not is_authentic(header, head, self._mac) or header.instance != self._instance:
@@ -453,7 +455,7 @@ class Link:
         session_id, nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
         mac = session_mac(self._links._keys, session_id, (self._nonce, nonce), header.instance)
         known = len(nonce) == NONCE_BYTES and is_whole(header, head, ()) and is_authentic(header, head, mac)
-        if not known or header.kind != Kind.WELCOME or not frames.VERSION_MIN <= header.a <= frames.VERSION:
+        if not known or header.kind != MessageKind.WELCOME or not frames.VERSION_MIN <= header.a <= frames.VERSION:
             self._links.counters.forged += 1
             self._lose("what answered does not know the cluster's secret")
             return

@@ -25,7 +25,7 @@ from pybk.transport.codec import (
     PROBE_ID,
     SESSION_BYTES,
     Authorize,
-    Kind,
+    MessageKind,
     Ping,
     WireReply,
     WireRequest,
@@ -40,9 +40,9 @@ from pybk.transport.frames import (
     Header,
     Outgoing,
     blob,
+    decode_head,
     is_authentic,
     is_whole,
-    open_head,
 )
 from pybk.transport.lanes import Lanes, Waiting
 from pybk.transport.logging_limit import LogLimit
@@ -225,7 +225,7 @@ class Server:
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
-        self._door: curve.DoorKeeper | None = None
+        self._door: curve.ZapAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._connections: Connections | None = None
         try:
@@ -255,11 +255,11 @@ class Server:
         """Close the server."""
         self.close()
 
-    def _keep_door(self, keys: ClusterKeys) -> curve.DoorKeeper:
+    def _keep_door(self, keys: ClusterKeys) -> curve.ZapAuthenticator:
         """Let in only who has the cluster's key, and prove it."""
         curve.check_library()
         pair = CurvePair.random()
-        door = curve.DoorKeeper(self._context, keys.client.public)
+        door = curve.ZapAuthenticator(self._context, keys.client.public)
         try:
             curve.secure_server(self._socket, pair)
             curve.prove_closed(self._context, self._socket, door, pair, keys.client)
@@ -361,11 +361,11 @@ class Server:
     ) -> tuple[Peer, int, WireRequest] | None:
         """Check one message, answer it if that needs no bookie, and return it otherwise."""
         try:
-            header = open_head(head)
+            header = decode_head(head)
         except FrameError:
             self.counters.garbage += 1
             return None
-        if header.kind == Kind.HELLO:
+        if header.kind == MessageKind.HELLO:
             self._greet(routing_id, header, head)
             return None
         peer = self._peers.get(routing_id)
@@ -435,7 +435,9 @@ class Server:
         if routing_id in self._peers:
             self._ended.append(self._peers[routing_id])
         self._peers[routing_id] = Peer(routing_id, session_id, mac, version)
-        welcome = Outgoing(Kind.WELCOME, numbers=(version, self._message_bytes_max, 0, 0), blob=session_id + nonce)
+        welcome = Outgoing(
+            MessageKind.WELCOME, numbers=(version, self._message_bytes_max, 0, 0), blob=session_id + nonce
+        )
         self._send(routing_id, welcome, header.request_id, mac, header.version)
 
     def _make_room(self, routing_id: bytes) -> bool:
@@ -450,7 +452,7 @@ class Server:
         full = len(self._peers) >= SESSIONS_MAX
         if now_ns >= self._probe_ns:
             self._probe_ns = now_ns + _PROBE_NS
-            self._lanes.settle_all()
+            self._lanes.check_all_written()
             for peer in list(self._peers.values()):
                 if full or now_ns - peer._seen_ns > _SILENCE_NS:
                     self._answer(peer, PROBE_ID, encode(_OK))
@@ -497,11 +499,11 @@ class Server:
         claimed = peer._sent_bytes - min(peer._taken_bytes, peer._sent_bytes)
         lanes = self._lanes
         lane = lanes.of(peer._routing_id)
-        lanes.settle(lane)
+        lanes.check_written(lane)
         if claimed + size > UNREAD_BYTES_MAX or lane.unwritten + size > UNWRITTEN_BYTES_MAX:
             return True
         if lanes.unwritten + size > UNREAD_TOTAL_BYTES_MAX and lane.unwritten + size > UNREAD_SHARE_BYTES:
-            lanes.settle_all()
+            lanes.check_all_written()
             return lanes.unwritten + size > UNREAD_TOTAL_BYTES_MAX
         return False
 

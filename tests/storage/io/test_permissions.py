@@ -20,7 +20,7 @@ from pybk.config import StoreConfig
 from pybk.errors import StoreLockedError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
-from pybk.metadata.lmdb_store import LmdbTree
+from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.metadata.url import open_metadata
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.permissions import Access, access_of
@@ -139,7 +139,7 @@ def test_another_user_can_neither_read_payloads_nor_take_a_lock(tmp_path: Path) 
     for directory in (store, metadata):
         directory.mkdir()
     write_store(store)
-    LmdbTree(str(metadata)).close()
+    LmdbMetadataStore(str(metadata)).close()
     for directory in (store, metadata):
         open_up(directory)
         directory.chmod(0o755)
@@ -303,9 +303,9 @@ def test_an_open_of_a_private_store_warns_of_nothing(tmp_path: Path, caplog: pyt
 
 def test_opening_a_metadata_store_that_others_can_open_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metadata = tmp_path / "metadata"
-    LmdbTree(str(metadata)).close()
+    LmdbMetadataStore(str(metadata)).close()
     widen(metadata)
-    LmdbTree(str(metadata)).close()
+    LmdbMetadataStore(str(metadata)).close()
     (warning,) = [record.getMessage() for record in caplog.records if "open to more users" in record.getMessage()]
     assert f"{metadata / 'sessions'} (0644)" in warning
     assert f"`pybk permissions lmdb://{metadata} --narrow`" in warning
@@ -346,7 +346,7 @@ def test_the_command_shows_and_narrows_and_then_has_nothing_to_do(
 
 def test_the_command_narrows_a_metadata_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metadata = tmp_path / "metadata"
-    LmdbTree(str(metadata)).close()
+    LmdbMetadataStore(str(metadata)).close()
     widen(metadata)
     assert shown(capsys, f"lmdb://{metadata}")[0] == 1
     assert shown(capsys, f"lmdb://{metadata}", "--narrow")[0] == 0
