@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from pybk.bookie.local_reader import BesideBookie
-from pybk.bookie.server import BookieService
+from pybk.bookie.local_reader import LocalReader
+from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.client.membership import Membership
 from pybk.config import StoreConfig
@@ -75,10 +75,10 @@ def connect(
     return backend
 
 
-def _beside(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> BesideBookie | None:
+def _beside(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> LocalReader | None:
     """Return a bookie's files, None if they cannot be read here."""
     try:
-        return BesideBookie.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)
+        return LocalReader.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)
     except (PybkError, OSError) as error:
         logger.warning("bookie %s is asked for what it has, as its directory cannot be read: %s", bookie_id, error)
         return None
@@ -106,7 +106,7 @@ def join(
     metadata, keys = open_cluster(url, secret, create=True)
     with ExitStack() as undo:
         undo.callback(metadata.close)
-        bookie = BookieService.open(
+        bookie = BookieServer.open(
             path,
             listen,
             metadata=metadata,

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import pytest
 
 from pybk import digest
-from pybk.bookie.ledger_header import Description
+from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
 from pybk.bookie.replicas import Replicas
 from pybk.digest import DigestType, entry_digest
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.replication.messages import Run, Status
+from pybk.replication.messages import EntryRun, Status
 from pybk.storage.log import preallocation
 from pybk.storage.repair.verify import verify_store
 from tests.simdisk import SimEnvironment, SimFileSystem
@@ -62,9 +62,9 @@ def no_room(fs: SimFileSystem, replicas: Replicas) -> None:
 
 def describe(
     *, hints: Iterable[StorageHint] = (), flags: WriteFlag = WriteFlag.NONE, digest: DigestType = DigestType.CRC32C
-) -> Description:
+) -> LedgerHeader:
     """Describe a ledger."""
-    return Description(b"authenticated", LedgerType("wal"), frozenset(hints), flags, digest)
+    return LedgerHeader(b"authenticated", LedgerType("wal"), frozenset(hints), flags, digest)
 
 
 def entry(entry_id: int, *, ledger_id: int = LEDGER, size: int = 300, seed: int = 0) -> bytes:
@@ -85,14 +85,14 @@ def make_run(
     size: int = 300,
     seed: int = 0,
     whole: bool = True,
-) -> Run:
+) -> EntryRun:
     """Return a run of entries, in one piece or in one for each entry."""
     entries = [entry(first + n * stride, ledger_id=ledger_id, size=size, seed=seed) for n in range(count)]
-    return Run(first, stride, array("q", map(len, entries)), [b"".join(entries)] if whole else entries)
+    return EntryRun(first, stride, array("q", map(len, entries)), [b"".join(entries)] if whole else entries)
 
 
 def add(
-    replicas: Replicas, run: Run, *, ledger_id: int = LEDGER, recovery: bool = False, durable: bool = True
+    replicas: Replicas, run: EntryRun, *, ledger_id: int = LEDGER, recovery: bool = False, durable: bool = True
 ) -> Status:
     """Stage a run, and commit it if it is durable."""
     status = replicas.stage(ledger_id, run, durable, recovery=recovery)
@@ -101,7 +101,7 @@ def add(
     return status
 
 
-def content(run: Run | None) -> list[bytes]:
+def content(run: EntryRun | None) -> list[bytes]:
     """Return the entries of a run."""
     if run is None:
         return []

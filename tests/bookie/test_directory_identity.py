@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.bookie.directory_identity import IDENTITY_KEY, Identity
+from pybk.bookie.directory_identity import IDENTITY_KEY, DirectoryIdentity
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, CorruptError, StorageFailedError, UnsupportedFormatError
 from pybk.flags import StorageHint
-from pybk.replication.messages import Run
+from pybk.replication.messages import EntryRun
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.store import Store
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
@@ -109,16 +109,18 @@ def test_what_is_no_extent_is_told(data: bytes) -> None:
         Extent.decode({EXTENT_KEY: data}, where="here")
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1}', Identity(b"c", "a", b"i", 1, 7).encode() + b" "])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"format": 1}', DirectoryIdentity(b"c", "a", b"i", 1, 7).encode() + b" "]
+)
 def test_what_names_no_bookie_is_told(fs: SimFileSystem, data: bytes) -> None:
     replicas = open_replicas(fs)
     replicas.begin(CLUSTER, "a", INSTANCE)
     (metadata,) = replicas.store.ledgers()
     with pytest.raises(CorruptError, match="names no bookie"):
-        Identity.of(replace(metadata, custom_metadata={IDENTITY_KEY: data}))
-    newer = Identity.of(metadata).encode().replace(b'"format": 1', b'"format": 2')
+        DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: data}))
+    newer = DirectoryIdentity.of(metadata).encode().replace(b'"format": 1', b'"format": 2')
     with pytest.raises(UnsupportedFormatError, match="format 2"):
-        Identity.of(replace(metadata, custom_metadata={IDENTITY_KEY: newer}))
+        DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: newer}))
 
 
 def test_health_tells_room_by_tier(replicas: Replicas) -> None:
@@ -126,7 +128,7 @@ def test_health_tells_room_by_tier(replicas: Replicas) -> None:
     assert health.free_bytes.keys() == set(StorageHint)
     assert all(free > 0 for free in health.free_bytes.values())
     assert (health.full, health.error, health.outstanding_bytes) == (None, None, 0)
-    run: Run = make_run(0, 2)
+    run: EntryRun = make_run(0, 2)
     replicas.stage(LEDGER, run, True)
     assert replicas.health().outstanding_bytes == sum(run.sizes)
 

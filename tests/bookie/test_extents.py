@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pybk.bookie.extents import Extents, Held
+from pybk.bookie.extents import Extents, ReplicaExtent
 
 
-def held(first: int, last: int, stride: int = 1, *, replaces: bool = False) -> Held:
+def held(first: int, last: int, stride: int = 1, *, replaces: bool = False) -> ReplicaExtent:
     """Return an extent that has some entries, all durable."""
     count = (last - first) // stride
     descriptor: Any = SimpleNamespace(last_pushed=count, last_durable=count)
-    return Held(descriptor, None, first, stride, replaces)
+    return ReplicaExtent(descriptor, None, first, stride, replaces)
 
 
 def test_an_extent_counts_up_to_the_entry_before_those_that_were_replaced() -> None:

@@ -18,7 +18,7 @@ from pybk.errors import PybkError
 from pybk.flags import LedgerType
 from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect
-from pybk.replication.messages import Add, Read, ReadLac, Reply, Run, Status
+from pybk.replication.messages import Add, EntryRun, Read, ReadLac, Reply, Status
 from pybk.transport.cluster_keys import ClusterKeys, RightsKey
 from pybk.transport.codec import WireReply, WireRequest
 from pybk.transport.link import Outcome
@@ -94,8 +94,8 @@ class Member:
         return struct.pack(">qqqq", *header) + bytes(16) + b"x" * 40
 
 
-def one(entry_id: int, body: bytes, stride: int = 1) -> Run:
-    return Run(entry_id, stride, array("q", [len(body)]), (body,))
+def one(entry_id: int, body: bytes, stride: int = 1) -> EntryRun:
+    return EntryRun(entry_id, stride, array("q", [len(body)]), (body,))
 
 
 def test_no_message_that_the_store_cannot_hold_ends_a_bookie(three: Inside) -> None:
@@ -124,7 +124,7 @@ def test_an_unexpected_error_refuses_one_request_and_is_counted_and_logged(
         replicas = member.service.replicas
         real = replicas.stage
 
-        def stage(ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+        def stage(ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
             if run.first == 1000:
                 raise struct.error("what nobody foresaw")
             return real(ledger_id, run, durable, recovery=recovery)

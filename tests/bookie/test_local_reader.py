@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pybk.bookie.local_reader import BesideBookie
+from pybk.bookie.local_reader import LocalReader
 from pybk.client.backend import ClusterBackend
 from pybk.config import StoreConfig
 from pybk.connect import connect
@@ -46,7 +46,7 @@ class Nearby:
         self.manager = LedgerManager(backend)
 
     def _watch(self, backend: ClusterBackend) -> None:
-        assert isinstance(self.beside, BesideBookie)
+        assert isinstance(self.beside, LocalReader)
         read = self.beside.read_verified
 
         def watched(*arguments: Any, **named: Any) -> EntryBatch | None:
@@ -96,7 +96,7 @@ def test_a_ledger_is_read_without_its_bookies(cluster: Inside, digest: DigestTyp
 
 def test_the_files_of_the_bookie_are_closed_with_the_client(cluster: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     nearby = Nearby(cluster)
-    assert isinstance(nearby.beside, BesideBookie)
+    assert isinstance(nearby.beside, LocalReader)
     closed: list[bool] = []
     close = nearby.beside.close
 

@@ -11,7 +11,7 @@ import pytest
 
 from pybk.bookie import server
 from pybk.bookie.advertising import is_notable
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.errors import MetadataUnreachableError
 from pybk.flags import StorageHint
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
@@ -61,9 +61,9 @@ class Looks:
         self.written: list[BookieRegistration] = []
         self.changes: dict[str, Any] = {"tiers": _FREE, "load": 0.0}
         self.errors: list[MetadataUnreachableError] = []
-        look, update = BookieService._registration, RegisteredBookie.update
+        look, update = BookieServer._registration, RegisteredBookie.update
 
-        def count(bookie: BookieService) -> BookieRegistration:
+        def count(bookie: BookieServer) -> BookieRegistration:
             self.count += 1
             return replace(look(bookie), **self.changes)
 
@@ -73,7 +73,7 @@ class Looks:
             update(registered, registration)
             self.written.append(registration)
 
-        monkeypatch.setattr(BookieService, "_registration", count)
+        monkeypatch.setattr(BookieServer, "_registration", count)
         monkeypatch.setattr(RegisteredBookie, "update", write)
         monkeypatch.setattr(server, "POSITION_SECONDS", 0.001)
         monkeypatch.setattr(server, "_LOOK_SECONDS", 0.001)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pybk.bookie.ledger_header import Description
+from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica import Replica
 from pybk.bookie.replicas import Replicas
 from pybk.errors import StorageFullError
@@ -86,7 +86,7 @@ def test_a_ledger_that_is_deleted_while_it_is_being_fenced_is_fenced_all_the_sam
     add(replicas, make_run(0, 2))
     known = replicas._known
 
-    def known_and_deleted(ledger_id: int, description: Description | None) -> Replica:
+    def known_and_deleted(ledger_id: int, description: LedgerHeader | None) -> Replica:
         monkeypatch.undo()
         found = known(ledger_id, description)
         replicas.delete(ledger_id)
@@ -133,7 +133,7 @@ def test_entries_that_were_acknowledged_before_they_were_durable_are_never_denie
     assert replicas.stage(8, make_run(2, 2, ledger_id=8), True) is Status.LIMBO
     assert replicas.stage(8, make_run(2, 2, ledger_id=8), True, recovery=True) is Status.OK
     replicas.commit()
-    replicas.lift_limbo(8, closed=False)
+    replicas.end_limbo(8, closed=False)
     assert replicas.in_limbo() == []
     assert replicas.read(8, 4, 4, 1, 100) == (Status.NO_SUCH_ENTRY, None)
     assert replicas.stage(8, make_run(4, 2, ledger_id=8), True) is Status.OK
@@ -217,7 +217,7 @@ def test_limbo_survives_a_clean_end(fs: SimFileSystem) -> None:
         replicas.close()
         replicas = open_replicas(fs)
         assert replicas.in_limbo() == [LEDGER]
-    replicas.lift_limbo(LEDGER, closed=True)
+    replicas.end_limbo(LEDGER, closed=True)
     replicas.close()
     assert open_replicas(fs).in_limbo() == []
 

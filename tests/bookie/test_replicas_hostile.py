@@ -6,10 +6,10 @@ from array import array
 
 import pytest
 
-from pybk.bookie.ledger_header import Description
+from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replicas import Replicas
 from pybk.flags import LedgerType, WriteFlag
-from pybk.replication.messages import Run, Status
+from pybk.replication.messages import EntryRun, Status
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
     ROOT,
@@ -32,14 +32,14 @@ CLUSTER, INSTANCE = b"cluster", bytes(range(16))
 OWN_TYPES = [LedgerType.BOOKIE, LedgerType.FENCE, LedgerType.LIMBO]
 
 
-def named(kind: LedgerType, flags: WriteFlag = WriteFlag.NONE) -> Description:
+def named(kind: LedgerType, flags: WriteFlag = WriteFlag.NONE) -> LedgerHeader:
     return describe(flags=flags)._replace(ledger_type=kind)
 
 
 @pytest.fixture
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have extents stored under whatever type their description names, as older versions did."""
-    monkeypatch.setattr(Description, "stored_type", property(lambda described: described.ledger_type))
+    monkeypatch.setattr(LedgerHeader, "stored_type", property(lambda described: described.ledger_type))
 
 
 @pytest.mark.parametrize("kind", OWN_TYPES)
@@ -81,7 +81,7 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_opens(
     fs, replicas = after_kill(fs, replicas)
     assert state_of(replicas).fenced
     assert replicas.in_limbo() == [LEDGER]
-    replicas.lift_limbo(LEDGER, closed=False)
+    replicas.end_limbo(LEDGER, closed=False)
     assert_reads(replicas, 0, 4)
     replicas.delete(LEDGER)
     fs, replicas = after_kill(fs, replicas)
@@ -107,11 +107,11 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_can_be_salvaged(
     salvaged.close()
 
 
-def with_header(lac: int, length: int, entry_id: int = 3) -> Run:
+def with_header(lac: int, length: int, entry_id: int = 3) -> EntryRun:
     made = bytearray(entry(entry_id))
     made[16:24] = lac.to_bytes(8, "big", signed=True)
     made[24:32] = length.to_bytes(8, "big", signed=True)
-    return Run(entry_id, 1, array("q", [len(made)]), (bytes(made),))
+    return EntryRun(entry_id, 1, array("q", [len(made)]), (bytes(made),))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def with_header(lac: int, length: int, entry_id: int = 3) -> Run:
         make_run(0, 2)._replace(stride=1 << 63),
     ],
 )
-def test_numbers_that_the_store_cannot_hold_are_refused(replicas: Replicas, run: Run) -> None:
+def test_numbers_that_the_store_cannot_hold_are_refused(replicas: Replicas, run: EntryRun) -> None:
     replicas.create(LEDGER, describe())
     assert replicas.stage(LEDGER, run, True) is Status.REFUSED
     assert add(replicas, make_run(0, 20)) is Status.OK
@@ -145,7 +145,7 @@ def test_the_last_entry_that_there_can_be_is_taken(replicas: Replicas) -> None:
     last = (1 << 63) - 1
     made = bytearray(entry(3))
     made[8:16] = last.to_bytes(8, "big", signed=True)
-    run = Run(last, (1 << 32) - 1, array("q", [len(made)]), (bytes(made),))
+    run = EntryRun(last, (1 << 32) - 1, array("q", [len(made)]), (bytes(made),))
     assert replicas.stage(LEDGER, run, True) in (Status.OK, Status.REFUSED)
     replicas.commit()
     assert add(replicas, make_run(0, 20)) is Status.OK

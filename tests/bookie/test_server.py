@@ -14,14 +14,14 @@ import pytest
 
 from pybk.bookie import server as service_module
 from pybk.bookie.durable_position import PositionRecorder
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.errors import StorageError, StorageFullError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import RegisteredBookie
 from pybk.replication.bookie import Respond
-from pybk.replication.messages import Add, Move, Reply, Run, Status
+from pybk.replication.messages import Add, EntryRun, Move, Reply, Status
 from tests.client.test_limbo_repair import backend_of
 from tests.cluster.inside import Inside, inside
 from tests.waiting import WAIT_S, wait_until
@@ -36,10 +36,10 @@ def one(tmp_path: Path) -> Iterator[Inside]:
         yield cluster
 
 
-def service_of(cluster: Inside) -> BookieService:
+def service_of(cluster: Inside) -> BookieServer:
     backend = cluster.bookies[0]._backend
     assert isinstance(backend, ClusterBackend)
-    assert isinstance(backend.bookie, BookieService)
+    assert isinstance(backend.bookie, BookieServer)
     return backend.bookie
 
 
@@ -55,7 +55,7 @@ def test_the_serving_thread_waits_until_it_is_due_but_a_second_at_most(monkeypat
 
     def timeout_ms(wake_ns: int | None, *posted: object) -> int:
         state: Any = SimpleNamespace(_posted=posted, _wake_ns=wake_ns)
-        return BookieService._timeout_ms(state)
+        return BookieServer._timeout_ms(state)
 
     assert timeout_ms(None) == 1000
     assert timeout_ms(None, "something to do") == 0
@@ -120,7 +120,7 @@ def test_the_end_of_a_ledger_is_looked_up_once_for_many_copies(one: Inside, monk
         wait_until(lambda: service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)
         _, run = service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)
         assert run is not None
-        copy = Add(ledger_id, (Run(0, 1, array("q", run.sizes), (b"".join(run.body),)),), 0, recovery=True)
+        copy = Add(ledger_id, (EntryRun(0, 1, array("q", run.sizes), (b"".join(run.body),)),), 0, recovery=True)
         before = len(answers)
 
         def take() -> list[Any]:

@@ -17,7 +17,7 @@ import pytest
 
 from pybk.bookie.replica_state import ReplicaState
 from pybk.bookie.replicas import Replicas
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.client import limbo_repair
 from pybk.client.limbo_repair import LimboRepair
 from pybk.config import StoreConfig
@@ -26,7 +26,7 @@ from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.manager import LedgerManager
 from pybk.replication.bookie import BookieMachine, Respond
-from pybk.replication.messages import NEGATIVE, Add, Read, ReadReply, Reply, Request, Run, Status
+from pybk.replication.messages import NEGATIVE, Add, EntryRun, Read, ReadReply, Reply, Request, Status
 from pybk.writer import LedgerWriter
 from tests.client.test_limbo_repair import PASSWORD, backend_of, check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
@@ -107,14 +107,14 @@ def watermark_lost(cluster: Inside) -> None:
     (cluster.directory / "bookie-0" / "watermark").unlink()
 
 
-def ask(service: BookieService, request: Request) -> Reply | ReadReply:
+def ask(service: BookieServer, request: Request) -> Reply | ReadReply:
     (effect,) = BookieMachine(service.replicas).receive("sender", request, None, 0)
     assert isinstance(effect, Respond)
     assert isinstance(effect.reply, Reply | ReadReply)
     return effect.reply
 
 
-def entries(service: BookieService, ledger_id: int, count: int) -> dict[int, bytes]:
+def entries(service: BookieServer, ledger_id: int, count: int) -> dict[int, bytes]:
     """Return what a bookie has of a ledger; it denies nothing."""
     found = {}
     for entry_id in range(count):
@@ -183,15 +183,15 @@ def test_a_bookie_that_lost_something_durable_gets_it_back(
     whole(three, manager, ledgers)
 
 
-def replica_of(service: BookieService, ledger_id: int) -> ReplicaState:
+def replica_of(service: BookieServer, ledger_id: int) -> ReplicaState:
     state = service.replicas.state(ledger_id)
     assert state is not None
     return state
 
 
-def refused(service: BookieService, writer: LedgerWriter) -> Status:
+def refused(service: BookieServer, writer: LedgerWriter) -> Status:
     """Return what a bookie says to an add of a writer that knows nothing."""
-    run = Run(COUNT, 1, array("q", (64,)), (bytes(64),))
+    run = EntryRun(COUNT, 1, array("q", (64,)), (bytes(64),))
     return ask(service, Add(writer.ledger_id, (run,), COUNT - 1)).status
 
 
@@ -233,7 +233,7 @@ class Bystander:
     def in_limbo(self) -> list[int]:
         return list(self.ledgers)
 
-    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+    def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
         self.lifted.append(closed)
 
 

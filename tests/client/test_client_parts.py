@@ -26,15 +26,15 @@ from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import (
     Effect,
+    EntryRun,
     Event,
     MetadataUnreachable,
     MetadataWritten,
-    Run,
     UnderReplicated,
     Woken,
     WriteMetadata,
 )
-from pybk.replication.replica_check import AuditMachine
+from pybk.replication.replica_check import ReplicaCheckMachine
 from tests.replication.driving import LEDGER, bookie, metadata
 from tests.replication.driving import entry as named
 from tests.replication.driving import run as run_of
@@ -52,7 +52,7 @@ def remote(**changes: Any) -> RemoteLedger:
 def test_without_a_key_entries_count_up_to_the_first_that_has_another_name(stride: int, wrong: int | None) -> None:
     names = [7 + number * stride for number in range(5)]
     entries = [named(entry_id + (number == wrong)) for number, entry_id in enumerate(names)]
-    run = Run(7, stride, array("q", map(len, entries)), (b"".join(entries),))
+    run = EntryRun(7, stride, array("q", map(len, entries)), (b"".join(entries),))
     part = remote().sound_part(run, whole(run))
     good = entries[:wrong]
     assert (part.first, part.stride, list(part.sizes)) == (7, stride, [len(each) for each in good])
@@ -63,7 +63,7 @@ def test_without_a_key_entries_count_up_to_the_first_that_has_another_name(strid
 def test_without_a_key_sizes_that_are_not_those_of_entries_are_no_entries(sizes: list[int]) -> None:
     body = whole(run_of(0, 1))
     assert len(body) == 84
-    part = remote().sound_part(Run(0, 1, array("q", sizes), (body,)), body)
+    part = remote().sound_part(EntryRun(0, 1, array("q", sizes), (body,)), body)
     assert list(part.sizes) == []
 
 
@@ -71,7 +71,7 @@ def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
     digest = entry_digest(DigestType.CRC32C, LEDGER)
     entries = [bytearray(digest.seal(number, -1, 10 * number, b"x" * 10) + b"x" * 10) for number in range(4)]
     entries[1][-1] ^= 1
-    run = Run(0, 1, array("q", map(len, entries)), (b"".join(entries),))
+    run = EntryRun(0, 1, array("q", map(len, entries)), (b"".join(entries),))
     ledger = remote(digest_type=DigestType.CRC32C)
     ledger.check_by(digest)
     part = ledger.sound_part(run, whole(run))
@@ -202,7 +202,7 @@ def test_nothing_is_mended_of_a_ledger_that_is_being_recovered() -> None:
         stands: Any = SimpleNamespace(
             _membership=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
             _bookie=SimpleNamespace(
-                bookie=bookie(0), lift_limbo=lambda ledger_id, closed: lifted.append((ledger_id, closed))
+                bookie=bookie(0), end_limbo=lambda ledger_id, closed: lifted.append((ledger_id, closed))
             ),
             _fill=lambda metadata, version, first: filled.append(first),
         )
@@ -260,9 +260,9 @@ def test_an_audit_asks_for_as_many_entries_as_an_answer_has_room_for(
 
     def watched(*arguments: Any, **named: Any) -> Any:
         asked.append(named["window"])
-        return AuditMachine(*arguments, **named)
+        return ReplicaCheckMachine(*arguments, **named)
 
-    monkeypatch.setattr(replica_check, "AuditMachine", watched)
+    monkeypatch.setattr(replica_check, "ReplicaCheckMachine", watched)
     backend: Any = SimpleNamespace(
         membership=SimpleNamespace(metadata=SimpleNamespace(describe=lambda metadata: b"")),
         engine=SimpleNamespace(run=lambda conversation, begin: None),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.config import StoreConfig
 from pybk.errors import CookieError
@@ -36,10 +36,10 @@ def start_on(cluster: Inside, directory: Path, *, moved: bool = False) -> Ledger
     )
 
 
-def service_of(manager: LedgerManager) -> BookieService:
+def service_of(manager: LedgerManager) -> BookieServer:
     backend = manager._backend
     assert isinstance(backend, ClusterBackend)
-    assert isinstance(backend.bookie, BookieService)
+    assert isinstance(backend.bookie, BookieServer)
     return backend.bookie
 
 

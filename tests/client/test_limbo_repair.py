@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pybk.bookie.replicas import Replicas
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.client.rereplication import Rereplicator
 from pybk.config import StoreConfig
@@ -27,7 +27,7 @@ from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.ledgers import StoredLedger
-from pybk.replication.messages import Add, Reply, Run, Status
+from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport.cluster_keys import ClusterKeys
 from pybk.transport.links import Links
 from tests.cluster.inside import Inside, inside
@@ -49,9 +49,9 @@ def backend_of(manager: LedgerManager) -> ClusterBackend:
     return backend
 
 
-def service_of(manager: LedgerManager) -> BookieService:
+def service_of(manager: LedgerManager) -> BookieServer:
     service = backend_of(manager).bookie
-    assert isinstance(service, BookieService)
+    assert isinstance(service, BookieServer)
     return service
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_copy_is_read_elsewhere_and_mended(four: Inside) -> None:
     check(client, ledger_id, 40)
 
 
-def damage(service: BookieService, found: bytes) -> None:
+def damage(service: BookieServer, found: bytes) -> None:
     """Flip a bit of some bytes wherever a bookie keeps them; its checksums say so from then on."""
     store = service.replicas.store
     hits = 0
@@ -387,16 +387,16 @@ def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(fou
             run = first_entry(service, ledger_id)
             address, public = backend_of(client).membership.find(bookie) or ("", None)
             link = links.connect(bookie, address, public)
-            whole = Run(0, 1, array("q", run.sizes), (b"".join(run.body),))
+            whole = EntryRun(0, 1, array("q", run.sizes), (b"".join(run.body),))
             copy = Add(ledger_id, (whole,), 0, recovery=True)
-            beyond = replace(copy, runs=(Run(10, 1, whole.sizes, whole.body),))
+            beyond = replace(copy, runs=(EntryRun(10, 1, whole.sizes, whole.body),))
             plain = replace(copy, recovery=False)
             said = [ask(links, link, number, add) for number, add in enumerate((copy, beyond, plain))]
             refused = Status.UNAUTHORIZED
             assert said == [Status.OK if allowed else refused, refused, refused]
 
 
-def first_entry(service: BookieService, ledger_id: int) -> Run:
+def first_entry(service: BookieServer, ledger_id: int) -> EntryRun:
     """Return a bookie's copy, which may come after the acknowledgement by others."""
     wait_until(lambda: service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)
     _, run = service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)

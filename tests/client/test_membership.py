@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.client import membership
 from pybk.client.backend import ClusterBackend
 from pybk.errors import NotEnoughBookiesError, UsageError
@@ -16,11 +16,11 @@ from tests.cluster.inside import Inside, inside
 from tests.waiting import WAIT_S
 
 
-def service_of(cluster: Inside, place: int) -> BookieService:
+def service_of(cluster: Inside, place: int) -> BookieServer:
     """Return a bookie of the cluster."""
     backend = cluster.bookies[place]._backend
     assert isinstance(backend, ClusterBackend)
-    assert isinstance(backend.bookie, BookieService)
+    assert isinstance(backend.bookie, BookieServer)
     return backend.bookie
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pybk.bookie.directory_identity import IDENTITY_KEY, Identity
+from pybk.bookie.directory_identity import IDENTITY_KEY, DirectoryIdentity
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import LedgerMetadata
@@ -33,7 +33,7 @@ from tests.metadata.simulated_store import SimServer
 
 patient = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 TOKEN = bytes(16)
-IDENTITY = Identity(b"c", "a", b"i" * 16, 1, 7)
+IDENTITY = DirectoryIdentity(b"c", "a", b"i" * 16, 1, 7)
 
 numbers = st.sampled_from(
     ["1e999", "-1e999", "NaN", "1e400", "-1", "0", "1.5", str(1 << 63), str(1 << 70), "9" * 5000, "true", "null"]
@@ -156,7 +156,7 @@ def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
         lambda: LedgerMetadata.decode(data.draw(anything(sound.encode())), where="here"),
         lambda: LedgerDescription.decode(described[:2] + data.draw(anything(described[2:])), None, where="here"),
         lambda: LedgerDescription.decode(data.draw(st.binary(max_size=60)), None, where="here"),
-        lambda: Identity.of(ledger(7, custom_metadata=custom)),
+        lambda: DirectoryIdentity.of(ledger(7, custom_metadata=custom)),
         lambda: Extent.decode(custom, where="here"),
         lambda: Record.decode(data.draw(anything(Record(((3, 1),), 2, ("a",), 5, "q", 7).encode())), where="here"),
         lambda: decode_rows([data.draw(anything(encode_rows(3, [(1, 2, 3)])[0]))], where="here"),

@@ -16,9 +16,9 @@ from pybk.replication.messages import (
     BookiesChosen,
     ChooseBookies,
     Effect,
+    EntryRun,
     Event,
     Reply,
-    Run,
     Send,
     Status,
     Unanswered,
@@ -62,9 +62,9 @@ def entry(entry_id: int, lac: int = -1) -> bytes:
     return _pack_header(LEDGER, entry_id, lac, 10 * (entry_id + 1)) + b"%010d" % entry_id
 
 
-def run(first: int, last: int, stride: int = 1) -> Run:
+def run(first: int, last: int, stride: int = 1) -> EntryRun:
     entries = [entry(entry_id) for entry_id in range(first, last + 1, stride)]
-    return Run(first, stride, array("q", map(len, entries)), (b"".join(entries),))
+    return EntryRun(first, stride, array("q", map(len, entries)), (b"".join(entries),))
 
 
 def batch(first: int, last: int, shape: tuple[int, int, int] = (3, 3, 2)) -> Batch:

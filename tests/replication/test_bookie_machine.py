@@ -13,6 +13,7 @@ from pybk.replication import bookie as bookie_module
 from pybk.replication.bookie import POLL_NS_MAX, BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.messages import (
     Add,
+    EntryRun,
     Force,
     LacReply,
     Read,
@@ -20,7 +21,6 @@ from pybk.replication.messages import (
     ReadReply,
     Reply,
     Request,
-    Run,
     Status,
     WakeAt,
     WriteLac,
@@ -94,7 +94,7 @@ def test_the_same_entries_again_are_acknowledged_and_others_are_not() -> None:
     bookie.machine.commit()
     assert bookie.ask("a", bookie.add(0, 1)) == []
     assert bookie.machine.commit() == [Respond("a", Reply(Status.OK))]
-    other = Run(1, 1, array("q", [5]), (b"other",))
+    other = EntryRun(1, 1, array("q", [5]), (b"other",))
     assert bookie.reply(Add(LEDGER, (other,), -1)).status is Status.CONFLICT
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_ledger_is_looked_up_once_and_then_made() -> None:
     assert bookie.ask("a", bookie.add(0, 0)) == [LookUp(LEDGER)]
     assert bookie.ask("b", bookie.add(1, 1)) == []
     assert bookie.machine.commit() == []
-    assert bookie.machine.ledger_known(LEDGER, True, 0) == []
+    assert bookie.machine.ledger_looked_up(LEDGER, True, 0) == []
     assert len(bookie.machine.commit()) == 2
     assert bookie.ask("c", bookie.add(2, 2)) == []
 
@@ -117,7 +117,7 @@ def test_what_waits_for_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         assert bookie.ask("b", adds[1]) == []
         assert bookie.reply(adds[2]).status is Status.REFUSED
         unknown = Reply(Status.UNKNOWN)
-        assert bookie.machine.ledger_known(LEDGER, None, 0) == [Respond("a", unknown), Respond("b", unknown)]
+        assert bookie.machine.ledger_looked_up(LEDGER, None, 0) == [Respond("a", unknown), Respond("b", unknown)]
 
 
 @pytest.mark.parametrize(("exists", "status"), [(False, Status.DELETED), (None, Status.UNKNOWN)])
@@ -125,7 +125,7 @@ def test_an_add_makes_no_ledger_that_does_not_exist(exists: bool | None, status:
     """C11."""
     bookie = Bookie(known=False)
     bookie.ask("a", bookie.add(0, 0))
-    assert bookie.machine.ledger_known(LEDGER, exists, 0) == [Respond("a", Reply(status))]
+    assert bookie.machine.ledger_looked_up(LEDGER, exists, 0) == [Respond("a", Reply(status))]
     assert bookie.disk.state(LEDGER) is None
 
 
@@ -133,7 +133,7 @@ def test_a_deletion_overtakes_what_was_looked_up_before() -> None:
     bookie = Bookie(known=False)
     bookie.ask("a", bookie.add(0, 0))
     bookie.machine.ledger_deleted(LEDGER)
-    assert bookie.machine.ledger_known(LEDGER, True, 0) == [Respond("a", Reply(Status.DELETED))]
+    assert bookie.machine.ledger_looked_up(LEDGER, True, 0) == [Respond("a", Reply(Status.DELETED))]
     assert bookie.ask("a", bookie.add(0, 0)) == [LookUp(LEDGER)]
 
 
@@ -423,7 +423,7 @@ def test_what_a_failed_sync_left_staged_is_synced_before_it_is_read(deferred: bo
 def test_what_was_staged_before_an_error_is_synced_before_it_is_read() -> None:
     """I10."""
     bookie = Bookie()
-    other = Run(2, 1, array("q", [5]), (b"other",))
+    other = EntryRun(2, 1, array("q", [5]), (b"other",))
     bookie.ask("a", Add(LEDGER, (other,), -1))
     bookie.machine.commit()
     two = Add(LEDGER, (run(0, 1), run(2, 2)), -1)

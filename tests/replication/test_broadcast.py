@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pybk.replication.broadcast import TellMachine
-from pybk.replication.messages import Reply, Send, Status, Told, Woken, WriteLac
+from pybk.replication.broadcast import BroadcastMachine
+from pybk.replication.messages import BroadcastEnded, Reply, Send, Status, Woken, WriteLac
 from tests.replication.driving import LEDGER, Driven, bookie
 
 REQUEST = WriteLac(LEDGER, 3)
 
 
 def telling(*numbers: int) -> Driven:
-    driven = Driven(TellMachine((bookie(number), REQUEST) for number in numbers))
+    driven = Driven(BroadcastMachine((bookie(number), REQUEST) for number in numbers))
     driven.take(driven.machine.start(0))
     return driven
 
@@ -19,7 +19,7 @@ def test_each_bookie_is_asked_once_and_the_end_comes_with_the_last_answer() -> N
     told = telling(0, 1)
     assert told.sends == [Send(1, bookie(0), REQUEST), Send(2, bookie(1), REQUEST)]
     assert told.answer(1) == []
-    assert told.answer(0) == [Told(())]
+    assert told.answer(0) == [BroadcastEnded(())]
 
 
 def test_who_refuses_and_who_is_silent_is_named() -> None:
@@ -27,11 +27,11 @@ def test_who_refuses_and_who_is_silent_is_named() -> None:
     told.answer(0, Reply(Status.UNAUTHORIZED))
     told.lose(1)
     told.answer(2)
-    assert told.effects == [Told(((bookie(0), Status.UNAUTHORIZED), (bookie(1), None)))]
+    assert told.effects == [BroadcastEnded(((bookie(0), Status.UNAUTHORIZED), (bookie(1), None)))]
 
 
 def test_nobody_to_ask_is_the_end() -> None:
-    assert telling().effects == [Told(())]
+    assert telling().effects == [BroadcastEnded(())]
 
 
 def test_what_was_not_asked_is_no_answer() -> None:

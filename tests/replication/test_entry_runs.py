@@ -8,14 +8,14 @@ import pytest
 
 from pybk.digest import DigestType, entry_digest
 from pybk.replication.entry_runs import cut, entries_of, length_at, since
-from pybk.replication.messages import Run
+from pybk.replication.messages import EntryRun
 from pybk.replication.quorum import Quorum
 
 ENTRIES = [b"%d:" % number * (number + 1) for number in range(11)]
 SIZES = [len(entry) for entry in ENTRIES]
 
 
-def by_id(runs: tuple[Run, ...]) -> dict[int, bytes]:
+def by_id(runs: tuple[EntryRun, ...]) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     for run in runs:
         for entry_id, entry in zip(range(run.first, run.last + 1, run.stride), entries_of(run), strict=True):
@@ -45,13 +45,13 @@ def test_one_piece_is_not_copied() -> None:
 
 @pytest.mark.parametrize("stride", [1, 3])
 def test_the_rest_of_a_run(stride: int) -> None:
-    run = Run(10, stride, array("q", SIZES[:5]), (b"".join(ENTRIES[:2]), b"".join(ENTRIES[2:5])))
+    run = EntryRun(10, stride, array("q", SIZES[:5]), (b"".join(ENTRIES[:2]), b"".join(ENTRIES[2:5])))
     everything = by_id((run,))
     for entry_id in range(run.last + 3):
         rest = since(run, entry_id)
         wanted = {number: entry for number, entry in everything.items() if number >= entry_id}
         assert ({} if rest is None else by_id((rest,))) == wanted
-    assert since(Run(0, 1, array("q"), ()), 0) is None
+    assert since(EntryRun(0, 1, array("q"), ()), 0) is None
 
 
 def test_an_entry_tells_the_length_of_its_ledger() -> None:

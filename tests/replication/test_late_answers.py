@@ -9,6 +9,7 @@ import pytest
 from pybk.ledger import LedgerState
 from pybk.replication.messages import (
     ChooseBookies,
+    EntryRun,
     Failed,
     Force,
     LacReply,
@@ -19,7 +20,6 @@ from pybk.replication.messages import (
     ReadReply,
     Reason,
     Reply,
-    Run,
     Status,
     UnderReplicated,
     WakeAt,
@@ -35,7 +35,7 @@ def fenced(recovery: Recovery, number: int, *, lac: int, held: int) -> None:
     recovery.answer(number, LacReply(Status.OK, lac, entry_id=held))
 
 
-def find_the_end(recovery: Recovery, lac: int, last: Run | None = None) -> list[UnderReplicated]:
+def find_the_end(recovery: Recovery, lac: int, last: EntryRun | None = None) -> list[UnderReplicated]:
     """Let nothing be found after the last add confirmed; return what was recorded before anything is written."""
     recorded = list(recovery.recorded)
     for number in (0, 1) if last is None else (1, 2):

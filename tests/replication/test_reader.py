@@ -7,11 +7,11 @@ from typing import Any
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.messages import (
+    EntriesRead,
     Failed,
-    Got,
-    LacIs,
+    LacRead,
     LacReply,
-    MetadataIs,
+    MetadataRead,
     MetadataUnreachable,
     Read,
     ReadEnded,
@@ -74,7 +74,7 @@ def ids(reading: Reading) -> list[int]:
     return [
         entry_id
         for effect in reading.effects
-        if isinstance(effect, Got)
+        if isinstance(effect, EntriesRead)
         for entry_id in range(effect.run.first, effect.run.last + 1, effect.run.stride)
     ]
 
@@ -105,7 +105,7 @@ def test_parts_are_read_from_different_replicas_at_a_time() -> None:
     assert reading.asked() == [(0, 11, 11), (0, 4, 4), (2, 5, 7)]
     reading.answer(2, ReadReply(Status.OK, run(5, 7)))
     reading.answer(0, ReadReply(Status.OK, run(11, 11)))
-    assert [type(effect) for effect in reading.effects] == [Got]
+    assert [type(effect) for effect in reading.effects] == [EntriesRead]
     reading.answer(0, ReadReply(Status.OK, run(4, 4)))
     assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ())
 
@@ -116,7 +116,7 @@ def test_a_part_that_nobody_has_is_where_the_read_ends() -> None:
     for number in (1, 2, 0):
         reading.answer(number, NO)
     assert reading.only(ReadMetadata) == ReadMetadata()
-    reading.tell(MetadataIs(metadata(), 1))
+    reading.tell(MetadataRead(metadata(), 1))
     assert reading.only(ReadEnded) == ReadEnded(2, Status.NO_SUCH_ENTRY, ())
 
 
@@ -252,7 +252,7 @@ def test_metadata_are_read_again_before_a_read_fails() -> None:
     reading = Reading(0, 0)
     exhaust(reading, NO, UNKNOWN, UNKNOWN)
     reading.only(ReadMetadata)
-    reading.tell(MetadataIs(metadata((3, 3, 2), (0, (0, 7, 2))), 9))
+    reading.tell(MetadataRead(metadata((3, 3, 2), (0, (0, 7, 2))), 9))
     assert reading.asked() == [(7, 0, 0)]
     reading.answer(7, ReadReply(Status.OK, run(0, 0)))
     assert reading.only(ReadEnded).missing is None
@@ -262,7 +262,7 @@ def test_only_a_denial_by_all_is_a_denial() -> None:
     for replies, status in (((NO, NO, NO), Status.NO_SUCH_ENTRY), ((NO, UNKNOWN, NO), Status.UNKNOWN)):
         reading = Reading(0, 0)
         exhaust(reading, *replies)
-        reading.tell(MetadataIs(metadata(), 8))
+        reading.tell(MetadataRead(metadata(), 8))
         ended = reading.only(ReadEnded)
         assert (ended.missing, ended.status) == (0, status)
 
@@ -280,7 +280,7 @@ def test_what_new_metadata_put_into_a_later_fragment_is_asked_of_its_bookies() -
     """C17: bookies of the fragment before it deny what they never had."""
     reading = Reading(0, 9)
     exhaust(reading, UNKNOWN, UNKNOWN, UNKNOWN)
-    reading.tell(MetadataIs(metadata((3, 3, 2), (0, (0, 1, 6)), (5, (3, 4, 7)), (8, (0, 1, 2))), 8))
+    reading.tell(MetadataRead(metadata((3, 3, 2), (0, (0, 1, 6)), (5, (3, 4, 7)), (8, (0, 1, 2))), 8))
     assert reading.asked() == [(6, 0, 4), (7, 5, 7), (2, 8, 9)]
     for number, first, last in reading.asked():
         reading.answer(number, ReadReply(Status.OK, run(first, last)))
@@ -291,7 +291,7 @@ def test_residues_of_striped_entries_are_cut_at_fragments() -> None:
     reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
     for number in (1, 2):
         reading.answer(number, UNKNOWN)
-    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3))), 8))
+    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3))), 8))
     assert reading.asked() == [(6, 1, 5), (7, 9, 9)]
 
 
@@ -300,14 +300,14 @@ def test_a_residue_of_which_a_fragment_has_no_entry_is_asked_of_the_next_one() -
     reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
     for number in (1, 2):
         reading.answer(number, UNKNOWN)
-    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3)), (7, (0, 8, 2, 3))), 8))
+    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3)), (7, (0, 8, 2, 3))), 8))
     assert reading.asked() == [(6, 1, 5), (8, 9, 9)]
 
 
 def test_a_deleted_ledger_ends_the_read() -> None:
     reading = Reading(0, 0)
     exhaust(reading, NO, NO, NO)
-    reading.tell(MetadataIs(None, -1))
+    reading.tell(MetadataRead(None, -1))
     assert reading.only(Failed).reason is Reason.DELETED
 
 
@@ -330,7 +330,7 @@ def test_the_lac_is_the_highest_of_a_covering_set() -> None:
     lac.answer(0, LacReply(Status.OK, 7))
     assert lac.effects == []
     lac.answer(2, LacReply(Status.OK, 5))
-    assert lac.effects == [LacIs(7)]
+    assert lac.effects == [LacRead(7)]
 
 
 def test_without_coverage_the_lac_is_not_known() -> None:
@@ -347,19 +347,19 @@ def test_a_ledger_that_begins_later_is_confirmed_before() -> None:
     lac = Lac(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6))))
     lac.answer(3, LacReply(Status.NO_SUCH_LEDGER))
     lac.answer(4, LacReply(Status.OK, -1))
-    assert lac.effects == [LacIs(4)]
+    assert lac.effects == [LacRead(4)]
 
 
 def test_the_lac_of_a_closed_ledger_is_its_end() -> None:
     lac = Lac(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=3))
-    assert (lac.effects, lac.sends) == ([LacIs(3)], [])
+    assert (lac.effects, lac.sends) == ([LacRead(3)], [])
 
 
 def test_waiting_ends_with_the_first_that_moved() -> None:
     lac = Lac(beyond=4)
     assert len(lac.sends) == 2, "one of these takes part in every acknowledgement"
     lac.answer(1, LacReply(Status.OK, 6))
-    assert lac.effects == [LacIs(6)]
+    assert lac.effects == [LacRead(6)]
 
 
 def test_waiting_ends_with_the_time() -> None:
@@ -367,7 +367,7 @@ def test_waiting_ends_with_the_time() -> None:
     lac.answer(0, LacReply(Status.OK, 4))
     assert lac.effects == []
     lac.answer(1, LacReply(Status.OK, 3))
-    assert lac.effects == [LacIs(4)]
+    assert lac.effects == [LacRead(4)]
 
 
 def test_waiting_goes_on_at_another_bookie() -> None:
@@ -385,7 +385,7 @@ def test_waiting_begins_after_its_pause() -> None:
     lac.wake(7)
     assert len(lac.sends) == 2
     lac.answer(1, LacReply(Status.OK, 6))
-    assert lac.effects == [LacIs(6)]
+    assert lac.effects == [LacRead(6)]
 
 
 def test_while_too_few_bookies_wait_those_that_did_not_answer_are_asked_again() -> None:
@@ -399,7 +399,7 @@ def test_while_too_few_bookies_wait_those_that_did_not_answer_are_asked_again() 
     lac.lose(0)
     assert [send.bookie for send in lac.sends] == [bookie(1), bookie(2)]
     lac.answer(2, LacReply(Status.OK, 5))
-    assert lac.effects == [LacIs(5)]
+    assert lac.effects == [LacRead(5)]
 
 
 def test_waiting_fails_only_if_nobody_answers_any_more() -> None:
@@ -436,13 +436,13 @@ def striped() -> Reading:
 def test_only_what_is_exhausted_is_asked_of_new_bookies() -> None:
     reading = striped()
     before = sorted(reading.asked())
-    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 7, 2, 3))), 8))
+    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 3))), 8))
     assert sorted(reading.asked()) == sorted([*before, (7, 1, 3)])
 
 
 def test_what_is_exhausted_later_is_tried_with_the_metadata_that_came_last() -> None:
     reading = striped()
-    reading.tell(MetadataIs(metadata((4, 2, 2), (0, (0, 7, 2, 8))), 8))
+    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 8))), 8))
     for number in (2, 3):
         reading.hurry(2)
         reading.answer(number, NO)

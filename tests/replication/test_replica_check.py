@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pybk.ledger import LedgerMetadata
-from pybk.replication.messages import Got, Read, ReadEnded, ReadReply, Status
-from pybk.replication.replica_check import AuditMachine, Span, joined, spans_of
+from pybk.replication.messages import EntriesRead, Read, ReadEnded, ReadReply, Status
+from pybk.replication.replica_check import ReplicaCheckMachine, Span, joined, spans_of
 from tests.replication.driving import Driven, bookie, metadata, run
 
 NO = ReadReply(Status.NO_SUCH_ENTRY)
@@ -22,7 +22,7 @@ class Audit(Driven):
         window: int = 100,
         checked: bool = False,
     ) -> None:
-        self.audit = AuditMachine(
+        self.audit = ReplicaCheckMachine(
             opened or metadata(), place, first, last, bytes_max=1000, window=window, checked=checked
         )
         super().__init__(self.audit)
@@ -42,7 +42,7 @@ def test_only_the_one_bookie_is_asked_for_all_that_it_should_have() -> None:
     assert audit.asked() == [(0, 3, 1), (4, 7, 1)]
     assert {send.bookie for send in audit.sends} == {bookie(1)}
     audit.answer(1, ReadReply(Status.OK, run(0, 3)))
-    assert audit.only(Got).run == run(0, 3)
+    assert audit.only(EntriesRead).run == run(0, 3)
     assert audit.asked() == [(4, 7, 1), (8, 9, 1)]
     audit.answer(1, ReadReply(Status.OK, run(4, 5)))  # no more did fit
     assert audit.asked() == [(8, 9, 1), (6, 7, 1)]
@@ -75,7 +75,7 @@ def test_the_fragment_tells_the_bookie() -> None:
 def test_what_is_denied_is_missing_and_the_rest_is_read_all_the_same() -> None:
     audit = Audit(0, 5)
     audit.answer(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 1)))
-    assert audit.only(Got).run == run(0, 1)
+    assert audit.only(EntriesRead).run == run(0, 1)
     assert audit.asked() == [(3, 5, 1)]
     audit.answer(1, NO)
     audit.answer(1, ReadReply(Status.OK, run(4, 5)))

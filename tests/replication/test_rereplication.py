@@ -13,7 +13,7 @@ from pybk.replication.messages import (
     ChooseBookies,
     Done,
     Failed,
-    MetadataIs,
+    MetadataRead,
     MetadataRefused,
     MetadataUnreachable,
     MetadataWritten,
@@ -25,7 +25,7 @@ from pybk.replication.messages import (
     Status,
     WriteMetadata,
 )
-from pybk.replication.rereplication import CopyMachine
+from pybk.replication.rereplication import RereplicationMachine
 from tests.replication.driving import LEDGER, Driven, bookie, entry, metadata, run
 
 
@@ -37,10 +37,12 @@ class Copying(Driven):
     def __init__(
         self, found: LedgerMetadata, *lost: int, first: int = 0, stay: tuple[int, ...] = (), to: tuple[int, ...] = (7,)
     ) -> None:
-        super().__init__(CopyMachine(LEDGER, first, frozenset(map(bookie, lost)), stay=frozenset(map(bookie, stay))))
+        super().__init__(
+            RereplicationMachine(LEDGER, first, frozenset(map(bookie, lost)), stay=frozenset(map(bookie, stay)))
+        )
         self.take(self.machine.start(0))
         self.only(ReadMetadata)
-        self.tell(MetadataIs(found, 3))
+        self.tell(MetadataRead(found, 3))
         if any(isinstance(effect, ChooseBookies) for effect in self.effects):
             wanted = self.only(ChooseBookies).places
             self.tell(BookiesChosen({place: bookie(number) for place, number in zip(wanted, to, strict=False)}))
@@ -115,7 +117,7 @@ def test_entries_that_nobody_has_end_it() -> None:
     copy = Copying(closed(0), 1)
     for number in (0, 2, 1):
         copy.answer(number, ReadReply(Status.UNKNOWN))
-    copy.tell(MetadataIs(closed(0), 3))
+    copy.tell(MetadataRead(closed(0), 3))
     failed = copy.only(Failed)
     assert failed.reason is Reason.UNDECIDED
     assert "entry 0" in failed.detail
@@ -171,9 +173,9 @@ def test_long_fragments_go_window_by_window() -> None:
 
 
 def test_a_deleted_ledger_is_not_copied() -> None:
-    copy = Driven(CopyMachine(LEDGER, 0, frozenset({bookie(1)})))
+    copy = Driven(RereplicationMachine(LEDGER, 0, frozenset({bookie(1)})))
     copy.take(copy.machine.start(0))
-    copy.tell(MetadataIs(None, -1))
+    copy.tell(MetadataRead(None, -1))
     assert copy.only(Failed).reason is Reason.DELETED
 
 
@@ -183,7 +185,7 @@ def test_after_the_end_nothing_is_done() -> None:
     copy.answer(0, ReadReply(Status.OK, run(0, 4)))
     copy.answer(7, Reply(Status.READ_ONLY))
     assert copy.only(Failed).reason is Reason.UNDECIDED
-    assert copy.tell(MetadataIs(closed(), 3)) == []
+    assert copy.tell(MetadataRead(closed(), 3)) == []
     assert copy.tell(MetadataUnreachable()) == []
 
 

@@ -17,7 +17,7 @@ from pybk.replication.messages import (
     Confirmed,
     Done,
     Failed,
-    MetadataIs,
+    MetadataRead,
     MetadataRefused,
     MetadataUnreachable,
     MetadataWritten,
@@ -83,7 +83,7 @@ def test_striped_batches_need_a_quorum_for_every_residue() -> None:
 def test_the_lac_is_piggybacked_and_told_when_nothing_is_outstanding() -> None:
     writer = Writer()
     writer.submit(0, 3)
-    assert writer.writer.tell_lac() == []
+    assert writer.writer.send_lac() == []
     writer.answer(0)
     writer.answer(1)
     writer.answer(2)
@@ -91,9 +91,9 @@ def test_the_lac_is_piggybacked_and_told_when_nothing_is_outstanding() -> None:
     assert [send.request.lac for send in writer.sends if isinstance(send.request, Add)] == [3, 3, 3]
     for number in range(3):
         writer.answer(number)
-    writer.take(writer.writer.tell_lac())
+    writer.take(writer.writer.send_lac())
     assert [send.request for send in writer.sends] == [WriteLac(5, 4)] * 3
-    assert writer.writer.tell_lac() == []
+    assert writer.writer.send_lac() == []
 
 
 def test_a_watched_lac_is_told_at_once() -> None:
@@ -361,7 +361,7 @@ def test_an_ambiguous_change_is_settled_by_reading() -> None:
         assert writer.only(WakeAt).time_ns > 0
         writer.tell(Woken())
         writer.only(ReadMetadata)
-        writer.tell(MetadataIs(written.metadata, 8) if applied else MetadataIs(metadata(), 7))
+        writer.tell(MetadataRead(written.metadata, 8) if applied else MetadataRead(metadata(), 7))
         if not applied:
             assert writer.only(WriteMetadata) == written
             writer.tell(MetadataWritten(8))

@@ -133,7 +133,7 @@ BOOKIE_MUTANTS = (
         "copies are added as recovery does (BK #4163)",
         (
             Piece(
-                "rereplication:CopyMachine._write",
+                "rereplication:RereplicationMachine._write",
                 "recovery=True",
                 "recovery=False",
             ),
@@ -242,7 +242,7 @@ BOOKIE_MUTANTS = (
         "copies are swapped in when they are durable (I3)",
         (
             Piece(
-                "rereplication:CopyMachine._go_on",
+                "rereplication:RereplicationMachine._go_on",
                 "self._reader is not None or self._adding or self._writing or self._ended",
                 "self._reader is not None or self._writing or self._ended",
             ),
@@ -264,7 +264,7 @@ BOOKIE_MUTANTS = (
         "a swap is a compare-and-swap of the fragment as it is now",
         (
             Piece(
-                "rereplication:CopyMachine._metadata_is",
+                "rereplication:RereplicationMachine._metadata_is",
                 "self._metadata, self._version, self._last = found, version, last",
                 "self._metadata, self._version, self._last = self._metadata if self._writing else found, version, last",
             ),

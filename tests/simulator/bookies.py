@@ -95,7 +95,7 @@ class SimBookie:
     def looked_up(self, life: int, ledger_id: int, exists: bool | None) -> None:
         """Tell the machine whether a ledger exists."""
         if life == self.life:
-            self.let(lambda: self.machine.ledger_known(ledger_id, exists, self.world.clock.now))
+            self.let(lambda: self.machine.ledger_looked_up(ledger_id, exists, self.world.clock.now))
             self.commit_soon()
 
     def ledger_deleted(self, ledger: SimLedger) -> None:

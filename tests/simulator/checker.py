@@ -13,13 +13,13 @@ from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import (
     NEGATIVE,
     Add,
+    EntryRun,
     Force,
     LacReply,
     Read,
     ReadReply,
     Reply,
     Request,
-    Run,
     Status,
     WriteLac,
 )
@@ -99,7 +99,7 @@ class Judge:
         self.read_lac = max(self.read_lac, lac)
         self.check(lac <= self.firm_end(), f"I6: a reader was told {lac}, confirmed is {self.firm_end()}")
 
-    def reader_got(self, run: Run) -> None:
+    def reader_got(self, run: EntryRun) -> None:
         """I16: what a reader sees."""
         for entry_id, entry in zip(range(run.first, run.last + 1, run.stride), entries_of(run), strict=True):
             self.check(

@@ -62,7 +62,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "M8",
         "acknowledgements of replaced bookies are undone (AW5)",
-        (Piece("inflight:Adds.exchange", ("batch.acked &= ~bits\nbatch.durable &= ~bits"), "batch.seen &= ~bits"),),
+        (Piece("inflight:Inflight.exchange", ("batch.acked &= ~bits\nbatch.durable &= ~bits"), "batch.seen &= ~bits"),),
     ),
     Mutant(
         "M9",
@@ -82,7 +82,7 @@ CLIENT_MUTANTS = (
         "entries are confirmed in order (AW3, I15)",
         (
             Piece(
-                "inflight:Adds.confirm",
+                "inflight:Inflight.confirm",
                 "while pending and acked(pending[0].durable, pending[0].masks):\n"
                 "        self._confirmed(pending.popleft())",
                 "for batch in [each for each in pending if acked(each.durable, each.masks)]:\n"
@@ -111,7 +111,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "M19",
         "acknowledgements of replaced bookies do not count (AW3)",
-        (Piece("inflight:Adds.answered", "self.ensemble[place] != bookie", "False"),),
+        (Piece("inflight:Inflight.answered", "self.ensemble[place] != bookie", "False"),),
     ),
     Mutant(
         "M20",
@@ -159,7 +159,7 @@ CLIENT_MUTANTS = (
         "all acknowledgements are undone before any batch is looked at (BK #3005)",
         (
             Piece(
-                "inflight:Adds.exchange",
+                "inflight:Inflight.exchange",
                 (
                     "for batch in self.pending:\n"
                     "    batch.acked &= ~bits\n"
@@ -186,7 +186,7 @@ CLIENT_MUTANTS = (
         "what is pending is sent to whoever takes a place, even if he had it before (BK #4459)",
         (
             Piece(
-                "inflight:Adds.exchange",
+                "inflight:Inflight.exchange",
                 "bits |= 1 << place",
                 (
                     "if self.ensemble[place] == replacements[place]:\n"
@@ -224,7 +224,7 @@ CLIENT_MUTANTS = (
         "failures after the quorum count, too (BK #1390)",
         (
             Piece(
-                "inflight:Adds.fail",
+                "inflight:Inflight.fail",
                 "self._missing[place] = min(first, self._missing.get(place, first))",
                 (
                     "if first <= self.lac:\n"
@@ -270,7 +270,7 @@ CLIENT_MUTANTS = (
         "the late force of a replaced bookie does not count (AW3)",
         (
             Piece(WRITER + "_forced", "self._adds.ensemble[place] != bookie", "False"),
-            Piece("inflight:Adds.exchange", "batch.seen &= ~bits", "pass"),
+            Piece("inflight:Inflight.exchange", "batch.seen &= ~bits", "pass"),
         ),
     ),
     Mutant(
@@ -336,7 +336,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "L4",
         "deferred entries are confirmed by force alone",
-        (Piece("inflight:Adds.answered", "not deferred", "True"),),
+        (Piece("inflight:Inflight.answered", "not deferred", "True"),),
     ),
     Mutant(
         "W1",

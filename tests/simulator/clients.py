@@ -20,13 +20,13 @@ from pybk.replication.messages import (
     Confirmed,
     Done,
     Effect,
+    EntriesRead,
     Event,
     Failed,
     Force,
-    Got,
-    LacIs,
+    LacRead,
     LacReply,
-    MetadataIs,
+    MetadataRead,
     MetadataUnreachable,
     ReadEnded,
     ReadLac,
@@ -44,7 +44,7 @@ from pybk.replication.messages import (
 )
 from pybk.replication.reader import NO_LIMIT, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
-from pybk.replication.rereplication import CopyMachine
+from pybk.replication.rereplication import RereplicationMachine
 from pybk.replication.writer import WriterMachine
 from tests.simulator.plan import MS
 from tests.simulator.seals import seal_of
@@ -89,8 +89,8 @@ class Client:
             UnderReplicated: self.under_replicated,
             Done: self.done,
             Failed: self.failed,
-            Got: self.got,
-            LacIs: self.lac_is,
+            EntriesRead: self.got,
+            LacRead: self.lac_is,
             ReadEnded: self.read_ended,
         }
 
@@ -212,10 +212,10 @@ class Client:
     def failed(self, effect: Failed) -> None:
         self.unexpected(effect)
 
-    def got(self, effect: Got) -> None:
+    def got(self, effect: EntriesRead) -> None:
         self.unexpected(effect)
 
-    def lac_is(self, effect: LacIs) -> None:
+    def lac_is(self, effect: LacRead) -> None:
         self.unexpected(effect)
 
     def read_ended(self, effect: ReadEnded) -> None:
@@ -266,7 +266,7 @@ class Writer(Client):
                 self.perform(self.writer.close(now))
                 return
             else:
-                self.perform(self.writer.tell_lac())
+                self.perform(self.writer.send_lac())
         self.ledger.clock.after(1 + int(self.random.random() * (plan.think_ns + MS)), self.act)
 
     def closes_now(self) -> bool:
@@ -347,7 +347,7 @@ class Recoverer(Client):
         self.take(Opening(self))
         self.read_metadata(ReadMetadata())
 
-    def opened(self, metadata: MetadataIs) -> None:
+    def opened(self, metadata: MetadataRead) -> None:
         """Recover."""
         if metadata.metadata is None:
             self.end = Failed(Reason.DELETED, "")
@@ -410,7 +410,7 @@ class Opening:
         self.client = client
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        if isinstance(event, MetadataIs):
+        if isinstance(event, MetadataRead):
             self.client.opened(event)
         elif isinstance(event, MetadataUnreachable):
             self.client.machine = None
@@ -432,7 +432,7 @@ class Reader(Client):
             self.take(Opening(self))
             self.read_metadata(ReadMetadata())
 
-    def opened(self, event: MetadataIs) -> None:
+    def opened(self, event: MetadataRead) -> None:
         """Ask for the last add confirmed, at once or when it moves."""
         if event.metadata is None:
             return
@@ -445,7 +445,7 @@ class Reader(Client):
         self.take(machine)
         self.perform(machine.start(self.ledger.clock.now))
 
-    def lac_is(self, effect: LacIs) -> None:
+    def lac_is(self, effect: LacRead) -> None:
         self.ledger.judge.reader_sees_lac(effect.last_add_confirmed, self.promise)
         self.lac = max(self.lac, effect.last_add_confirmed)
         if self.next > self.lac:
@@ -469,7 +469,7 @@ class Reader(Client):
         self.take(machine)
         self.perform(machine.start(self.ledger.clock.now))
 
-    def got(self, effect: Got) -> None:
+    def got(self, effect: EntriesRead) -> None:
         run = effect.run
         self.ledger.judge.reader_got(run)
         for entry_id in range(run.first, run.last + 1, run.stride):
@@ -505,7 +505,7 @@ class Copier(Client):
 
     def begin(self) -> None:
         """Copy."""
-        machine = CopyMachine(self.ledger.ledger_id, self.first, self.lost, stay=self.stay)
+        machine = RereplicationMachine(self.ledger.ledger_id, self.first, self.lost, stay=self.stay)
         self.take(machine)
         self.perform(machine.start(self.ledger.clock.now))
 

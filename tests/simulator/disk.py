@@ -8,9 +8,9 @@ from struct import Struct
 from typing import NamedTuple, Protocol
 
 from pybk.errors import StorageError, StorageFullError
-from pybk.replication.bookie import Replicas, ReplicaState
+from pybk.replication.bookie import BookieStorage, ReplicaStatus
 from pybk.replication.entry_runs import entries_of
-from pybk.replication.messages import Run, Status
+from pybk.replication.messages import EntryRun, Status
 
 LEDGER = 1
 LAC_OFFSET = 16
@@ -24,7 +24,7 @@ class State(NamedTuple):
     lac: int
 
 
-class Disk(Replicas, Protocol):
+class Disk(BookieStorage, Protocol):
     """What the simulation asks of a bookie's disk, besides what its machine does."""
 
     @property
@@ -111,7 +111,7 @@ class ModelReplicas:
     def create(self, ledger_id: int, description: object) -> None:
         self.known = True
 
-    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+    def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         new: dict[int, bytes] = {}
         for entry_id, view in zip(range(run.first, run.last + 1, run.stride), entries_of(run), strict=True):
             entry = bytes(view)
@@ -175,7 +175,7 @@ class ModelReplicas:
         *,
         checked: bool = False,
         recovery: bool = False,
-    ) -> tuple[Status, Run | None]:
+    ) -> tuple[Status, EntryRun | None]:
         error = self._error()
         if error is not None:
             raise error
@@ -193,7 +193,7 @@ class ModelReplicas:
             entries.append(entry)
         if not entries:
             return status, None
-        return status, Run(first, stride, array("q", map(len, entries)), (b"".join(entries),))
+        return status, EntryRun(first, stride, array("q", map(len, entries)), (b"".join(entries),))
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes] | None:
         error = self._error()
@@ -276,7 +276,7 @@ class ModelReplicas:
         return entry_id in self.durable or entry_id in self.lost
 
 
-class Shelf(Replicas):
+class Shelf(BookieStorage):
     """The disks of several ledgers of one bookie, which are synced and lost together."""
 
     stopped = False
@@ -284,13 +284,13 @@ class Shelf(Replicas):
     def __init__(self, disks: dict[int, Disk]) -> None:
         self.disks = disks
 
-    def state(self, ledger_id: int) -> ReplicaState | None:
+    def state(self, ledger_id: int) -> ReplicaStatus | None:
         return self.disks[ledger_id].state(ledger_id)
 
     def create(self, ledger_id: int, description: object) -> None:
         self.disks[ledger_id].create(ledger_id, description)
 
-    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+    def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         return self.disks[ledger_id].stage(ledger_id, run, durable, recovery=recovery)
 
     def commit(self) -> None:
@@ -310,7 +310,7 @@ class Shelf(Replicas):
         *,
         checked: bool = False,
         recovery: bool = False,
-    ) -> tuple[Status, Run | None]:
+    ) -> tuple[Status, EntryRun | None]:
         return self.disks[ledger_id].read(ledger_id, first, last, stride, bytes_max, checked=checked, recovery=recovery)
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:

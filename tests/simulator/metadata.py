@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.messages import (
     Event,
-    MetadataIs,
+    MetadataRead,
     MetadataRefused,
     MetadataUnreachable,
     MetadataWritten,
@@ -58,7 +58,7 @@ class SimMetadata:
         at = -1
         if not fresh and self.random.random() < self.stale:
             at = -min(self.random.randint(1, 3), len(self.history))
-        self._tell(client, MetadataIs(*self.history[at]))
+        self._tell(client, MetadataRead(*self.history[at]))
 
     def write(self, client: Client, effect: WriteMetadata) -> None:
         """Compare and swap for a client: the request may be lost, arrive late, or its reply may be lost."""

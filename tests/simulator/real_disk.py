@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from pybk.bookie.ledger_header import Description
+from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, WriteFlag
 from pybk.replication.entry_runs import entries_of
-from pybk.replication.messages import Run, Status
+from pybk.replication.messages import EntryRun, Status
 from tests.bookie.replica_harness import drop, open_replicas
 from tests.simdisk import SimFileSystem
 from tests.simulator.disk import LEDGER
@@ -31,7 +31,9 @@ class RealDisk:
     def __init__(self, random: Random, plan: Plan) -> None:
         self.random = random
         flags = WriteFlag.DEFERRED_FORCE if plan.deferred else WriteFlag.NONE
-        self.description: Description = Description(b"description", LedgerType(""), frozenset(), flags, DigestType.NONE)
+        self.description: LedgerHeader = LedgerHeader(
+            b"description", LedgerType(""), frozenset(), flags, DigestType.NONE
+        )
         self._fs = SimFileSystem(random.getrandbits(32))
         self._replicas = open_replicas(self._fs)
         self._lost: dict[int, None] = {}
@@ -43,10 +45,10 @@ class RealDisk:
     def state(self, ledger_id: int) -> ReplicaState | None:
         return self._replicas.state(ledger_id)
 
-    def create(self, ledger_id: int, description: Description) -> None:
+    def create(self, ledger_id: int, description: LedgerHeader) -> None:
         self._replicas.create(ledger_id, description)
 
-    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+    def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         self._may_stop()
         return self._replicas.stage(ledger_id, run, durable, recovery=recovery)
 
@@ -54,7 +56,7 @@ class RealDisk:
         self._may_stop()
         self._replicas.commit()
 
-    def fence(self, ledger_id: int, description: Description) -> None:
+    def fence(self, ledger_id: int, description: LedgerHeader) -> None:
         self._may_stop()
         self._replicas.fence(ledger_id, description)
 
@@ -68,7 +70,7 @@ class RealDisk:
         *,
         checked: bool = False,
         recovery: bool = False,
-    ) -> tuple[Status, Run | None]:
+    ) -> tuple[Status, EntryRun | None]:
         return self._replicas.read(ledger_id, first, last, stride, bytes_max, checked=checked, recovery=recovery)
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pybk import digest
 from pybk.bookie.replicas import Replicas
-from pybk.bookie.salvaging import doubt_everything
+from pybk.bookie.salvaging import put_all_in_limbo
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.ledgers import StoredLedger
@@ -120,6 +120,6 @@ def salvage(fs: SimFileSystem, opened: list[Replicas] | None = None) -> Replicas
         opened.append(replicas)
     replicas.begin(CLUSTER, BOOKIE.bookie_id, INSTANCE, 1)
     metadata: Any = Listed()
-    doubt_everything(replicas, metadata, BOOKIE)
+    put_all_in_limbo(replicas, metadata, BOOKIE)
     assert replicas.state(OTHER) is None
     return replicas

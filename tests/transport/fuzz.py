@@ -28,7 +28,7 @@ from pybk.client import wire
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.flags import StorageHint
 from pybk.metrics import REQUEST_FAULTS
-from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Run
+from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac
 from pybk.transport import curve, link
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
 from pybk.transport.codec import (
@@ -198,7 +198,7 @@ class Fuzzer:
         ]
         return draw.choice(kinds)
 
-    def _run(self, first: int, stride: int, count: int = 0) -> Run:
+    def _run(self, first: int, stride: int, count: int = 0) -> EntryRun:
         """Return entries of the fuzzer's ledger, some of whose headers are wrong."""
         draw = self._draw
         count = count or draw.choice((1, 2, 20))
@@ -212,7 +212,7 @@ class Fuzzer:
             body = header + draw.randbytes(draw.choice((0, 16, 32, 72)))
             sizes.append(len(body))
             bodies.append(body)
-        return Run(first, stride, sizes, (b"".join(bodies),))
+        return EntryRun(first, stride, sizes, (b"".join(bodies),))
 
     def _say_table(self) -> None:
         """Send runs whose table was changed, under the right checksum and MAC."""

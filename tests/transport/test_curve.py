@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from pybk.errors import UsageError
-from pybk.replication.messages import Run
+from pybk.replication.messages import EntryRun
 from pybk.transport import curve
 from pybk.transport.cluster_keys import ClusterKeys, CurvePair
 from pybk.transport.codec import Ping
@@ -201,7 +201,7 @@ def test_what_travels_is_not_readable() -> None:
         with Server([TCP], INSTANCE, keys) as server, Tap(server.addresses[0]) as tap, Links(keys) as links:
             served = World(server, links)
             link = links.connect(BOOKIE, tap.address, server.public_key)
-            request = add(7, Run(0, 1, array("q", [len(payload)]), (payload,)))
+            request = add(7, EntryRun(0, 1, array("q", [len(payload)]), (payload,)))
             assert served.ask(link, request) == OK
             assert served.arrived[0][2] == request
             assert (payload in tap.seen) is (keys is None)

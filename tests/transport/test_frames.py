@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
-from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
+from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac, Reply, Status
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport import codec, frames
 from pybk.transport.cluster_keys import Mac, keyed_mac
@@ -33,13 +33,13 @@ blobs16 = st.binary(min_size=16, max_size=16)
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Run:
+def runs(draw: st.DrawFn) -> EntryRun:
     sizes = draw(st.lists(st.integers(32, 300), min_size=1, max_size=40))
     stride = draw(st.integers(1, STRIDE_MAX))
     first = draw(st.integers(0, INT_MAX - (len(sizes) - 1) * stride))
     body = draw(st.randoms(use_true_random=False)).randbytes(sum(sizes))
     cut = draw(st.integers(0, len(body)))
-    return Run(first, stride, array("q", sizes), (body[:cut], memoryview(body)[cut:]))
+    return EntryRun(first, stride, array("q", sizes), (body[:cut], memoryview(body)[cut:]))
 
 
 packets = st.binary(min_size=32, max_size=32)
@@ -334,7 +334,7 @@ def test_versions_one_apart_are_read_and_others_refused(monkeypatch: pytest.Monk
 
 def test_bytes_stay_what_they_are() -> None:
     """The layout of docs/wire.md; another one is another version."""
-    head, bodies = sent(encode(Add(7, (Run(3, 2, array("q", [33, 32]), (b"a" * 33, b"b" * 32)),), 2, True, False)))
+    head, bodies = sent(encode(Add(7, (EntryRun(3, 2, array("q", [33, 32]), (b"a" * 33, b"b" * 32)),), 2, True, False)))
     assert not bodies
     expected = (
         "5042011001008800050000000000000006000000000000000700000000000000696e7374616e63652d6f662d31362d62"

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from pybk.errors import UsageError
-from pybk.replication.messages import Force, Read, ReadLac, Reply, Run, Status
+from pybk.replication.messages import EntryRun, Force, Read, ReadLac, Reply, Status
 from pybk.transport import codec, curve, frames
 from pybk.transport import link as link_module
 from pybk.transport.cluster_keys import ClusterKeys
@@ -395,14 +395,14 @@ def test_a_damaged_request_is_sent_again(monkeypatch: pytest.MonkeyPatch, times:
     payload = bytes(range(100))
     monkeypatch.setattr(codec, "Outgoing", damage(payload, times))
     with world() as here:
-        assert here.ask(here.link(), add(7, Run(0, 1, array("q", [100]), (payload,)))) == expected
+        assert here.ask(here.link(), add(7, EntryRun(0, 1, array("q", [100]), (payload,)))) == expected
         assert here.server.counters.damaged == here.links.counters.damaged == times
         assert len(here.arrived) == (expected == OK)
 
 
 def test_a_damaged_reply_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = bytes(range(100))
-    answer = Answer(Status.OK, Run(0, 1, array("q", [100]), (payload,)))
+    answer = Answer(Status.OK, EntryRun(0, 1, array("q", [100]), (payload,)))
     broken = damage(payload, 1)(MessageKind.ANSWER, runs=(answer.run,))
     with world() as here:
         monkeypatch.setitem(codec._ENCODERS, Answer, lambda _answer: broken)

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from pybk.ledger import Bookie
-from pybk.replication.messages import Add, Force, Read, ReadLac, Reply, Run, Status
+from pybk.replication.messages import Add, EntryRun, Force, Read, ReadLac, Reply, Status
 from pybk.transport import connection_limit, lanes
 from pybk.transport import server as server_module
 from pybk.transport.cluster_keys import ClusterKeys, RightsKey, keyed_mac, proves_right
@@ -540,7 +540,7 @@ def test_no_secret_is_shown(capfd: pytest.CaptureFixture[str], caplog: pytest.Lo
 def test_runs_of_an_array_are_not_changed_by_sending() -> None:
     sizes = array("q", [100])
     with world(None) as here:
-        assert here.ask(here.link(), add(7, Run(0, 1, sizes, (bytes(100),)))) == OK
+        assert here.ask(here.link(), add(7, EntryRun(0, 1, sizes, (bytes(100),)))) == OK
     assert sizes == array("q", [100])
 
 

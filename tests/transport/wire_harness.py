@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from pybk.ledger import Bookie
-from pybk.replication.messages import Add, Reply, Run, Status
+from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport import curve
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, session_mac
 from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, MessageKind, WireReply, WireRequest, encode
@@ -33,19 +33,19 @@ OK = Reply(Status.OK)
 TCP = "tcp://127.0.0.1:*"
 
 
-def entries(first: int = 0, sizes: tuple[int, ...] = (100,), stride: int = 1) -> Run:
+def entries(first: int = 0, sizes: tuple[int, ...] = (100,), stride: int = 1) -> EntryRun:
     body = b"".join(bytes([number % 251]) * size for number, size in enumerate(sizes, 1))
-    return Run(first, stride, array("q", sizes), (body,))
+    return EntryRun(first, stride, array("q", sizes), (body,))
 
 
-def add(ledger_id: int = 7, *runs: Run, lac: int = -1) -> Add:
+def add(ledger_id: int = 7, *runs: EntryRun, lac: int = -1) -> Add:
     return Add(ledger_id, runs or (entries(),), lac)
 
 
 def flat(message: Any) -> Any:
     """Return a message with its entries as bytes, so that what was sent and received can be compared."""
 
-    def flat_run(run: Run) -> Run:
+    def flat_run(run: EntryRun) -> EntryRun:
         return run._replace(body=(b"".join(run.body),))
 
     if isinstance(message, Add):

@@ -28,7 +28,7 @@ from pybk.admin.http import serve
 from pybk.admin.permissions import run_permissions
 from pybk.admin.spark import add_spark
 from pybk.admin.upgrade import run_upgrade
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
 from pybk.connect import open_cluster
 from pybk.credentials import CLUSTER_SECRET, PASSWORD
@@ -469,7 +469,7 @@ def _outcome(found: Rebuilt) -> str:
 def _bookie(parsed: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
 
-    def ready(bookie: BookieService) -> None:
+    def ready(bookie: BookieServer) -> None:
         name, addresses = bookie.bookie.bookie_id, list(bookie.addresses)
         if parsed.json:
             _print_json({"bookie": name, "addresses": addresses}, indent=None)

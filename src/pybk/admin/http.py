@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Final
 
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
 from pybk.connect import open_cluster
 from pybk.errors import PybkError
@@ -27,7 +27,7 @@ def serve(
     rack: str,
     moved: bool,
     replace: bool,
-    ready: Callable[[BookieService], None],
+    ready: Callable[[BookieServer], None],
 ) -> None:
     """Serve as a bookie until SIGTERM or SIGINT, then close; call it in the main thread.
 
@@ -61,7 +61,7 @@ def serve(
     with ExitStack() as stack:
         metadata, keys = open_cluster(url, secret, create=True)
         stack.callback(metadata.close)
-        bookie = BookieService.open(
+        bookie = BookieServer.open(
             root,
             listen,
             metadata=metadata,

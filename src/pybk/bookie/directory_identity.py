@@ -20,7 +20,7 @@ CLUSTER_KEY: Final = ".cluster"
 It is what remains of them if the metadata store is lost: without the salt no password opens a ledger."""
 
 
-class Identity(NamedTuple):
+class DirectoryIdentity(NamedTuple):
     """What a bookie's directory says of itself.
 
     Attributes:
@@ -99,7 +99,7 @@ class Identity(NamedTuple):
                 "is left, say so: moved=True, or `pybk bookie --moved`"
             )
 
-    def check(self, expected: Identity, root: str) -> None:
+    def check(self, expected: DirectoryIdentity, root: str) -> None:
         """Check that a directory is the one that the metadata store knows.
 
         Args:

@@ -13,7 +13,7 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.commit import Commit
 
 
-class Held:
+class ReplicaExtent:
     """One extent: a ledger of the store, whose entry k is entry ``first + k * stride`` of the replicated one.
 
     Its creation may still wait for the commit ``created``, together with its first entries.
@@ -41,7 +41,7 @@ class Held:
         return self.first + self.descriptor.last_durable * self.stride
 
 
-def _first_of(held: Held) -> int:
+def _first_of(held: ReplicaExtent) -> int:
     return held.first
 
 
@@ -52,17 +52,17 @@ class Extents:
 
     def __init__(self) -> None:
         # By stride and residue, each ascending: of a lane at most one extent can hold an entry.
-        self._lanes: dict[tuple[int, int], list[Held]] = {}
+        self._lanes: dict[tuple[int, int], list[ReplicaExtent]] = {}
         self._strides: dict[int, None] = {}
-        self._replacements: list[Held] = []  # the newest last, which counts
+        self._replacements: list[ReplicaExtent] = []  # the newest last, which counts
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[ReplicaExtent]:
         """Yield all extents."""
         yield from self._replacements
         for lane in self._lanes.values():
             yield from lane
 
-    def add(self, held: Held) -> None:
+    def add(self, held: ReplicaExtent) -> None:
         """Add one; of those that replace, the newest last."""
         if held.replaces:
             self._replacements.append(held)
@@ -71,14 +71,14 @@ class Extents:
         insort(lane, held, key=_first_of)
         self._strides[held.stride] = None
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: ReplicaExtent) -> None:
         """Remove one."""
         if held.replaces:
             self._replacements.remove(held)
             return
         self._lanes[held.stride, held.first % held.stride].remove(held)
 
-    def holder(self, entry_id: int) -> Held | None:
+    def holder(self, entry_id: int) -> ReplicaExtent | None:
         """Return the extent that an entry was staged in, None if it was not; of several, the newest."""
         for held in reversed(self._replacements):
             if held.first <= entry_id <= held.last_staged and (entry_id - held.first) % held.stride == 0:
@@ -89,7 +89,7 @@ class Extents:
                 return found
         return None
 
-    def bound(self, held: Held, entry_id: int) -> int:
+    def bound(self, held: ReplicaExtent, entry_id: int) -> int:
         """Return an entry up to which an extent holds all that follow one that it holds, as far as it goes."""
         bound = held.last_staged
         for other in self._replacements:
@@ -97,7 +97,7 @@ class Extents:
                 bound = min(bound, max(entry_id, other.first - 1))
         return bound
 
-    def _before(self, entry_id: int, stride: int) -> Held | None:
+    def _before(self, entry_id: int, stride: int) -> ReplicaExtent | None:
         """Return the last extent of a lane that begins at or before an entry of it and is not empty."""
         lane = self._lanes.get((stride, entry_id % stride), ())
         for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
@@ -105,7 +105,7 @@ class Extents:
                 return lane[place]
         return None
 
-    def growing(self, entry_id: int, stride: int) -> Held | None:
+    def growing(self, entry_id: int, stride: int) -> ReplicaExtent | None:
         """Return the extent of this stride that goes on with an entry, None if there is none."""
         lane = self._lanes.get((stride, entry_id % stride), ())
         for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
@@ -131,7 +131,7 @@ class Extents:
                     return False
         return True
 
-    def last(self) -> Held | None:
+    def last(self) -> ReplicaExtent | None:
         """Return the extent that holds the highest durable entry, None if nothing is durable."""
         tops = []
         for lane in self._lanes.values():

@@ -14,7 +14,7 @@ _DESCRIPTION_KEY: Final = ".description"
 _TYPE_KEY: Final = ".type"
 
 
-class Described(Protocol):
+class HeaderFields(Protocol):
     """What keeping a ledger depends on, as metadata and descriptions of ledgers have it."""
 
     @property
@@ -34,7 +34,7 @@ class Described(Protocol):
         """What its entries carry."""
 
 
-class Description(NamedTuple):
+class LedgerHeader(NamedTuple):
     """What never changes of a replicated ledger, as a bookie is told with the first thing it stores of it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Description(NamedTuple):
     digest_type: DigestType
 
     @classmethod
-    def of(cls, described: Described, encoded: bytes) -> Description:
+    def of(cls, described: HeaderFields, encoded: bytes) -> LedgerHeader:
         """Take what a bookie needs of a ledger's description or metadata; ``encoded`` is their authenticated part."""
         return cls(
             encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
@@ -68,7 +68,7 @@ class Description(NamedTuple):
         return {_DESCRIPTION_KEY: self.encoded, _TYPE_KEY: self.ledger_type.encode()}
 
     @classmethod
-    def kept(cls, metadata: LedgerMetadata, extent: Extent) -> Description | None:
+    def kept(cls, metadata: LedgerMetadata, extent: Extent) -> LedgerHeader | None:
         """Return the description that a ledger of the store carries, None if it has none."""
         encoded = metadata.custom_metadata.get(_DESCRIPTION_KEY)
         if encoded is None:

@@ -7,7 +7,7 @@ import threading
 from array import array
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pybk.bookie.directory_identity import Identity
+from pybk.bookie.directory_identity import DirectoryIdentity
 from pybk.entry import EntryBatch
 from pybk.errors import CookieError, PybkError
 from pybk.flags import LedgerType
@@ -35,7 +35,7 @@ class _Part(NamedTuple):
         return self.first + self.descriptor.last_durable
 
 
-class BesideBookie:
+class LocalReader:
     """What a bookie has on disk, beside the process that serves it.
 
     It says nothing of what it does not find, as the bookie may have it all the same.
@@ -67,7 +67,7 @@ class BesideBookie:
         self._lock = threading.Lock()
         self._noted = -1
         self._parts: dict[int, array[int]] = {}
-        self._identities: list[Identity] = []
+        self._identities: list[DirectoryIdentity] = []
         self._look()
 
     def _look(self) -> None:
@@ -81,7 +81,7 @@ class BesideBookie:
     def _note(self, metadata: LedgerMetadata) -> None:
         extent = Extent.of(metadata)
         if extent is None and metadata.ledger_type == LedgerType.BOOKIE:
-            self._identities.append(Identity.of(metadata))
+            self._identities.append(DirectoryIdentity.of(metadata))
             return
         if extent is not None and metadata.ledger_type not in (LedgerType.FENCE, LedgerType.LIMBO):
             self._parts.setdefault(extent.ledger_id, array("q")).append(metadata.ledger_id)

@@ -16,14 +16,14 @@ from typing import Final
 
 import numpy as np
 
-from pybk.bookie.extents import Extents, Held
-from pybk.bookie.ledger_header import Description
+from pybk.bookie.extents import Extents, ReplicaExtent
+from pybk.bookie.ledger_header import LedgerHeader
 from pybk.digest import KEY_BYTES, DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import StorageHint
 from pybk.replication.entry_runs import whole
-from pybk.replication.messages import Run, Status
+from pybk.replication.messages import EntryRun, Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.storage.io.failures import storage_error
@@ -63,8 +63,8 @@ class Replica:
         self,
         store: Store,
         ledger_id: int,
-        description: Description | None,
-        keep: Callable[[Replica, int, int, bool, bool], Held],
+        description: LedgerHeader | None,
+        keep: Callable[[Replica, int, int, bool, bool], ReplicaExtent],
         staged: Callable[[Commit], None],
     ) -> None:
         self.ledger_id: Final = ledger_id
@@ -82,12 +82,12 @@ class Replica:
         self._keep = keep
         self._staged = staged
         self._deferred: list[Commit] = []
-        self._unborn: list[Held] = []
+        self._unborn: list[ReplicaExtent] = []
         self._lac: int | None = None
 
     # ---- adding --------------------------------------------------------------------------------------------------
 
-    def stage(self, run: Run, *, durable: bool, recovery: bool) -> Status:
+    def stage(self, run: EntryRun, *, durable: bool, recovery: bool) -> Status:
         """See ``Replicas.stage``."""
         body = whole(run)
         ends = [0, *accumulate(run.sizes)]
@@ -123,7 +123,7 @@ class Replica:
                 self._append(run, body, ends, low, high, durable=durable, replaces=True)
         return Status.OK
 
-    def _is_sound(self, run: Run, body: memoryview, ends: list[int]) -> bool:
+    def _is_sound(self, run: EntryRun, body: memoryview, ends: list[int]) -> bool:
         """Tell whether the entries of a run are those of this ledger that it says, by their sizes and headers.
 
         What the headers say must fit the store: a LAC below the entry's id, and a length that is not negative.
@@ -150,7 +150,9 @@ class Replica:
         sound &= (said[:, 2] >= -1) & (said[:, 2] < expected) & (said[:, 3] >= 0)
         return bool(sound.all())
 
-    def _is_there(self, held: Held, run: Run, body: memoryview, ends: list[int], low: int, high: int) -> bool:
+    def _is_there(
+        self, held: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
+    ) -> bool:
         """Tell whether entries that are here are those of a run, byte by byte (I14); they are durable on return.
 
         Records are checked whole: an entry that is as it was, in a record that is not, could not be copied from here.
@@ -172,13 +174,15 @@ class Replica:
             first += count * run.stride
         return True
 
-    def _shared(self, held: Held, entry_id: int, stride: int, count: int) -> int:
+    def _shared(self, held: ReplicaExtent, entry_id: int, stride: int, count: int) -> int:
         """Return how many of ``count`` entries from one that an extent holds are in it one after the other."""
         if stride % held.stride:
             return 1
         return min(count, (self.extents.bound(held, entry_id) - entry_id) // stride + 1)
 
-    def _wrong(self, held: Held, run: Run, body: memoryview, ends: list[int], low: int, high: int) -> list[int] | None:
+    def _wrong(
+        self, held: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
+    ) -> list[int] | None:
         """Compare entries that are here with those of a run.
 
         Returns:
@@ -203,7 +207,7 @@ class Replica:
 
     def _append(
         self,
-        run: Run,
+        run: EntryRun,
         body: memoryview,
         ends: list[int],
         low: int,
@@ -252,7 +256,7 @@ class Replica:
             self._deferred.append(commit)
         self._lac = max(self.lac(), lac)
 
-    def _unsettled(self, held: Held, entry_id: int) -> PybkError:
+    def _unsettled(self, held: ReplicaExtent, entry_id: int) -> PybkError:
         """Return what is said of entries that were staged and whose commit failed."""
         return held.descriptor.error or StorageFullError(
             f"entries of ledger {self.ledger_id} at or before {entry_id} were staged and found no room; send them "
@@ -291,7 +295,7 @@ class Replica:
 
     def read(
         self, first: int, last: int, stride: int, bytes_max: int, *, checked: bool, recovery: bool
-    ) -> tuple[Status, Run | None]:
+    ) -> tuple[Status, EntryRun | None]:
         """See ``Replicas.read``."""
         sizes = array("q")
         body: list[View] = []
@@ -321,9 +325,9 @@ class Replica:
             body += pieces(batch)
             left -= int(batch.sizes.sum())
             entry_id += len(batch) * stride
-        return status, Run(first, stride, sizes, body) if sizes else None
+        return status, EntryRun(first, stride, sizes, body) if sizes else None
 
-    def _durable_at(self, entry_id: int, *, recovery: bool) -> tuple[Held, int] | Status:
+    def _durable_at(self, entry_id: int, *, recovery: bool) -> tuple[ReplicaExtent, int] | Status:
         """Return the extent in which an entry is durable and how far that goes, or what to say of the entry (AB4)."""
         with self.lock:
             self.look_back()
@@ -342,7 +346,7 @@ class Replica:
         logger.error("ledger %d entry %d is here and cannot be read: %s", self.ledger_id, entry_id, error)
         return Status.UNKNOWN
 
-    def _checked_batch(self, held: Held, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
+    def _checked_batch(self, held: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
         """Read as ``_batch`` does, from records whose checksums are right; of damaged ones nothing."""
         try:
             return self._batch(held, first, last, stride, bytes_max, checked=True)
@@ -350,7 +354,7 @@ class Replica:
             return self._batch(held, first, first, stride, 1, checked=True)
 
     def _batch(
-        self, held: Held, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+        self, held: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
     ) -> EntryBatch:
         """Read durable entries ``first``, ``first + stride``, … from one extent, at least one."""
         descriptor = held.descriptor
@@ -378,7 +382,7 @@ class Replica:
             batch.digest_bytes,
         )
 
-    def _one(self, held: Held, entry_id: int) -> memoryview | None:
+    def _one(self, held: ReplicaExtent, entry_id: int) -> memoryview | None:
         """Read one durable entry by the shortest way; None if that way is closed."""
         number = (entry_id - held.first) // held.stride
         if held.descriptor.metadata.digest_type is DigestType.NONE:

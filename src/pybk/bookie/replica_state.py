@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from pybk.bookie.ledger_header import Description
+from pybk.bookie.ledger_header import LedgerHeader
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
 
@@ -28,7 +28,7 @@ class ReplicaState(NamedTuple):
     limbo: bool
     gap: bool
     lac: int
-    description: Description | None
+    description: LedgerHeader | None
 
 
 class ReplicasHealth(NamedTuple):

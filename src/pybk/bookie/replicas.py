@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from pybk.bookie.directory_identity import CLUSTER_KEY, IDENTITY_KEY, Identity
-from pybk.bookie.extents import Held
-from pybk.bookie.ledger_header import Description, names_bookie_record
+from pybk.bookie.directory_identity import CLUSTER_KEY, IDENTITY_KEY, DirectoryIdentity
+from pybk.bookie.extents import ReplicaExtent
+from pybk.bookie.ledger_header import LedgerHeader, names_bookie_record
 from pybk.bookie.replica import Replica, View
 from pybk.bookie.replica_state import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
@@ -24,7 +24,7 @@ from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
-from pybk.replication.messages import Run, Status
+from pybk.replication.messages import EntryRun, Status
 from pybk.storage.directories import OpenEnvironment
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.io.filesystem import FileSystem
@@ -79,7 +79,7 @@ class Replicas:
         self._replicas: dict[int, Replica] = {}
         self._limbo: set[int] = set()
         self._commits: list[Commit] = []
-        self._identities: list[tuple[Identity, int]] = []
+        self._identities: list[tuple[DirectoryIdentity, int]] = []
         for metadata in store.ledgers():
             self._take(metadata)
 
@@ -87,7 +87,7 @@ class Replicas:
         """Note a ledger of the store for what it is."""
         extent = Extent.of(metadata)
         if extent is None and metadata.ledger_type == LedgerType.BOOKIE:
-            self._identities.append((Identity.of(metadata), metadata.ledger_id))
+            self._identities.append((DirectoryIdentity.of(metadata), metadata.ledger_id))
             return
         if extent is None:
             raise CookieError(
@@ -116,7 +116,7 @@ class Replicas:
     # ---- whose directory -----------------------------------------------------------------------------------------
 
     @property
-    def identity(self) -> Identity | None:
+    def identity(self) -> DirectoryIdentity | None:
         """Whose directory it is, None for a new one."""
         return max(self._identities, key=lambda known: known[0].boots)[0] if self._identities else None
 
@@ -132,7 +132,7 @@ class Replicas:
         Raises:
             CookieError: It is a new one, another's, or an older one; names the remedy.
         """
-        expected = Identity(cluster_id, bookie_id, instance, boots, 0)
+        expected = DirectoryIdentity(cluster_id, bookie_id, instance, boots, 0)
         identity = self.identity
         if identity is None:
             raise CookieError(
@@ -181,7 +181,7 @@ class Replicas:
             if not moved:
                 before.check_place(inode, self.store.volumes.root)
             boots = max(boots, before.boots)
-        identity = Identity(cluster_id, bookie_id, instance, boots + 1, inode)
+        identity = DirectoryIdentity(cluster_id, bookie_id, instance, boots + 1, inode)
         known = self._identities
         custom = {IDENTITY_KEY: identity.encode(), CLUSTER_KEY: about}
         made = self.store.create(self._metadata(LedgerType.BOOKIE, custom), when_full=True)
@@ -212,11 +212,11 @@ class Replicas:
             replica.look_back()
             return ReplicaState(replica.fenced, replica.limbo, replica.gap, replica.lac(), replica.description)
 
-    def create(self, ledger_id: int, description: Description) -> None:
+    def create(self, ledger_id: int, description: LedgerHeader) -> None:
         """Make a ledger known, so that entries can be staged; nothing is stored before they are."""
         self._known(ledger_id, description)
 
-    def _known(self, ledger_id: int, description: Description | None) -> Replica:
+    def _known(self, ledger_id: int, description: LedgerHeader | None) -> Replica:
         with self._lock:
             replica = self._load(ledger_id)
             if replica is None:
@@ -225,7 +225,7 @@ class Replicas:
                 replica.description = description
         return replica
 
-    def _new(self, ledger_id: int, description: Description | None) -> Replica:
+    def _new(self, ledger_id: int, description: LedgerHeader | None) -> Replica:
         replica = Replica(self.store, ledger_id, description, self._keep, self._staged)
         self._replicas[ledger_id] = replica
         return replica
@@ -250,19 +250,19 @@ class Replicas:
                 raise CorruptError(
                     f"ledger {metadata.ledger_id} was an extent when the bookie started, and is none now"
                 )
-            replica.description = replica.description or Description.kept(metadata, extent)
+            replica.description = replica.description or LedgerHeader.kept(metadata, extent)
             kind = self._kind_of(metadata)
             if kind == LedgerType.FENCE:
                 replica.fences.append(descriptor)
             elif kind == LedgerType.LIMBO:
                 replica.marks.append(descriptor)
             else:
-                replica.extents.add(Held(descriptor, None, extent.first, extent.stride, extent.replaces))
+                replica.extents.add(ReplicaExtent(descriptor, None, extent.first, extent.stride, extent.replaces))
         replica.fenced = bool(replica.fences)
         replica.limbo, replica.gap = ledger_id in self._limbo, bool(replica.marks)
         return replica
 
-    def doubt(self, ledgers: Mapping[int, Description | None]) -> None:
+    def doubt(self, ledgers: Mapping[int, LedgerHeader | None]) -> None:
         """Put ledgers in limbo, of which something durable may be missing; durable on return, with one synced write.
 
         Args:
@@ -282,7 +282,7 @@ class Replicas:
                     self._staged(commit)
         self.commit()
 
-    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+    def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
         """End a ledger's limbo, as what it lacked was brought from its peers: what is not here is denied again.
 
         A fence may be among what was lost. It is made again if the ledger is closed (see ``docs/replication.md``).
@@ -321,7 +321,7 @@ class Replicas:
 
     # ---- adding --------------------------------------------------------------------------------------------------
 
-    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+    def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         """Stage entries; durable when ``commit`` has returned.
 
         Entries that are here already are compared. A run that goes on where an extent ends is appended to it, and
@@ -371,7 +371,7 @@ class Replicas:
             if commit.error is not None:
                 raise commit.error.with_traceback(None)
 
-    def fence(self, ledger_id: int, description: Description | None) -> None:
+    def fence(self, ledger_id: int, description: LedgerHeader | None) -> None:
         """Take no more adds for a ledger but those of recoveries; durable on return, also for an unknown one (AB3, K8).
 
         Everything staged before is durable, too. Fencing again does nothing.
@@ -414,7 +414,7 @@ class Replicas:
         *,
         checked: bool = False,
         recovery: bool = False,
-    ) -> tuple[Status, Run | None]:
+    ) -> tuple[Status, EntryRun | None]:
         """Read entries ``first``, ``first + stride``, …, as far as they are here without a gap and fit.
 
         Args:
@@ -473,14 +473,14 @@ class Replicas:
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
-    def _keep(self, replica: Replica, first: int, stride: int, replaces: bool, with_entries: bool) -> Held:
+    def _keep(self, replica: Replica, first: int, stride: int, replaces: bool, with_entries: bool) -> ReplicaExtent:
         """Make an extent: durable with its first entries, or on return. The caller holds the replica's lock."""
         description = replica.description
         kind = LedgerType("") if description is None else description.stored_type
         metadata = self._part_of(replica, kind, first, stride, replaces=replaces)
         if with_entries:
-            return Held(*self.store.stage_create(metadata), first, stride, replaces)
-        return Held(self.store.create(metadata), None, first, stride, replaces)
+            return ReplicaExtent(*self.store.stage_create(metadata), first, stride, replaces)
+        return ReplicaExtent(self.store.create(metadata), None, first, stride, replaces)
 
     def _part_of(
         self, replica: Replica, kind: LedgerType, first: int, stride: int, *, replaces: bool = False
@@ -498,7 +498,7 @@ class Replicas:
         self,
         kind: LedgerType,
         custom: Mapping[str, bytes],
-        description: Description | None = None,
+        description: LedgerHeader | None = None,
         tier: StorageHint | None = None,
     ) -> LedgerMetadata:
         """Return the metadata of a new ledger of the store."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pybk.bookie.ledger_header import Description
+from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CorruptError, PybkError
 
@@ -44,7 +44,7 @@ def open_replicas(
     return Replicas.open(root, config=config, tiers=tiers, metrics=metrics, salvage=True)
 
 
-def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie, losses: Sequence[str] = ()) -> None:
+def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie, losses: Sequence[str] = ()) -> None:
     """Put everything in limbo that a bookie may ever have held, and then take what was salvaged for its store.
 
     Args:
@@ -62,10 +62,10 @@ def doubt_everything(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
     salvage = replicas.store.salvage
     for page, damaged in _pages(metadata):
         # Whether a ledger whose metadata is damaged was held here cannot be known, so it is in doubt, too.
-        doubtful: dict[int, Description | None] = dict.fromkeys(damaged)
+        doubtful: dict[int, LedgerHeader | None] = dict.fromkeys(damaged)
         for each in page:
             if any(bookie in fragment.ensemble for fragment in each.fragments):
-                doubtful[each.ledger_id] = Description.of(each, metadata.describe(each))
+                doubtful[each.ledger_id] = LedgerHeader.of(each, metadata.describe(each))
         replicas.doubt(doubtful)
     replicas.doubt(dict.fromkeys(replicas.ledgers()))
     if salvage is not None:

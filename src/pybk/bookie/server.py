@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pybk.backend import Health, health_of
 from pybk.bookie.advertising import advertised, check_reachable, is_notable
 from pybk.bookie.durable_position import PositionRecorder, find_losses
-from pybk.bookie.ledger_header import Description
-from pybk.bookie.salvaging import doubt_everything, open_replicas
+from pybk.bookie.ledger_header import LedgerHeader
+from pybk.bookie.salvaging import open_replicas, put_all_in_limbo
 from pybk.bookie.startup import introduce
 from pybk.errors import (
     CookieError,
@@ -36,6 +36,7 @@ from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.messages import (
     Add,
+    EntryRun,
     Force,
     LacReply,
     Move,
@@ -44,7 +45,6 @@ from pybk.replication.messages import (
     ReadReply,
     Reply,
     Request,
-    Run,
     Status,
     WriteLac,
 )
@@ -96,7 +96,7 @@ _REFUSED: Final = Reply(Status.REFUSED)
 _packet_lac = Struct(">8xq").unpack_from
 
 
-class BookieService:
+class BookieServer:
     """One bookie of a cluster, serving since ``open`` returned.
 
     Attributes:
@@ -154,7 +154,7 @@ class BookieService:
                 losses = find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
             bookie = introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
             if replicas.store.salvage is not None or losses:
-                doubt_everything(replicas, metadata, bookie, losses)
+                put_all_in_limbo(replicas, metadata, bookie, losses)
             return cls(replicas, bookie, listen, metadata, keys, rack, advertise)
         except BaseException:
             replicas.close()
@@ -175,7 +175,7 @@ class BookieService:
         self._metadata = metadata
         self._rack = rack
         self._machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
-        self._final: dict[int, tuple[int, Description | None]] = {}
+        self._final: dict[int, tuple[int, LedgerHeader | None]] = {}
         self._described = lru_cache(_DESCRIPTIONS)(self._description)
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
         self._wake_ns: int | None = None
@@ -311,7 +311,7 @@ class BookieService:
             self._server.reply(peer, request_id, _REFUSED)
 
     def _receive(
-        self, sender: tuple[Peer, int], request: Request, description: Description | None, now_ns: int
+        self, sender: tuple[Peer, int], request: Request, description: LedgerHeader | None, now_ns: int
     ) -> list[BookieEffect]:
         """Have the machine take a request that waited for the metadata store, behind the same barrier as ``_take``."""
         try:
@@ -408,7 +408,7 @@ class BookieService:
     def _look_for_end(self, peer: Peer, request_id: int, request: Add) -> Callable[[], Effects]:
         """Find out how far a ledger is final, and go on with a copy of its entries."""
         ledger_id = request.ledger_id
-        final: tuple[int, Description | None] = -1, None
+        final: tuple[int, LedgerHeader | None] = -1, None
         try:
             metadata = self._metadata.read_ledger(ledger_id).metadata
             last = fragment_end(metadata, len(metadata.fragments) - 1)
@@ -471,14 +471,14 @@ class BookieService:
             logger.warning("whether ledger %d exists cannot be found out: %s", ledger_id, error)
             exists = None
 
-        def is_right(description: Description | None) -> bool:
+        def is_right(description: LedgerHeader | None) -> bool:
             # The description may be the client's own, with a verifier of its own: nothing here could tell.
             assert metadata is not None, "asked of ledgers that exist"
             return description is not None and self._is_description(description.encoded, metadata)
 
         def go_on() -> Effects:
             now_ns = time.monotonic_ns()
-            return self._machine.ledger_known(ledger_id, exists, now_ns, receive=self._receive, is_right=is_right)
+            return self._machine.ledger_looked_up(ledger_id, exists, now_ns, receive=self._receive, is_right=is_right)
 
         self._post(go_on)
 
@@ -498,13 +498,13 @@ class BookieService:
         self._posted.append(call)
         self._wake()
 
-    def _describe(self, encoded: bytes) -> Description:
+    def _describe(self, encoded: bytes) -> LedgerHeader:
         """Decode a description, from the cache if it is short: long ones would fill too much memory."""
         return self._described(encoded) if len(encoded) <= _CACHED_BYTES_MAX else self._description(encoded)
 
-    def _description(self, encoded: bytes) -> Description:
+    def _description(self, encoded: bytes) -> LedgerHeader:
         """Decode what never changes of a ledger; it was checked when the right to the ledger was proved."""
-        return Description.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
+        return LedgerHeader.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
 
     def _authorize(self, session_id: bytes, proof: Authorize) -> bool:
         """Tell whether a client has proved that it knows a ledger's password (see ``docs/wire.md``)."""
@@ -600,12 +600,12 @@ class BookieService:
         """Return the ledgers in limbo."""
         return self.replicas.in_limbo()
 
-    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+    def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
         """End a ledger's limbo, as everything that it may have lacked was brought back."""
 
         def lift() -> list[BookieEffect]:
             try:
-                self.replicas.lift_limbo(ledger_id, closed=closed)
+                self.replicas.end_limbo(ledger_id, closed=closed)
                 logger.info("ledger %d is out of limbo at %s", ledger_id, self.bookie)
             except StorageError as error:
                 logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self.bookie, error)
@@ -690,5 +690,5 @@ def _wire(reply: Reply | LacReply | ReadReply) -> WireReply:
     assert type(reply) is LacReply
     run = None
     if reply.entry_id >= 0:
-        run = Run(reply.entry_id, 1, array("q", (len(reply.entry),)), (reply.entry,))
+        run = EntryRun(reply.entry_id, 1, array("q", (len(reply.entry),)), (reply.entry,))
     return Answer(reply.status, run, reply.packet)

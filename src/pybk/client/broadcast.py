@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pybk.client.driver import Conversation
 from pybk.errors import StorageFullError
-from pybk.replication.broadcast import TellMachine
-from pybk.replication.messages import Add, Effect, Force, Move, Run, Status, Told
+from pybk.replication.broadcast import BroadcastMachine
+from pybk.replication.messages import Add, BroadcastEnded, Effect, EntryRun, Force, Move, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Broadcast(Conversation[TellMachine]):
+class Broadcast(Conversation[BroadcastMachine]):
     """Tells bookies something.
 
     Attributes:
@@ -34,7 +34,7 @@ class Broadcast(Conversation[TellMachine]):
 
     def take(self, effect: Effect) -> None:
         """End, as all have answered or will not."""
-        assert type(effect) is Told
+        assert type(effect) is BroadcastEnded
         self.refused = effect.refused
         for bookie, status in effect.refused:
             said = "nothing" if status is None else status.name
@@ -57,11 +57,11 @@ def repair(engine: Engine, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
         number = places.get(entry_id)
         if number is not None:
             start, size = int(batch.offsets[number]), int(batch.sizes[number])
-            run = Run(entry_id, 1, array("q", (size,)), (bytes(batch.buffer[start : start + size]),))
+            run = EntryRun(entry_id, 1, array("q", (size,)), (bytes(batch.buffer[start : start + size]),))
             adds.append((bookie, Add(ledger.ledger_id, (run,), ledger.last_add_confirmed, recovery=True)))
     if adds:
         logger.warning("ledger %d: %d copies were not sound and are sent again", ledger.ledger_id, len(adds))
-        telling = Broadcast(engine, ledger, TellMachine(adds))
+        telling = Broadcast(engine, ledger, BroadcastMachine(adds))
         engine.start(telling, telling.machine.start)
         engine.baton.kick()
 
@@ -73,7 +73,7 @@ def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
         StorageFullError: Some did not; what they have stays readable where it is.
     """
     bookies = dict.fromkeys(bookie for fragment in ledger.metadata.fragments for bookie in fragment.ensemble)
-    telling = Broadcast(engine, ledger, TellMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
+    telling = Broadcast(engine, ledger, BroadcastMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
     engine.run(telling, telling.machine.start)
     if telling.refused:
         said = ", ".join(f"{bookie}: {status.name if status else 'no answer'}" for bookie, status in telling.refused)
@@ -85,5 +85,5 @@ def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
 def flush(engine: Engine, ledger: RemoteLedger) -> None:
     """Have the bookies of a ledger's last fragment sync what they acknowledged before; returns when they answered."""
     ensemble = ledger.metadata.fragments[-1].ensemble
-    telling = Broadcast(engine, ledger, TellMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
+    telling = Broadcast(engine, ledger, BroadcastMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
     engine.run(telling, telling.machine.start)

@@ -111,7 +111,7 @@ class Writer(Protocol):
     def submit(self, now_ns: int) -> None:
         """Send the batches that have formed, as many as may be under way."""
 
-    def tell_lac(self) -> None:
+    def send_lac(self) -> None:
         """Tell bookies the LAC if no add will."""
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
@@ -320,7 +320,7 @@ class Engine:
     def _tell_lacs(self) -> None:
         while self._untold:
             writer, _ = self._untold.popitem()
-            writer.tell_lac()
+            writer.send_lac()
 
     def _do_posted(self) -> None:
         while self._posted:

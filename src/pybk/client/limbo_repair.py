@@ -11,7 +11,7 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger import LedgerState
-from pybk.replication.rereplication import CopyMachine, fragment_end
+from pybk.replication.rereplication import RereplicationMachine, fragment_end
 from pybk.storage.io.failures import start_thread
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LimboBookie(Protocol):
     def in_limbo(self) -> list[int]:
         """Return the ledgers in limbo."""
 
-    def lift_limbo(self, ledger_id: int, *, closed: bool) -> None:
+    def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
         """End a ledger's limbo, which is closed or, else, was open after the limbo began; any thread."""
 
 
@@ -107,14 +107,16 @@ class LimboRepair:
             return False
         for number in own:
             self._fill(metadata, version, metadata.fragments[number].first_entry_id)
-        self._bookie.lift_limbo(ledger_id, closed=metadata.state is LedgerState.CLOSED)
+        self._bookie.end_limbo(ledger_id, closed=metadata.state is LedgerState.CLOSED)
         return True
 
     def _fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
         """Copy a fragment's entries from its other bookies to this one; those that are here are only compared."""
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         own = frozenset((self._bookie.bookie,))
-        copying = FragmentCopy(self._engine, ledger, CopyMachine(metadata.ledger_id, first_entry_id, own, stay=own))
+        copying = FragmentCopy(
+            self._engine, ledger, RereplicationMachine(metadata.ledger_id, first_entry_id, own, stay=own)
+        )
         self._engine.run(copying, copying.machine.start)
 
     def stop(self) -> None:

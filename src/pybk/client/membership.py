@@ -20,7 +20,7 @@ from pybk.replication.messages import (
     BookiesChosen,
     ChooseBookies,
     Event,
-    MetadataIs,
+    MetadataRead,
     MetadataRefused,
     MetadataWritten,
     UnderReplicated,
@@ -186,7 +186,7 @@ class Membership:
 
     def read(self, ledger: RemoteLedger) -> Event:
         """Read a ledger's metadata."""
-        return MetadataIs(*self._read(ledger.ledger_id))
+        return MetadataRead(*self._read(ledger.ledger_id))
 
     def _read(self, ledger_id: int) -> tuple[LedgerMetadata | None, int]:
         try:

@@ -15,11 +15,11 @@ from pybk.replication.messages import (
     Confirmed,
     Done,
     Effect,
+    EntriesRead,
+    EntryRun,
     Failed,
-    Got,
-    LacIs,
+    LacRead,
     ReadEnded,
-    Run,
     Status,
     UnderReplicated,
 )
@@ -90,12 +90,12 @@ class Reading(Conversation[ReadMachine]):
         super().__init__(engine, ledger, machine)
         self.first = first
         self.last = last
-        self.runs: list[Run] = []
+        self.runs: list[EntryRun] = []
         self.ended: ReadEnded | None = None
 
     def take(self, effect: Effect) -> None:
         """Collect entries; end with the read, or as it fails."""
-        if type(effect) is Got:
+        if type(effect) is EntriesRead:
             self.runs.append(effect.run)
         elif type(effect) is ReadEnded:
             self.ended = effect
@@ -130,7 +130,7 @@ class Reading(Conversation[ReadMachine]):
         raise EntryUnknownError(f"{asked}: no bookie that answers has a sound copy; start the bookies that are missing")
 
 
-def joined(ledger: RemoteLedger, runs: list[Run]) -> EntryBatch:
+def joined(ledger: RemoteLedger, runs: list[EntryRun]) -> EntryBatch:
     """Return runs as one batch in the order of the ids; copied if there are several."""
     if len(runs) == 1:
         return ledger.batch_of(runs[0], whole(runs[0]))
@@ -186,7 +186,7 @@ class LacReading(Conversation[LacMachine]):
 
     def take(self, effect: Effect) -> None:
         """Keep the LAC; whether it may be read is for the caller to see."""
-        if type(effect) is LacIs:
+        if type(effect) is LacRead:
             self.last_add_confirmed = effect.last_add_confirmed
             self.end()
         elif type(effect) is Failed:

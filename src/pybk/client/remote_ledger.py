@@ -12,7 +12,7 @@ from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UnauthorizedError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import length_at, whole
-from pybk.replication.messages import Run
+from pybk.replication.messages import EntryRun
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 
@@ -63,7 +63,7 @@ class RemoteLedger(LedgerDescriptor):
         self.followed: FollowedLedger | None = None
         self.looked = False
         self.entry_bytes = 0
-        self.newest: Run | None = None
+        self.newest: EntryRun | None = None
         self._keys: LedgerKeys | None = None
         self._digest: EntryDigest | None = None
 
@@ -144,14 +144,14 @@ class RemoteLedger(LedgerDescriptor):
         self.length_durable = length
         self.confirm(last)
 
-    def written(self, run: Run) -> None:
+    def written(self, run: EntryRun) -> None:
         """Take note of a bookie's last entry, sound and confirmed or not: who follows the ledger reads it next."""
         if run.first > self.last_durable and not self.is_final:
             self.last_durable = run.first
             self.length_durable = length_at(whole(run))
             self.newest = run
 
-    def heard(self, lac: int, newest: Run | None = None) -> None:
+    def heard(self, lac: int, newest: EntryRun | None = None) -> None:
         """Take over the LAC, and the newest entry, that a bookie reported of this ledger, and wake its followers.
 
         Args:
@@ -176,18 +176,18 @@ class RemoteLedger(LedgerDescriptor):
 
     # ---- what bookies say ----------------------------------------------------------------------------------------
 
-    def batch_of(self, run: Run, body: memoryview) -> EntryBatch:
+    def batch_of(self, run: EntryRun, body: memoryview) -> EntryBatch:
         """Return a run as a batch over its bytes, unchecked."""
         return batch_of(run, body, self.ledger_id, self.digest.size)
 
-    def sound_part(self, run: Run, body: memoryview) -> Run:
+    def sound_part(self, run: EntryRun, body: memoryview) -> EntryRun:
         """Return the entries of a run before the first that is not what its writer made."""
         digest = self._digest
         if digest is None:
             good = self._named_right(run, body)
             if good == len(run.sizes):
                 return run
-            return Run(run.first, run.stride, run.sizes[:good], (body[: sum(run.sizes[:good])],))
+            return EntryRun(run.first, run.stride, run.sizes[:good], (body[: sum(run.sizes[:good])],))
         try:
             if len(run.sizes) == 1:
                 digest.check(body, 0, run.sizes[0], run.first)
@@ -202,10 +202,10 @@ class RemoteLedger(LedgerDescriptor):
                     break
                 start += size
                 good += 1
-            return Run(run.first, run.stride, run.sizes[:good], (body[:start],))
+            return EntryRun(run.first, run.stride, run.sizes[:good], (body[:start],))
         return run
 
-    def _named_right(self, run: Run, body: memoryview) -> int:
+    def _named_right(self, run: EntryRun, body: memoryview) -> int:
         """Return how many entries say that they are this ledger's of these ids; more is not seen without a key."""
         sizes = np.array(run.sizes, np.int64)
         if not len(sizes) or int(sizes.min()) < ENTRY_HEADER_BYTES or int(sizes.sum()) != len(body):
@@ -224,7 +224,7 @@ class RemoteLedger(LedgerDescriptor):
         return int.from_bytes(entry[16:24], "big", signed=True)
 
 
-def batch_of(run: Run, body: memoryview, ledger_id: int, digest_bytes: int) -> EntryBatch:
+def batch_of(run: EntryRun, body: memoryview, ledger_id: int, digest_bytes: int) -> EntryBatch:
     """Return a run as a batch over its bytes, unchecked."""
     sizes = np.array(run.sizes, np.int64)
     ids = run.first + np.arange(len(sizes), dtype=np.int64) * run.stride

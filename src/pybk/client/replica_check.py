@@ -9,8 +9,8 @@ from pybk.client.reader import REPLY_BYTES_MAX
 from pybk.client.remote_ledger import RemoteLedger, batch_of
 from pybk.ledger_check import Lengths
 from pybk.replication.entry_runs import whole
-from pybk.replication.messages import Effect, Got
-from pybk.replication.replica_check import AuditMachine
+from pybk.replication.messages import Effect, EntriesRead
+from pybk.replication.replica_check import ReplicaCheckMachine
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WINDOW_MIN: Final = 64
 
 
-class ReplicaCheck(Conversation[AuditMachine]):
+class ReplicaCheck(Conversation[ReplicaCheckMachine]):
     """Reads one bookie's part of a fragment, and keeps nothing of it but how much it is, and what its lengths say.
 
     Attributes:
@@ -33,13 +33,13 @@ class ReplicaCheck(Conversation[AuditMachine]):
     entries = 0
     bytes = 0
 
-    def __init__(self, engine: Engine, ledger: RemoteLedger, machine: AuditMachine) -> None:
+    def __init__(self, engine: Engine, ledger: RemoteLedger, machine: ReplicaCheckMachine) -> None:
         super().__init__(engine, ledger, machine)
         self.lengths: Final = Lengths(ledger.metadata)
 
     def take(self, effect: Effect) -> None:
         """Count what came; end with the machine."""
-        if type(effect) is Got:
+        if type(effect) is EntriesRead:
             self.entries += len(effect.run.sizes)
             self.bytes += sum(effect.run.sizes)
             self.lengths.add(batch_of(effect.run, whole(effect.run), self.ledger.ledger_id, 0), effect.run.stride)
@@ -74,7 +74,7 @@ def audit(
     ledger = RemoteLedger(stored.metadata, stored.version, backend.membership.metadata.describe(stored.metadata))
     if digest is not None:
         ledger.check_by(digest)
-    machine = AuditMachine(
+    machine = ReplicaCheckMachine(
         stored.metadata,
         place,
         first,

@@ -13,7 +13,7 @@ from pybk.client.writer import error_of
 from pybk.errors import LedgerDeletedError, PybkError
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.messages import Done, Effect, Failed
-from pybk.replication.rereplication import CopyMachine, fragment_end
+from pybk.replication.rereplication import RereplicationMachine, fragment_end
 
 if TYPE_CHECKING:
     from pybk.client.driver import Engine
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class FragmentCopy(Conversation[CopyMachine]):
+class FragmentCopy(Conversation[RereplicationMachine]):
     """Copies one fragment."""
 
     def take(self, effect: Effect) -> None:
@@ -108,7 +108,7 @@ class Rereplicator:
             )
             return False
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
-        machine = CopyMachine(metadata.ledger_id, first, lost, stay=stay)
+        machine = RereplicationMachine(metadata.ledger_id, first, lost, stay=stay)
         copying = FragmentCopy(self._engine, ledger, machine)
         try:
             self._engine.run(copying, machine.start)

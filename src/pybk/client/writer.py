@@ -95,9 +95,9 @@ class Writing(Conversation[WriterMachine]):
     def _batch(self, run: StagedRun) -> Batch:
         return Batch(run.first, run.last(), run.length_at_end, cut(run.first, run.sizes, run.parts, self._quorum))
 
-    def tell_lac(self) -> None:
+    def send_lac(self) -> None:
         """Tell bookies the LAC if no add will."""
-        self.engine.perform(self, self.machine.tell_lac())
+        self.engine.perform(self, self.machine.send_lac())
 
     # ---- what the machine says -----------------------------------------------------------------------------------
 

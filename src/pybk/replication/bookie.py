@@ -12,6 +12,7 @@ from pybk.errors import StorageError, StorageRefusedError
 from pybk.replication.messages import (
     NEGATIVE,
     Add,
+    EntryRun,
     Force,
     LacReply,
     Read,
@@ -19,7 +20,6 @@ from pybk.replication.messages import (
     ReadReply,
     Reply,
     Request,
-    Run,
     Status,
     WakeAt,
     WriteLac,
@@ -28,11 +28,11 @@ from pybk.replication.messages import (
 Sender = Any
 """Who sent a request and waits for the reply; the machine only hands it back."""
 
-Description = Any
+OpaqueHeader = Any
 """A ledger's immutable metadata, which the machine only hands on."""
 
 
-class ReplicaState(Protocol):
+class ReplicaStatus(Protocol):
     """What a bookie knows of a ledger that it holds, or may have held, something of."""
 
     @property
@@ -52,16 +52,16 @@ class ReplicaState(Protocol):
         """Highest last add confirmed that it was told, -1 for none."""
 
 
-class Replicas(Protocol):
+class BookieStorage(Protocol):
     """The ledgers that a bookie keeps. All calls take effect at once; what they make durable is said."""
 
-    def state(self, ledger_id: int) -> ReplicaState | None:
+    def state(self, ledger_id: int) -> ReplicaStatus | None:
         """Return what is known of a ledger; None is proof that nothing of it was ever acknowledged."""
 
-    def create(self, ledger_id: int, description: Description) -> None:
+    def create(self, ledger_id: int, description: OpaqueHeader) -> None:
         """Make a ledger known; durable with what is staged."""
 
-    def stage(self, ledger_id: int, run: Run, durable: bool, *, recovery: bool = False) -> Status:
+    def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         """Take entries, durable with the next commit.
 
         Returns:
@@ -79,7 +79,7 @@ class Replicas(Protocol):
             StorageError: Nothing that was staged may be acknowledged.
         """
 
-    def fence(self, ledger_id: int, description: Description) -> None:
+    def fence(self, ledger_id: int, description: OpaqueHeader) -> None:
         """Fence a ledger, also one that was never seen; durable on return.
 
         Raises:
@@ -96,7 +96,7 @@ class Replicas(Protocol):
         *,
         checked: bool = False,
         recovery: bool = False,
-    ) -> tuple[Status, Run | None]:
+    ) -> tuple[Status, EntryRun | None]:
         """Read entries ``first``, ``first + stride``, … without a gap, as ``ReadReply`` says it.
 
         What is staged and not durable is unknown. A ``recovery`` has fenced the ledger.
@@ -130,7 +130,7 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Find out whether a ledger exists, and tell it to ``ledger_known``: it may have been deleted (C11).
+    """Find out whether a ledger exists, and tell it to ``ledger_looked_up``: it may have been deleted (C11).
 
     Attributes:
         ledger_id: The ledger.
@@ -141,7 +141,7 @@ class LookUp:
 
 BookieEffect = Respond | LookUp | WakeAt
 
-Receive = Callable[[Sender, Request, Description, int], list[BookieEffect]]
+Receive = Callable[[Sender, Request, OpaqueHeader, int], list[BookieEffect]]
 
 
 PARKED_BYTES_MAX: Final = 64 << 20
@@ -244,7 +244,7 @@ class BookieMachine:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: BookieStorage,
         *,
         polls_max: int = 10_000,
         owner_polls_max: int = 10_000,
@@ -261,9 +261,9 @@ class BookieMachine:
         self._doubtful: set[int] = set()
         self._collected: set[int] = set()
         self._parked_bytes = 0
-        self._parked: dict[int, list[tuple[Sender, Add, Description]]] = {}
+        self._parked: dict[int, list[tuple[Sender, Add, OpaqueHeader]]] = {}
 
-    def receive(self, sender: Sender, request: Request, description: Description, now_ns: int) -> list[BookieEffect]:
+    def receive(self, sender: Sender, request: Request, description: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
         """Take a request.
 
         Args:
@@ -299,14 +299,14 @@ class BookieMachine:
         self._dirty.clear()
         return [Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)) for sender, ledger_id in acks]
 
-    def ledger_known(
+    def ledger_looked_up(
         self,
         ledger_id: int,
         exists: bool | None,
         now_ns: int,
         *,
         receive: Receive | None = None,
-        is_right: Callable[[Description], bool] | None = None,
+        is_right: Callable[[OpaqueHeader], bool] | None = None,
     ) -> list[BookieEffect]:
         """Take the adds that wait for the answer whether their ledger exists.
 
@@ -374,7 +374,7 @@ class BookieMachine:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def _add(self, sender: Sender, request: Add, description: Description) -> list[BookieEffect]:
+    def _add(self, sender: Sender, request: Add, description: OpaqueHeader) -> list[BookieEffect]:
         """Take entries, or refuse them (AB1, AB2)."""
         ledger_id = request.ledger_id
         state = self._replicas.state(ledger_id)
@@ -405,7 +405,7 @@ class BookieMachine:
             self._acks.append((sender, ledger_id))
         return effects
 
-    def _refused(self, request: Add, state: ReplicaState | None) -> Status | None:
+    def _refused(self, request: Add, state: ReplicaStatus | None) -> Status | None:
         """Say why an add cannot be taken, None if it can."""
         if request.recovery:
             return None
@@ -415,7 +415,7 @@ class BookieMachine:
             return Status.LIMBO
         return Status.READ_ONLY if self.read_only else None
 
-    def _fence(self, ledger_id: int, description: Description) -> tuple[bool, list[BookieEffect]]:
+    def _fence(self, ledger_id: int, description: OpaqueHeader) -> tuple[bool, list[BookieEffect]]:
         """Fence durably, also if read-only (K8) and also a ledger never seen (AB3), after what came before it.
 
         Returns:
@@ -433,7 +433,7 @@ class BookieMachine:
         self._doubtful.discard(ledger_id)
         return True, effects
 
-    def _read(self, sender: Sender, request: Read, description: Description) -> list[BookieEffect]:
+    def _read(self, sender: Sender, request: Read, description: OpaqueHeader) -> list[BookieEffect]:
         """Read, after fencing if that was asked (AB4)."""
         effects: list[BookieEffect] = []
         ledger_id = request.ledger_id
@@ -452,7 +452,7 @@ class BookieMachine:
             status = Status.UNKNOWN  # D6; what was only deferred, and is fenced, will never be confirmed
         return [*effects, Respond(sender, ReadReply(status, run, before.lac))]
 
-    def _read_entries(self, request: Read) -> tuple[Status, Run | None]:
+    def _read_entries(self, request: Read) -> tuple[Status, EntryRun | None]:
         """Read from the storage; what cannot be read is unknown, and not absent (I17)."""
         try:
             return self._replicas.read(
@@ -467,7 +467,7 @@ class BookieMachine:
         except StorageError:
             return Status.UNKNOWN, None
 
-    def _read_lac(self, sender: Sender, request: ReadLac, description: Description, now_ns: int) -> list[BookieEffect]:
+    def _read_lac(self, sender: Sender, request: ReadLac, description: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
         """Tell the last add confirmed, after fencing if that was asked, or once it has moved."""
         effects: list[BookieEffect] = []
         ledger_id = request.ledger_id
@@ -493,7 +493,7 @@ class BookieMachine:
         self._polls.add(_Poll(sender, owner, ledger_id, beyond, now_ns + min(request.wait_ns, POLL_NS_MAX)))
         return effects + self._polls.wake_at()
 
-    def _lac_reply(self, ledger_id: int, state: ReplicaState | None) -> LacReply:
+    def _lac_reply(self, ledger_id: int, state: ReplicaStatus | None) -> LacReply:
         """Make the answer to ``ReadLac``, with what proves it."""
         if state is None:
             return LacReply(Status.NO_SUCH_LEDGER)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import count
 
 from pybk.ledger import Bookie
-from pybk.replication.messages import Answered, Effect, Event, Request, Send, Status, Told, Unanswered
+from pybk.replication.messages import Answered, BroadcastEnded, Effect, Event, Request, Send, Status, Unanswered
 
 
-class TellMachine:
+class BroadcastMachine:
     """Sends each bookie its request once, and ends with ``Told`` when all have answered or will not.
 
     Args:
@@ -30,7 +30,7 @@ class TellMachine:
             now_ns: The time.
         """
         if not self._asked:
-            return [Told(())]
+            return [BroadcastEnded(())]
         return [Send(token, bookie, request) for token, (bookie, request) in self._asked.items()]
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
@@ -46,4 +46,4 @@ class TellMachine:
         status = event.reply.status if isinstance(event, Answered) else None
         if status is not Status.OK:
             self._refused.append((bookie, status))
-        return [] if self._asked else [Told(tuple(self._refused))]
+        return [] if self._asked else [BroadcastEnded(tuple(self._refused))]

@@ -8,14 +8,14 @@ from itertools import chain
 from struct import Struct
 from typing import Final
 
-from pybk.replication.messages import Parts, Run
+from pybk.replication.messages import EntryRun, Parts
 from pybk.replication.quorum import Quorum
 
 _LENGTH_OFFSET: Final = 24
 _unpack_length = Struct(">q").unpack_from
 
 
-def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tuple[Run, ...]:
+def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tuple[EntryRun, ...]:
     """Cut consecutive entries into one run per residue, or one run if every bookie takes every entry.
 
     Args:
@@ -33,16 +33,16 @@ def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tupl
     stride = quorum.ensemble_size
     if stride == quorum.write_quorum or len(sizes) == 1:
         body = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-        return (Run(first, 1 if stride == quorum.write_quorum else stride, array("q", sizes), (body,)),)
+        return (EntryRun(first, 1 if stride == quorum.write_quorum else stride, array("q", sizes), (body,)),)
     per_entry = len(pieces) // len(sizes)
     entries = [pieces[at : at + per_entry] for at in range(0, len(pieces), per_entry)]
     return tuple(
-        Run(first + i, stride, array("q", sizes[i::stride]), (b"".join(chain.from_iterable(entries[i::stride])),))
+        EntryRun(first + i, stride, array("q", sizes[i::stride]), (b"".join(chain.from_iterable(entries[i::stride])),))
         for i in range(min(stride, len(sizes)))
     )
 
 
-def entries_of(run: Run) -> list[memoryview]:
+def entries_of(run: EntryRun) -> list[memoryview]:
     """Return the encoded entries of a run, as views of its body.
 
     Args:
@@ -59,7 +59,7 @@ def entries_of(run: Run) -> list[memoryview]:
     return entries
 
 
-def since(run: Run, entry_id: int) -> Run | None:
+def since(run: EntryRun, entry_id: int) -> EntryRun | None:
     """Return the part of a run from an entry on, None if there is nothing left.
 
     Args:
@@ -72,7 +72,9 @@ def since(run: Run, entry_id: int) -> Run | None:
     if skipped >= len(run.sizes):
         return None
     body = whole(run)
-    return Run(run.first + skipped * run.stride, run.stride, run.sizes[skipped:], (body[sum(run.sizes[:skipped]) :],))
+    return EntryRun(
+        run.first + skipped * run.stride, run.stride, run.sizes[skipped:], (body[sum(run.sizes[:skipped]) :],)
+    )
 
 
 def length_at(entry: bytes | memoryview) -> int:
@@ -81,6 +83,6 @@ def length_at(entry: bytes | memoryview) -> int:
     return length
 
 
-def whole(run: Run) -> memoryview:
+def whole(run: EntryRun) -> memoryview:
     """Return the entries of a run in one piece, copied only if they are in several."""
     return memoryview(run.body[0] if len(run.body) == 1 else b"".join(run.body))

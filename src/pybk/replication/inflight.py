@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pybk.ledger import Bookie
-from pybk.replication.messages import Add, Effect, Reply, Run, Send, Status, UnderReplicated
+from pybk.replication.messages import Add, Effect, EntryRun, Reply, Send, Status, UnderReplicated
 from pybk.replication.quorum import Quorum, places
 
 
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     first: int
     last: int
     length: int
-    runs: tuple[Run, ...]
+    runs: tuple[EntryRun, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class Pending:
     first: int
     last: int
     length: int
-    runs: tuple[Run, ...]
+    runs: tuple[EntryRun, ...]
     masks: tuple[int, ...]
     takers: int
     acked: int = 0
@@ -59,7 +59,7 @@ class Sent(NamedTuple):
     again: bool
 
 
-class Adds:
+class Inflight:
     """Batches in flight to one ensemble, in the order of their entries.
 
     Args:

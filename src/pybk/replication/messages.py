@@ -19,7 +19,7 @@ from pybk.ledger import Bookie, LedgerMetadata
 Parts = Sequence[bytes | memoryview]
 
 
-class Run(NamedTuple):
+class EntryRun(NamedTuple):
     """Encoded entries ``first``, ``first + stride``, … of one ledger, all with their original bytes.
 
     Attributes:
@@ -80,7 +80,7 @@ class Add:
     """
 
     ledger_id: int
-    runs: tuple[Run, ...]
+    runs: tuple[EntryRun, ...]
     lac: int
     recovery: bool = False
     deferred: bool = False
@@ -213,7 +213,7 @@ class ReadReply:
     """
 
     status: Status
-    run: Run | None = None
+    run: EntryRun | None = None
     lac: int = -1
     damaged: bool = False
 
@@ -242,7 +242,7 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
-class MetadataIs:
+class MetadataRead:
     """What the metadata store holds of the ledger.
 
     Attributes:
@@ -300,7 +300,14 @@ class Woken:
 
 
 Event = (
-    Answered | Unanswered | MetadataIs | MetadataWritten | MetadataRefused | MetadataUnreachable | BookiesChosen | Woken
+    Answered
+    | Unanswered
+    | MetadataRead
+    | MetadataWritten
+    | MetadataRefused
+    | MetadataUnreachable
+    | BookiesChosen
+    | Woken
 )
 
 
@@ -385,18 +392,18 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class EntriesRead:
     """Entries that were asked for were read.
 
     Attributes:
         run: The entries, none of which was told before; entries of different residues come in any order.
     """
 
-    run: Run
+    run: EntryRun
 
 
 @dataclass(frozen=True, slots=True)
-class LacIs:
+class LacRead:
     """The last add confirmed was read: the highest that was proven, -1 for none."""
 
     last_add_confirmed: int
@@ -419,7 +426,7 @@ class ReadEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class BroadcastEnded:
     """Every bookie that was to be told something has answered, or will not.
 
     Attributes:
@@ -489,11 +496,11 @@ Effect = (
     | WakeAt
     | Confirmed
     | Acknowledged
-    | Got
-    | LacIs
+    | EntriesRead
+    | LacRead
     | ReadEnded
     | UnderReplicated
-    | Told
+    | BroadcastEnded
     | Failed
     | Done
 )

@@ -14,12 +14,13 @@ from pybk.replication.messages import (
     NEGATIVE,
     Answered,
     Effect,
+    EntriesRead,
+    EntryRun,
     Event,
     Failed,
-    Got,
-    LacIs,
+    LacRead,
     LacReply,
-    MetadataIs,
+    MetadataRead,
     MetadataUnreachable,
     Read,
     ReadEnded,
@@ -27,7 +28,6 @@ from pybk.replication.messages import (
     ReadMetadata,
     ReadReply,
     Reason,
-    Run,
     Send,
     Status,
     Unanswered,
@@ -146,7 +146,7 @@ class ReadMachine:
                 effects = self._heard(*asked, event.reply if isinstance(event, Answered) else None, now_ns)
         elif isinstance(event, Woken):
             effects = self._speculate(now_ns)
-        elif isinstance(event, MetadataIs):
+        elif isinstance(event, MetadataRead):
             effects = self._refresh(event.metadata, now_ns)
         elif isinstance(event, MetadataUnreachable):
             effects = self._refresh(self.metadata, now_ns, current=False)
@@ -205,7 +205,7 @@ class ReadMachine:
                 after = run.last + run.stride
                 rest = since(run, strand.next)
                 if rest is not None:
-                    effects.append(Got(rest))
+                    effects.append(EntriesRead(rest))
                     strand.next, strand.denied, strand.failed = after, 0, 0
                     strand.read_bytes += _bytes_of(rest)
                     if status is Status.OK:
@@ -321,7 +321,7 @@ class LacMachine:
     """Reads the last add confirmed of a ledger that may be open.
 
     Without ``beyond`` it asks the whole last ensemble, and is sure not to miss an entry confirmed before it began. With
-    ``beyond`` it waits at enough bookies that one of them takes part in every acknowledgement. Ends with ``LacIs``, or
+    ``beyond`` it waits at enough bookies that one of them takes part in every acknowledgement. Ends with ``LacRead`` or
     ``Failed``.
 
     Args:
@@ -439,10 +439,10 @@ class LacMachine:
     def _end(self, lac: int) -> list[Effect]:
         """End with a result."""
         self._ended = True
-        return [LacIs(lac)]
+        return [LacRead(lac)]
 
 
-def _bytes_of(run: Run) -> int:
+def _bytes_of(run: EntryRun) -> int:
     return sum(map(len, run.body))
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import cut, entries_of, length_at
-from pybk.replication.inflight import Adds, Batch
+from pybk.replication.inflight import Batch, Inflight
 from pybk.replication.messages import (
     NEGATIVE,
     Answered,
@@ -21,7 +21,7 @@ from pybk.replication.messages import (
     Event,
     Failed,
     LacReply,
-    MetadataIs,
+    MetadataRead,
     MetadataRefused,
     MetadataUnreachable,
     MetadataWritten,
@@ -138,7 +138,7 @@ class RecoveryMachine:
             return self._told(event, now_ns)  # type: ignore[arg-type]
         if isinstance(event, MetadataWritten):
             return self._metadata_written(event.version, now_ns)
-        if isinstance(event, MetadataRefused | MetadataIs):
+        if isinstance(event, MetadataRefused | MetadataRead):
             return self._metadata_refused(event.metadata, event.version, now_ns)
         if isinstance(event, BookiesChosen):
             return self._bookies_chosen(event, now_ns)
@@ -275,7 +275,7 @@ class RecoveryMachine:
         self._phase = _Phase.READING
         self._stuck_since_ns = None
         self._fragments = self._metadata.fragments
-        self._adds = Adds(
+        self._adds = Inflight(
             self._metadata.ledger_id,
             self._quorum,
             self._ensemble,

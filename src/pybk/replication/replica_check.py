@@ -11,12 +11,12 @@ from pybk.ledger import LedgerMetadata
 from pybk.replication.messages import (
     Answered,
     Effect,
+    EntriesRead,
+    EntryRun,
     Event,
-    Got,
     Read,
     ReadEnded,
     ReadReply,
-    Run,
     Send,
     Status,
     Unanswered,
@@ -50,7 +50,7 @@ class Span(NamedTuple):
         return f"{self.first}-{self.last}" + (f" by {self.step}" if self.step > 1 else "")
 
 
-class AuditMachine:
+class ReplicaCheckMachine:
     """Reads what one bookie of a fragment should have, and notes what it has not. Ends with ``ReadEnded``.
 
     Args:
@@ -149,7 +149,7 @@ class AuditMachine:
         effects: list[Effect] = []
         after = _after(reply.run, span)
         if after != span.first and reply.run is not None:
-            effects.append(Got(reply.run))
+            effects.append(EntriesRead(reply.run))
         if after <= span.last:
             effects += self._rest(Span(after, span.last, span.step), reply, moved=after != span.first)
         return effects + self._go_on()
@@ -227,7 +227,7 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(sorted(found))
 
 
-def _after(run: Run | None, span: Span) -> int:
+def _after(run: EntryRun | None, span: Span) -> int:
     """Return the first entry of a span that did not come."""
     if run is None or not len(run.sizes) or run.first != span.first or (run.stride != span.step and len(run.sizes) > 1):
         return span.first

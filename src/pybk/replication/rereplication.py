@@ -14,10 +14,11 @@ from pybk.replication.messages import (
     ChooseBookies,
     Done,
     Effect,
+    EntriesRead,
+    EntryRun,
     Event,
     Failed,
-    Got,
-    MetadataIs,
+    MetadataRead,
     MetadataRefused,
     MetadataUnreachable,
     MetadataWritten,
@@ -25,7 +26,6 @@ from pybk.replication.messages import (
     ReadMetadata,
     Reason,
     Reply,
-    Run,
     Send,
     Status,
     Unanswered,
@@ -44,7 +44,7 @@ READ_BYTES_MAX: Final = 1 << 20
 _SPECULATIVE_NS: Final = 1_000_000_000
 
 
-class CopyMachine:
+class RereplicationMachine:
     """Copies what some bookies of a fragment hold, or should hold, to others, and swaps these in.
 
     The fragment must have an end: it is not the last one, or the ledger is closed. A bookie that is alive and only
@@ -102,7 +102,7 @@ class CopyMachine:
             return []
         if isinstance(event, Answered | Unanswered):
             return self._told(event, now_ns)
-        if isinstance(event, MetadataIs | MetadataRefused):
+        if isinstance(event, MetadataRead | MetadataRefused):
             return self._metadata_is(event.metadata, event.version, now_ns)
         if isinstance(event, MetadataWritten):
             assert self._wanted is not None
@@ -122,7 +122,7 @@ class CopyMachine:
             return self._fail(Reason.DELETED, "it was deleted")
         if self._reader is not None and not self._writing:
             self._metadata, self._version = found, version
-            return self._read(MetadataIs(found, version), now_ns)
+            return self._read(MetadataRead(found, version), now_ns)
         if self._writing and found == self._wanted:
             return self._end(Done(found, version))
         index = next((i for i, each in enumerate(found.fragments) if each.first_entry_id == self._first), None)
@@ -213,7 +213,7 @@ class CopyMachine:
                 token = next(self._tokens)
                 self._read_tokens[token] = effect.token
                 effects.append(Send(token, effect.bookie, effect.request))
-            elif isinstance(effect, Got):
+            elif isinstance(effect, EntriesRead):
                 effects += self._write(effect.run)
             elif isinstance(effect, ReadEnded):
                 if effect.missing is not None:
@@ -228,7 +228,7 @@ class CopyMachine:
                 return effects + self._fail(effect.reason, effect.detail)
         return effects + self._go_on(now_ns)
 
-    def _write(self, run: Run) -> list[Effect]:
+    def _write(self, run: EntryRun) -> list[Effect]:
         """Add entries to those targets that take them, as a recovery does, as the ledger may be fenced there (C7)."""
         effects: list[Effect] = []
         mask = self._quorum.mask(run.first) if run.stride > 1 else self._quorum.everyone

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final
 
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
-from pybk.replication.inflight import Adds, Batch, Pending
+from pybk.replication.inflight import Batch, Inflight, Pending
 from pybk.replication.messages import (
     Acknowledged,
     Answered,
@@ -21,7 +21,7 @@ from pybk.replication.messages import (
     Event,
     Failed,
     Force,
-    MetadataIs,
+    MetadataRead,
     MetadataRefused,
     MetadataUnreachable,
     MetadataWritten,
@@ -100,7 +100,7 @@ class WriterMachine:
         self._seal = seal
         self._tokens = count(1)
         quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        self._adds = Adds(
+        self._adds = Inflight(
             metadata.ledger_id,
             quorum,
             metadata.fragments[-1].ensemble,
@@ -126,7 +126,7 @@ class WriterMachine:
             BookiesChosen: self._bookies_chosen,
             MetadataWritten: self._metadata_written,
             MetadataRefused: self._metadata_refused,
-            MetadataIs: self._metadata_is,
+            MetadataRead: self._metadata_is,
             MetadataUnreachable: self._metadata_unreachable,
             Woken: self._woken,
         }
@@ -192,7 +192,7 @@ class WriterMachine:
         self._force_target = self.last_submitted
         return self._go_on([])
 
-    def tell_lac(self) -> list[Effect]:
+    def send_lac(self) -> list[Effect]:
         """Tell the bookies the last add confirmed if nothing is outstanding that would, and they do not know it."""
         adds = self._adds
         if self._phase is not _Phase.STEADY or adds.pending or adds.lac == self._lac_told:
@@ -321,7 +321,7 @@ class WriterMachine:
             return []
         return self._settle(event.metadata, event.version, now_ns)
 
-    def _metadata_is(self, event: MetadataIs, now_ns: int) -> list[Effect]:
+    def _metadata_is(self, event: MetadataRead, now_ns: int) -> list[Effect]:
         """What an ambiguous outcome came to."""
         if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
             return []
@@ -379,7 +379,7 @@ class WriterMachine:
         if adds.failed:
             return effects + self._choose()
         if self._watched:
-            effects += self.tell_lac()
+            effects += self.send_lac()
         return effects
 
     def _go_on_deferred(self) -> list[Effect]:
@@ -436,7 +436,7 @@ def chosen(bookies: dict[int, Bookie], wanted: tuple[int, ...], ensemble: list[B
     return result
 
 
-def not_enough(adds: Adds, replacements: dict[int, Bookie]) -> str:
+def not_enough(adds: Inflight, replacements: dict[int, Bookie]) -> str:
     """Say what is lacking if some write set has no ack quorum among those that live; nothing if none lacks any."""
     live = adds.quorum.everyone & ~adds.dead
     for place in replacements:

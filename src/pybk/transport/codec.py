@@ -11,7 +11,7 @@ from typing import Any, Final
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
-from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Run, Status
+from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac, Reply, Status
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport.cluster_keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
@@ -96,7 +96,7 @@ class Answer:
     """
 
     status: Status
-    run: Run | None = None
+    run: EntryRun | None = None
     packet: bytes = b""
 
 

@@ -18,7 +18,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import PybkError, UsageError
-from pybk.replication.messages import Run
+from pybk.replication.messages import EntryRun
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport.cluster_keys import MAC_BYTES, Mac
 
@@ -129,7 +129,7 @@ class Outgoing:
         flags: int = 0,
         ledger_id: int = 0,
         numbers: tuple[int, int, int, int] = (0, 0, 0, 0),
-        runs: Sequence[Run] = (),
+        runs: Sequence[EntryRun] = (),
         blob: bytes = b"",
     ) -> None:
         frames: list[zmq.Frame] = []
@@ -168,7 +168,7 @@ class Outgoing:
         return head + mac(head) + self._inline
 
 
-def _pack_runs(runs: Sequence[Run]) -> tuple[bytes, list[bytes | memoryview]]:
+def _pack_runs(runs: Sequence[EntryRun]) -> tuple[bytes, list[bytes | memoryview]]:
     """Return the table of runs, and the bytes of each."""
     if len(runs) > RUNS_MAX:
         raise UsageError(f"a message of {len(runs)} runs; it takes at most {RUNS_MAX}: send several")
@@ -260,7 +260,7 @@ def blob(header: Header, head: bytes, size_max: int) -> bytes:
     return head[header.head_bytes + MAC_BYTES :]
 
 
-def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Run, ...]:
+def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[EntryRun, ...]:
     """Return the runs of a message; they refer to its frames.
 
     Args:
@@ -290,7 +290,7 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Run
             body_place += body_bytes
         if len(body) != body_bytes:
             raise FrameError(f"{len(body)} bytes instead of a run of {body_bytes}")
-        found.append(_new_tuple(Run, (first, stride, sizes, (body,))))
+        found.append(_new_tuple(EntryRun, (first, stride, sizes, (body,))))
     if body_place != len(head):
         raise FrameError(f"{len(head) - body_place} bytes after the last run")
     return tuple(found)

@@ -36,7 +36,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.bookie.server import BookieService
+    from pybk.bookie.server import BookieServer
 
 PASSWORD = b"the password of most ledgers here"
 
@@ -79,7 +79,7 @@ def until_confirmed(cluster: Inside, ledger_id: int, last: int, password: bytes 
     wait_until(told)
 
 
-def service_of(cluster: Inside, name: str) -> BookieService:
+def service_of(cluster: Inside, name: str) -> BookieServer:
     """Return a bookie of this process."""
     backend = cluster.bookies[int(name.rsplit("-", 1)[1])]._backend
     assert isinstance(backend, ClusterBackend)

@@ -157,7 +157,7 @@ def mend(fs: SimFileSystem) -> None:
     assert set(replicas.in_limbo()) == set(LEDGERS)
     bring(replicas, COUNT)
     for ledger_id in LEDGERS:
-        replicas.lift_limbo(ledger_id, closed=True)
+        replicas.end_limbo(ledger_id, closed=True)
         assert state_of(replicas, ledger_id).fenced
     assert missing(replicas) == 0
     replicas.close()
@@ -275,7 +275,7 @@ def test_a_stop_leaves_limbo_with_the_fence_or_not_at_all() -> None:
         replicas = start(fs)
         fs.crash_at(number % 2, only="write_durable")  # the fence, and the end of the mark
         with pytest.raises(SimCrash):
-            replicas.lift_limbo(FENCED, closed=True)
+            replicas.end_limbo(FENCED, closed=True)
         drop(replicas)
         replicas = start(fs.crash())
         state = replicas.state(FENCED)
@@ -382,7 +382,7 @@ def test_what_is_here_is_in_doubt_though_the_metadata_name_others() -> None:
 def test_an_open_ledger_that_went_on_elsewhere_leaves_limbo_without_a_fence() -> None:
     fs = harmed(middle_file_lost)
     replicas = salvage(fs)
-    replicas.lift_limbo(1, closed=False)
+    replicas.end_limbo(1, closed=False)
     replicas.close()
     replicas = open_bookie(fs)
     assert not state_of(replicas, 1).fenced

@@ -20,7 +20,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import Final
 from urllib.parse import urlsplit
 
-from pybk.bookie.server import BookieService
+from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
 from pybk.connect import open_cluster
 from pybk.errors import PybkError, UsageError
@@ -52,7 +52,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         _log_to(f"{place}.log")
         metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
         stack.callback(metadata.close)
-        bookie = BookieService.open(
+        bookie = BookieServer.open(
             place,
             [f"tcp://{_own_host(settings.metadata)}:*"],
             metadata=metadata,
@@ -76,7 +76,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         _serve(bookie, end, settings.linger_s)
 
 
-def _serve(bookie: BookieService, end: _End, linger_s: float) -> None:
+def _serve(bookie: BookieServer, end: _End, linger_s: float) -> None:
     """Serve until told to end, or the executor's end; then, for a while, for those who copy what is here."""
     retired_until: float | None = None
     while not end.told(_LOOK_MS):
@@ -90,7 +90,7 @@ def _serve(bookie: BookieService, end: _End, linger_s: float) -> None:
             return
 
 
-def _retire(bookie: BookieService) -> None:
+def _retire(bookie: BookieServer) -> None:
     try:
         bookie.retire()
     except PybkError as error:
