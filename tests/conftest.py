@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pybk import digest
+from pybk import keys
 from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
 
@@ -23,11 +23,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile("pybk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pybk")
 
-digest.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it
+keys.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' fixtures, too: no test depends on it
 
 _LIMITS = [
     (module, name, getattr(module, name))
-    for module, name in ((preallocation, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (digest, "SCRYPT_COST"))
+    for module, name in ((preallocation, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (keys, "SCRYPT_COST"))
 ]
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import inspect
 import json
 import random
 import threading
@@ -10,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from pybk import digest as digest_module
-from pybk.digest import KEY_BYTES, DigestType, EntryDigest, KeyRing, entry_digest
+from pybk.digest import DigestType, EntryDigest, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, decode_entry
-from pybk.errors import DigestMismatchError, OutOfMemoryError, UsageError
+from pybk.errors import DigestMismatchError, UsageError
+from pybk.keys import KEY_BYTES
 from tests.paths import GOLDEN
 
 GOLDEN_ENTRIES = json.loads((GOLDEN / "entries.json").read_text(encoding="utf-8"))["entries"]
@@ -40,13 +36,13 @@ def some_payloads(count: int) -> list[bytes]:
 
 
 def batch_of(digest: EntryDigest, payloads: list[bytes], *, first: int = 50) -> tuple[EntryBatch, bytearray]:
-    """Seal entries and lay them out with other bytes between them; the bytearray is the batch's buffer."""
+    """Encode entries and lay them out with other bytes between them; the bytearray is the batch's buffer."""
     buffer = bytearray(b"xyz")
     offsets, sizes = [], []
-    for sealed, payload in zip(digest.seal_many(first, first - 1, 0, payloads), payloads, strict=True):
+    for prefix, payload in zip(digest.prefixes(first, first - 1, 0, payloads), payloads, strict=True):
         offsets.append(len(buffer))
-        sizes.append(len(sealed) + len(payload))
-        buffer += sealed + payload + b"between"
+        sizes.append(len(prefix) + len(payload))
+        buffer += prefix + payload + b"between"
     ids = np.arange(first, first + len(payloads))
     offset_array, size_array = np.array(offsets, np.int64), np.array(sizes, np.int64)
     return EntryBatch(digest.ledger_id, ids, memoryview(buffer), offset_array, size_array, digest.size), buffer
@@ -59,9 +55,9 @@ def batch_of(digest: EntryDigest, payloads: list[bytes], *, first: int = 50) -> 
 def test_crc32c_is_bookkeepers(golden: dict[str, Any]) -> None:
     payload = bytes.fromhex(golden["piece"]) * golden["times"]
     digest = made(DigestType.CRC32C, ledger_id=golden["ledger_id"])
-    sealed = digest.seal(golden["entry_id"], golden["last_add_confirmed"], golden["length"], payload)
-    assert sealed[ENTRY_HEADER_BYTES:].hex() == golden["digest"]
-    entry = sealed + payload
+    prefix = digest.prefix(golden["entry_id"], golden["last_add_confirmed"], golden["length"], payload)
+    assert prefix[ENTRY_HEADER_BYTES:].hex() == golden["digest"]
+    entry = prefix + payload
     assert (len(entry), hashlib.sha256(entry).hexdigest()) == (golden["size"], golden["sha256"])
     digest.check(memoryview(entry), 0, len(entry), golden["entry_id"])
     decoded = decode_entry(memoryview(entry), 0, len(entry), digest.size)
@@ -71,16 +67,16 @@ def test_crc32c_is_bookkeepers(golden: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"hello bookkeeper", bytes(5000)])
 def test_hmac_is_rfc_2104_over_header_and_payload(payload: bytes) -> None:
-    sealed = made(DigestType.HMAC_SHA256).seal(3, 2, 9, payload)
+    prefix = made(DigestType.HMAC_SHA256).prefix(3, 2, 9, payload)
     header = b"".join(n.to_bytes(8, "big") for n in (LEDGER, 3, 2, 9))
-    assert sealed == header + hmac.digest(KEY, header + payload, "sha256")
+    assert prefix == header + hmac.digest(KEY, header + payload, "sha256")
 
 
 @pytest.mark.parametrize("payload", [b"", b"hello bookkeeper", bytes(5000)])
 def test_xxh3_is_seeded_with_that_of_the_header(payload: bytes) -> None:
-    sealed = made(DigestType.XXH3).seal(3, 2, 9, payload)
-    header = sealed[:ENTRY_HEADER_BYTES]
-    assert sealed[ENTRY_HEADER_BYTES:] == xxh3_64_digest(payload, seed=xxh3_64_intdigest(header))
+    prefix = made(DigestType.XXH3).prefix(3, 2, 9, payload)
+    header = prefix[:ENTRY_HEADER_BYTES]
+    assert prefix[ENTRY_HEADER_BYTES:] == xxh3_64_digest(payload, seed=xxh3_64_intdigest(header))
 
 
 @pytest.mark.parametrize(
@@ -93,14 +89,14 @@ def test_xxh3_is_seeded_with_that_of_the_header(payload: bytes) -> None:
     ],
 )
 def test_digests_never_change(kind: DigestType, digest: str) -> None:
-    assert made(kind, ledger_id=1).seal(0, -1, 16, b"hello bookkeeper")[ENTRY_HEADER_BYTES:].hex() == digest
+    assert made(kind, ledger_id=1).prefix(0, -1, 16, b"hello bookkeeper")[ENTRY_HEADER_BYTES:].hex() == digest
 
 
 def test_types() -> None:
     assert {kind.name: int(kind) for kind in DigestType} == {"CRC32C": 3, "NONE": 4, "HMAC_SHA256": 100, "XXH3": 101}
     for kind in DigestType:
         assert made(kind).digest_type is kind
-        assert made(kind).size == len(made(kind).seal(0, -1, 0, b"")) - ENTRY_HEADER_BYTES
+        assert made(kind).size == len(made(kind).prefix(0, -1, 0, b"")) - ENTRY_HEADER_BYTES
         assert made(kind).ledger_id == LEDGER
 
 
@@ -109,16 +105,16 @@ def test_types() -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("count", [0, 1, 31, 32, MANY])
-def test_seal_many_is_seal(kind: DigestType, count: int) -> None:
+def test_prefixes_are_each_prefix(kind: DigestType, count: int) -> None:
     digest = made(kind)
     payloads = some_payloads(count)
     length, expected = 2**40, []
     for number, payload in enumerate(payloads):
         length += len(payload)
-        expected.append(digest.seal(10**12 + number, 10**12 - 1, length, payload))
-    sealed = digest.seal_many(10**12, 10**12 - 1, 2**40, payloads)
-    assert sealed == expected
-    assert all(type(one) is bytes for one in sealed)
+        expected.append(digest.prefix(10**12 + number, 10**12 - 1, length, payload))
+    prefixes = digest.prefixes(10**12, 10**12 - 1, 2**40, payloads)
+    assert prefixes == expected
+    assert all(type(one) is bytes for one in prefixes)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -138,7 +134,7 @@ def test_check_many_takes_what_is_right(kind: DigestType, count: int) -> None:
     payloads=st.lists(st.binary(max_size=80), min_size=1, max_size=70),
     first=st.integers(0, 2**62),
 )
-def test_what_is_sealed_is_read(kind: DigestType, payloads: list[bytes], first: int) -> None:
+def test_prefixed_entries_are_read_back(kind: DigestType, payloads: list[bytes], first: int) -> None:
     digest = made(kind)
     batch, _ = batch_of(digest, payloads, first=first)
     digest.check_many(batch)
@@ -154,7 +150,7 @@ def test_what_is_sealed_is_read(kind: DigestType, payloads: list[bytes], first: 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind is not DigestType.NONE])
 def test_every_flipped_bit_is_found(kind: DigestType) -> None:
     digest = made(kind)
-    entry = bytearray(digest.seal(3, 2, 20, b"payload!") + b"payload!")
+    entry = bytearray(digest.prefix(3, 2, 20, b"payload!") + b"payload!")
     for bit in range(8 * len(entry)):
         entry[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DigestMismatchError, match="ledger 7 entry 3 "):
@@ -173,12 +169,12 @@ def test_every_flipped_byte_of_a_batch_is_found_and_the_first_wrong_entry_named(
     for number in (0, count // 2, last):
         for at in range(size):
             flipped = {int(batch.offsets[number]) + at, int(batch.offsets[last]) + at}
-            for place in flipped:
-                buffer[place] ^= 0x10
+            for offset in flipped:
+                buffer[offset] ^= 0x10
             with pytest.raises(DigestMismatchError, match=f"ledger 7 entry {50 + number} "):
                 digest.check_many(batch)
-            for place in flipped:
-                buffer[place] ^= 0x10
+            for offset in flipped:
+                buffer[offset] ^= 0x10
     digest.check_many(batch)
 
 
@@ -209,7 +205,7 @@ def test_foreign_and_exchanged_entries_are_refused(kind: DigestType, count: int)
     ("offset", "size"),
     [(-1, 60), (0, 31), (0, 0), (0, -1), (10**6, 60), (2**62, 2**62), (3, 10**6), (-(2**62), 60), (0, 2**62)],
 )
-def test_places_outside_the_buffer_are_refused(kind: DigestType, count: int, offset: int, size: int) -> None:
+def test_ranges_outside_the_buffer_are_refused(kind: DigestType, count: int, offset: int, size: int) -> None:
     digest = made(kind)
     batch, _ = batch_of(digest, [b"0123456789"] * count)
     offsets, sizes = batch.offsets.copy(), batch.sizes.copy()
@@ -222,7 +218,7 @@ def test_places_outside_the_buffer_are_refused(kind: DigestType, count: int, off
 @pytest.mark.parametrize("kind", TYPES)
 def test_an_entry_shorter_than_header_and_digest_is_refused(kind: DigestType) -> None:
     digest = made(kind)
-    entry = memoryview(digest.seal(3, 2, 0, b""))
+    entry = memoryview(digest.prefix(3, 2, 0, b""))
     digest.check(entry, 0, len(entry), 3)
     for end in range(len(entry)):
         with pytest.raises(DigestMismatchError, match="are no entry"):
@@ -278,11 +274,11 @@ def test_unknown_types_are_refused() -> None:
 def test_one_digest_serves_many_threads() -> None:
     digest = made(DigestType.HMAC_SHA256)
     payloads = some_payloads(200)
-    expected = digest.seal_many(0, -1, 0, payloads)
+    expected = digest.prefixes(0, -1, 0, payloads)
     results: list[bool] = []
 
     def work() -> None:
-        results.append(all(digest.seal_many(0, -1, 0, payloads) == expected for _ in range(20)))
+        results.append(all(digest.prefixes(0, -1, 0, payloads) == expected for _ in range(20)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -290,133 +286,3 @@ def test_one_digest_serves_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 4
-
-
-# ---- keys ------------------------------------------------------------------------------------------------------------
-
-STORE, SALT = b"store id 16 byte", b"scrypt salt 16 b"
-
-
-def ring(**changes: Any) -> KeyRing:
-    return KeyRing(**{"store_id": STORE, "salt": SALT, "cost": 2, **changes})
-
-
-def rfc_5869(root: bytes, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256 of 32 bytes, as another implementation has it."""
-    return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(root)
-
-
-def test_keys_are_scrypt_and_hkdf() -> None:
-    root = hashlib.scrypt(b"s3cret", salt=SALT, n=16, r=8, p=1, dklen=32)
-    assert ring(cost=16).root(b"s3cret") == root
-    keys = ring(cost=16).ledger_keys(b"s3cret", 5, b"ledger salt", 2)
-    scope = b"\0\0\0\x08" + (5).to_bytes(8, "big") + b"\0\0\0\x08" + (2).to_bytes(8, "big") + b"\0\0\0\x10" + STORE
-    assert keys.entry_key == rfc_5869(root, b"ledger salt", b"\0\0\0\x06pybk/1" + b"\0\0\0\x09entry-mac" + scope)
-    assert keys.verifier == rfc_5869(root, b"ledger salt", b"\0\0\0\x06pybk/1" + b"\0\0\0\x08verifier" + scope)
-
-
-def test_whatever_differs_gives_other_keys() -> None:
-    made_keys = [
-        ring().ledger_keys(b"", 1, b"salt", 0),
-        ring().ledger_keys(b"p", 1, b"salt", 0),
-        ring().ledger_keys(b"p", 2, b"salt", 0),
-        ring().ledger_keys(b"p", 1, b"tlas", 0),
-        ring().ledger_keys(b"p", 1, b"salt", 1),
-        ring(store_id=b"another store id").ledger_keys(b"p", 1, b"salt", 0),
-        ring(salt=b"another salt 16b").ledger_keys(b"p", 1, b"salt", 0),
-        ring(cost=4).ledger_keys(b"p", 1, b"salt", 0),
-    ]
-    secrets = {key for keys in made_keys for key in (keys.entry_key, keys.verifier)}
-    assert len(secrets) == 2 * len(made_keys)
-
-
-def test_the_same_gives_the_same_keys() -> None:
-    one, other = (ring().ledger_keys(b"p", 1, b"salt", 0) for _ in range(2))
-    assert (one.entry_key, one.verifier) == (other.entry_key, other.verifier)
-
-
-class CountingScrypt:
-    """Stands before scrypt and counts."""
-
-    calls = 0
-    original = Scrypt
-
-    def __init__(self, **arguments: Any) -> None:
-        self._scrypt = self.original(**arguments)
-
-    def derive(self, password: bytes) -> bytes:
-        type(self).calls += 1
-        return self._scrypt.derive(password)
-
-
-def test_scrypt_runs_once_per_password_whatever_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CountingScrypt, "calls", 0)
-    monkeypatch.setattr(digest_module, "Scrypt", CountingScrypt)
-    keys = ring(cost=1 << 10)
-    threads = [threading.Thread(target=keys.ledger_keys, args=(b"p", n, b"salt", 0)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert CountingScrypt.calls == 1
-    keys.root(b"q")
-    keys.root(b"p")
-    assert CountingScrypt.calls == 2
-
-
-def test_the_cache_is_bounded_and_forgets_the_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CountingScrypt, "calls", 0)
-    monkeypatch.setattr(digest_module, "Scrypt", CountingScrypt)
-    keys = ring()
-    for number in range(64):
-        keys.root(b"%d" % number)
-    keys.root(b"0")
-    assert CountingScrypt.calls == 64
-    keys.root(b"new")
-    keys.root(b"0")
-    assert CountingScrypt.calls == 65
-    keys.root(b"1")
-    assert CountingScrypt.calls == 66
-
-
-def test_the_password_is_not_kept() -> None:
-    keys = ring()
-    keys.ledger_keys(b"s3cret-password", 1, b"salt", 0)
-    held = [getattr(keys, name) for name in KeyRing.__slots__]
-    assert "s3cret-password" not in repr(held)
-
-
-def test_no_repr_shows_a_secret() -> None:
-    ring_ = ring()
-    keys = ring_.ledger_keys(b"s3cret-password", 1, b"salt", 0)
-    shown = repr(ring_) + repr(keys) + repr(entry_digest(DigestType.HMAC_SHA256, 1, keys.entry_key))
-    for secret in (b"s3cret-password", ring_.root(b"s3cret-password"), keys.entry_key, keys.verifier):
-        assert repr(secret)[2:-1] not in shown
-        assert secret.hex() not in shown
-
-
-@pytest.mark.parametrize("cost", [-2, 0, 1, 3, 1000, 1 << 21])
-def test_impossible_costs_are_refused(cost: int) -> None:
-    with pytest.raises(UsageError, match=f"cost {cost} "):
-        ring(cost=cost)
-
-
-def test_short_salts_and_text_passwords_are_refused() -> None:
-    with pytest.raises(UsageError, match="15 bytes"):
-        ring(salt=bytes(15))
-    with pytest.raises(UsageError, match="encode"):
-        ring().root("text")  # type: ignore[arg-type]  # what a careless caller may do
-
-
-def test_new_stores_take_todays_cost() -> None:
-    source = inspect.getsource(digest_module)
-    assert "SCRYPT_COST: Final = 1 << 17" in source, "tests lower the constant, so its value is looked up in the source"
-
-
-def test_no_memory_for_a_password_is_an_error_that_says_how_much_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def derive(self: object, password: bytes) -> bytes:
-        raise MemoryError
-
-    monkeypatch.setattr("pybk.digest.Scrypt", lambda **arguments: type("None", (), {"derive": derive})())
-    with pytest.raises(OutOfMemoryError, match="128 MiB"):
-        ring(cost=1 << 17).root(b"password")

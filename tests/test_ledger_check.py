@@ -35,7 +35,7 @@ def batch(first: int, stride: int, *entries: tuple[int, int]) -> EntryBatch:
     """Return entries, each of a payload size and with a length of the ledger up to it."""
     digest = entry_digest(DigestType.CRC32C, LEDGER)
     encoded = [
-        digest.seal(first + number * stride, -1, length, bytes(size)) + bytes(size)
+        digest.prefix(first + number * stride, -1, length, bytes(size)) + bytes(size)
         for number, (size, length) in enumerate(entries)
     ]
     sizes = np.array([len(each) for each in encoded], np.int64)

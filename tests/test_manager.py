@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pybk.config import StoreConfig
-from pybk.digest import DigestType, KeyRing
+from pybk.digest import DigestType
 from pybk.errors import (
     ClosedError,
     CookieError,
@@ -25,6 +25,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
+from pybk.keys import KeyRing
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState
 from pybk.manager import LedgerManager
 from tests.embedded import store_of

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from pybk import digest
-from pybk.digest import DigestType, KeyRing, entry_digest
+from pybk import keys
+from pybk.digest import DigestType, entry_digest
 from pybk.errors import LedgerUnsealedError, SealMismatchError, UnauthorizedError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.keys import KeyRing
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metrics import UNSEALED_LEDGERS, MetricKey
@@ -27,7 +28,7 @@ from tests.sealing import PASSWORD, copied, open_at, open_sealing, tamper
 
 @pytest.fixture(autouse=True)
 def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 1 << 4)
+    monkeypatch.setattr(keys, "SCRYPT_COST", 1 << 4)
 
 
 def make(manager: LedgerManager, entries: int = 5, *, close: bool = True, **options: Any) -> int:
@@ -155,7 +156,7 @@ def written_over(root: Path) -> tuple[Path, int]:
     with open_sealing(copy) as manager:
         store = store_of(manager)
         descriptor = store.descriptor(writer.ledger_id)
-        digest = writer._digest.seal(1, 0, sealed.length, b"LAST")
+        digest = writer._digest.prefix(1, 0, sealed.length, b"LAST")
         store.log.stage_entry(descriptor, 1, digest, b"LAST", 5, len(digest), True)
         store.log.flush()
         store._change(descriptor, replace(sealed, version=9))

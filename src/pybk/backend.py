@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pybk.config import StoreConfig
-from pybk.digest import EntryDigest, LedgerKeys
+from pybk.digest import EntryDigest
 from pybk.entry import EntryBatch
 from pybk.errors import PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.keys import LedgerKeys
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.seal import LedgerSeal

@@ -13,15 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.credentials import Passwords
-from pybk.digest import KEY_BYTES, DigestType, EntryDigest, KeyRing, entry_digest
+from pybk.digest import DigestType, EntryDigest, digest_bytes, entry_digest, is_keyed
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, SealMismatchError
+from pybk.keys import KeyRing
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.seal import LedgerSeal, Verifier, end_is_sealed, seal_of
 
 _RESTORE: Final = "restore the file from a backup"
-
-_DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
 
 
 class End(NamedTuple):
@@ -62,7 +61,7 @@ def find_seal(ring: KeyRing, verifier: Verifier, passwords: Passwords, metadata:
     if not metadata.verifier:
         return None
     candidates = [passwords.of(metadata.ledger_id, str(metadata.ledger_type))]
-    if metadata.sealed or metadata.digest_type is DigestType.HMAC_SHA256:
+    if metadata.sealed or is_keyed(metadata.digest_type):
         candidates.append(b"")
     for password in dict.fromkeys(candidates):
         seal = None if password is None else seal_of(ring, verifier, password, metadata)
@@ -84,7 +83,7 @@ def digest_with(seal: LedgerSeal | None, metadata: LedgerMetadata, ledger_id: in
         metadata: The ledger's.
         ledger_id: The id that the entries carry: that of the replicated ledger where this is a bookie's part of one.
     """
-    if metadata.digest_type is not DigestType.HMAC_SHA256:
+    if not is_keyed(metadata.digest_type):
         return entry_digest(metadata.digest_type, ledger_id)
     return None if seal is None else seal.digest
 
@@ -127,7 +126,7 @@ def length_before(batch: EntryBatch, digest_type: DigestType) -> int:
     """Return the ledger's length before the first entry of a batch, as this entry says."""
     at = int(batch.offsets[0]) + ENTRY_HEADER_BYTES
     length = int.from_bytes(batch.buffer[at - 8 : at], "big", signed=True)
-    return length - int(batch.sizes[0]) + ENTRY_HEADER_BYTES + _DIGEST_BYTES[digest_type]
+    return length - int(batch.sizes[0]) + ENTRY_HEADER_BYTES + digest_bytes(digest_type)
 
 
 def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, dense: bool) -> End:
@@ -142,8 +141,8 @@ def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, de
     Raises:
         CorruptError: They do not.
     """
-    starts, digest_bytes = batch.offsets, _DIGEST_BYTES[digest_type]
-    payloads = batch.sizes - ENTRY_HEADER_BYTES - digest_bytes
+    starts, size = batch.offsets, digest_bytes(digest_type)
+    payloads = batch.sizes - ENTRY_HEADER_BYTES - size
     if int(payloads.min()) < 0:
         raise CorruptError(f"entry {batch.entry_ids[int(payloads.argmin())]} is shorter than its header and digest")
     headers = np.frombuffer(gather(batch.buffer, starts, ENTRY_HEADER_BYTES), ">i8").reshape(-1, 4)
@@ -158,7 +157,7 @@ def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, de
             f"{payloads[number]} of its own after {lengths[number] - grown[number]}"
         )
     at = int(starts[-1]) + ENTRY_HEADER_BYTES
-    return End(int(lengths[-1]), bytes(batch.buffer[at : at + digest_bytes]))
+    return End(int(lengths[-1]), bytes(batch.buffer[at : at + size]))
 
 
 class Lengths:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pybk.backend import Health, Identity, Quorums, Replicated, health_of
-from pybk.digest import EntryDigest, LedgerKeys
+from pybk.digest import EntryDigest
 from pybk.entry import EntryBatch
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.keys import LedgerKeys
 from pybk.ledger import LedgerMetadata
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor

@@ -29,10 +29,11 @@ from pybk.arguments import (
 from pybk.backend import Health, LedgerBackend, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
-from pybk.digest import DigestType, KeyRing, LedgerKeys, entry_digest
+from pybk.digest import DigestType, entry_digest
 from pybk.errors import IllegalOperationError, LedgerExistsError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
+from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
 from pybk.local_backend import StoreBackend
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot

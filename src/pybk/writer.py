@@ -270,7 +270,7 @@ class LedgerWriter:
         descriptor.account_staged()
         entry_id = descriptor.last_pushed + 1
         before = descriptor.length_pushed
-        prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + size, payload)
+        prefix = self._digest.prefix(entry_id, descriptor.last_add_confirmed, before + size, payload)
         commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
         if commit is None:
             return None
@@ -344,7 +344,7 @@ class LedgerWriter:
         first = descriptor.last_pushed + 1
         before = descriptor.length_pushed
         parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
-        prefixes = self._digest.seal_many(first, descriptor.last_add_confirmed, before, payloads, lengths)
+        prefixes = self._digest.prefixes(first, descriptor.last_add_confirmed, before, payloads, lengths)
         parts[::2] = prefixes
         parts[1::2] = payloads
         sizes = array("q", (lengths + self._overhead).tobytes())
@@ -476,7 +476,7 @@ class LedgerWriter:
         """Stage the next entry of an advanced ledger; None if there is no room. The caller holds the lock."""
         descriptor = self._descriptor
         entry_id, before = descriptor.last_pushed + 1, descriptor.length_pushed
-        prefix = self._digest.seal(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
+        prefix = self._digest.prefix(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
         commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
         if commit is not None:
             descriptor.last_prefix = prefix

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pybk import digest
+from pybk import keys
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
 from pybk.bookie.replicas import Replicas
@@ -26,7 +26,7 @@ LEDGER = 7
 
 def open_replicas(fs: SimFileSystem) -> Replicas:
     """Open the bookie of a simulated disk."""
-    digest.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
+    keys.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     preallocation.FIRST_FILE_BYTES = 1 << 18  # type: ignore[misc]  # as above
     return Replicas.open(ROOT, config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path))
 
@@ -71,7 +71,7 @@ def entry(entry_id: int, *, ledger_id: int = LEDGER, size: int = 300, seed: int 
     """Return an encoded entry; its length counts all entries before it, of whichever bookie."""
     payload = bytes([(entry_id + seed) % 251]) * size
     return (
-        entry_digest(DigestType.CRC32C, ledger_id).seal(entry_id, entry_id - 1, (entry_id + 1) * size, payload)
+        entry_digest(DigestType.CRC32C, ledger_id).prefix(entry_id, entry_id - 1, (entry_id + 1) * size, payload)
         + payload
     )
 

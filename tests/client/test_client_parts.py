@@ -69,7 +69,7 @@ def test_without_a_key_sizes_that_are_not_those_of_entries_are_no_entries(sizes:
 
 def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
     digest = entry_digest(DigestType.CRC32C, LEDGER)
-    entries = [bytearray(digest.seal(number, -1, 10 * number, b"x" * 10) + b"x" * 10) for number in range(4)]
+    entries = [bytearray(digest.prefix(number, -1, 10 * number, b"x" * 10) + b"x" * 10) for number in range(4)]
     entries[1][-1] ^= 1
     run = EntryRun(0, 1, array("q", map(len, entries)), (b"".join(entries),))
     ledger = remote(digest_type=DigestType.CRC32C)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pybk import DigestType, LedgerManager, StorageHint, StoreConfig, WriteFlag, digest
+from pybk import DigestType, LedgerManager, StorageHint, StoreConfig, WriteFlag, keys
 
 PASSWORD = b"golden"
 CONFIG = StoreConfig(
@@ -230,7 +230,7 @@ def main() -> None:
     """Make all archives, or in a child process one store."""
     if sys.argv[1] == "--one":
         root, name, end = Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-        digest.SCRYPT_COST = 1 << 10  # type: ignore[misc]  # each test derives keys anew
+        keys.SCRYPT_COST = 1 << 10  # type: ignore[misc]  # each test derives keys anew
         if name == "bookie":
             make_bookie(root)
         else:

@@ -56,4 +56,4 @@ def test_the_rest_of_a_run(stride: int) -> None:
 
 def test_an_entry_tells_the_length_of_its_ledger() -> None:
     digest = entry_digest(DigestType.XXH3, 7, b"")
-    assert length_at(digest.seal(3, 2, 123456789012, b"x") + b"x") == 123456789012
+    assert length_at(digest.prefix(3, 2, 123456789012, b"x") + b"x") == 123456789012

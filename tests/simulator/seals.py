@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys
+from pybk.digest import DigestType, EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import SealMismatchError
 from pybk.flags import LedgerType, WriteFlag
+from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
 from pybk.seal import LedgerSeal
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pybk import digest
+from pybk import keys
 from pybk.config import StoreConfig
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
@@ -32,7 +32,7 @@ QUICK: dict[str, Any] = {
 
 def open_quick(path: Path, *, read_only: bool = False, **settings: Any) -> LedgerManager:
     """Open a store with small files; one that is made here costs no scrypt."""
-    digest.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
+    keys.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
     return LedgerManager.open(path, read_only=read_only, config=StoreConfig(**{**QUICK, **settings}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pybk import digest
+from pybk import keys
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.salvaging import put_all_in_limbo
 from pybk.flags import StorageHint
@@ -30,7 +30,7 @@ Harm = Callable[[SimFileSystem], None]
 
 def open_bookie(fs: SimFileSystem, *, salvage: bool = False) -> Replicas:
     """Open the bookie of a simulated disk, with log files so small that there are several."""
-    digest.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
+    keys.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     preallocation.FIRST_FILE_BYTES = 1 << 18  # type: ignore[misc]  # as above
     return Replicas.open(ROOT, config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path), salvage=salvage)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from pybk import digest
+from pybk import keys
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import LedgerFencedError, NoSuchLedgerError, PybkError, StorageFailedError, StorageRefusedError
@@ -34,7 +34,7 @@ CONFIG = StoreConfig(
 
 def open_store(fs: SimFileSystem, config: StoreConfig = CONFIG, *, first_file_bytes: int = 1 << 20) -> LedgerManager:
     """Open the store of a simulated disk; scrypt costs nothing here, and the first log file has the given size."""
-    digest.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
+    keys.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     preallocation.FIRST_FILE_BYTES = first_file_bytes  # type: ignore[misc]  # as above
     store = Store.open(ROOT, config=config, fs=fs, environment=lambda path: SimEnvironment(fs, path))
     return LedgerManager(StoreBackend(store))

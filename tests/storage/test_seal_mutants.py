@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pybk import digest
+from pybk import keys
 from pybk.digest import DigestType
 from pybk.flags import WriteFlag
 from tests import test_seal as seal
@@ -159,7 +159,7 @@ MUTANTS = [
 
 @pytest.fixture(autouse=True)
 def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "SCRYPT_COST", 2)
+    monkeypatch.setattr(keys, "SCRYPT_COST", 2)
 
 
 def mutate(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:

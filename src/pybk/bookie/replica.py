@@ -18,10 +18,11 @@ import numpy as np
 
 from pybk.bookie.extents import Extents, ReplicaExtent
 from pybk.bookie.ledger_header import LedgerHeader
-from pybk.digest import KEY_BYTES, DigestType, entry_digest
+from pybk.digest import DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import StorageHint
+from pybk.keys import KEY_BYTES
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import EntryRun, Status
 from pybk.storage.descriptor import LedgerDescriptor

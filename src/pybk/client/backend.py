@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from pybk.client.append_queue import LedgerAppender
     from pybk.client.membership import Membership
     from pybk.config import StoreConfig
-    from pybk.digest import EntryDigest, LedgerKeys
+    from pybk.digest import EntryDigest
     from pybk.entry import EntryBatch
     from pybk.flags import StorageHint
+    from pybk.keys import LedgerKeys
     from pybk.metadata.ledgers import StoredLedger
     from pybk.seal import LedgerSeal
     from pybk.storage.descriptor import LedgerDescriptor

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pybk.digest import EntryDigest, LedgerKeys
+from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UnauthorizedError
+from pybk.keys import LedgerKeys
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import length_at, whole
 from pybk.replication.messages import EntryRun

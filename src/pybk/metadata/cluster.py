@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
-from pybk import digest
-from pybk.digest import SALT_BYTES_MIN, SCRYPT_COST_MAX
+from pybk import keys
 from pybk.errors import (
     CorruptError,
     MetadataError,
@@ -22,6 +21,7 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
+from pybk.keys import SALT_BYTES_MIN, SCRYPT_COST_MAX
 from pybk.metadata.authenticated_values import (
     KEY_EPOCH,
     MAC_BYTES,
@@ -131,7 +131,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, DurablePositions):
         level: FeatureLevel = NEWEST_LEVEL,
     ) -> None:
         self._key_for = key_for
-        stored = _open_cluster(store, key_for, (cost or digest.SCRYPT_COST, level) if create else None)
+        stored = _open_cluster(store, key_for, (cost or keys.SCRYPT_COST, level) if create else None)
         self.identity = stored.identity
         self.cluster_id = self.identity.cluster_id
         self.about = stored.payload

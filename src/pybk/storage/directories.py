@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from pybk import digest
-from pybk.digest import SALT_BYTES_MIN
+from pybk import keys
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
+from pybk.keys import SALT_BYTES_MIN
 from pybk.storage.format.catalog import CatalogWriter, read_header
 from pybk.storage.format.cookie import (
     COOKIE_BYTES_MAX,
@@ -433,7 +433,7 @@ def create_store(
             tier=MAIN,
             directory=0,
             salt=secrets.token_bytes(SALT_BYTES_MIN),
-            scrypt_cost=digest.SCRYPT_COST,
+            scrypt_cost=keys.SCRYPT_COST,
             level=NEWEST_LEVEL,
         )
         replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))

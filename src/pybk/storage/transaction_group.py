@@ -238,7 +238,7 @@ def _sealed(each: LedgerEntries, sizes: array[int]) -> tuple[GroupPart, bytes]:
     descriptor, digest, payloads = each
     descriptor.account_staged()
     first, before = descriptor.last_pushed + 1, descriptor.length_pushed
-    prefixes = digest.seal_many(first, descriptor.last_add_confirmed, before, payloads)
+    prefixes = digest.prefixes(first, descriptor.last_add_confirmed, before, payloads)
     parts: list[bytes | memoryview] = [b""] * (2 * len(payloads))
     parts[::2] = prefixes
     parts[1::2] = payloads

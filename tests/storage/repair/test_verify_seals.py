@@ -69,7 +69,7 @@ def test_lengths_that_do_not_add_up_are_found(tmp_path: Path) -> None:
         writer.append(b"one")
         store, prefix = store_of(manager), b""
         for entry_id, length, payload in ((1, 7, b"two"), (2, 12, b"three")):  # the first adds one too many
-            prefix = writer._digest.seal(entry_id, 0, length, payload)
+            prefix = writer._digest.prefix(entry_id, 0, length, payload)
             store.log.stage_entry(writer._descriptor, entry_id, prefix, payload, length - len(payload), 64, True)
         store.log.flush()
         writer._descriptor.last_pushed, writer._descriptor.length_pushed = 2, 12

@@ -11,8 +11,9 @@ from pybk.admin.demo.source import Source
 from pybk.bookie.replicas import Replicas
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.config import StoreConfig
-from pybk.digest import KeyRing, entry_digest
+from pybk.digest import entry_digest
 from pybk.entry import EntryBatch
+from pybk.keys import KeyRing
 from pybk.ledger import Fragment, LedgerMetadata
 from pybk.metadata.cluster import ClusterIdentity
 from pybk.replication.entry_runs import whole

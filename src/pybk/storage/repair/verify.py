@@ -15,7 +15,7 @@ import numpy as np
 
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
-from pybk.digest import DigestType, EntryDigest, KeyRing, LedgerKeys, entry_digest
+from pybk.digest import DigestType, EntryDigest, entry_digest
 from pybk.entry import EntryBatch
 from pybk.errors import (
     CookieError,
@@ -28,6 +28,7 @@ from pybk.errors import (
     StorageError,
 )
 from pybk.flags import StorageHint
+from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.ledger_check import End, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.seal import LedgerSeal
