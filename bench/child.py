@@ -35,7 +35,7 @@ def idle_ms(what: str, store: str, seconds: float) -> float:
             backend = manager._backend
             assert isinstance(backend, StoreBackend)
             assert isinstance(backend.store, Store)
-            backend.store.maintenance.apply_policy()
+            backend.store.scheduler.apply_policy()
         began, used = time.monotonic(), time.process_time()
         time.sleep(seconds)
         return 1e3 * (time.process_time() - used) / (time.monotonic() - began)

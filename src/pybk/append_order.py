@@ -48,7 +48,7 @@ class Turns:
                     staged = self._stage_with(ticket, stage)
                 if staged is not None:
                     return staged
-                self._backend.wait_for_room(self._descriptor)
+                self._backend.wait_for_admission(self._descriptor)
 
         return self._with_ticket(when_first, nbytes)
 
@@ -59,7 +59,7 @@ class Turns:
             self._log.admission.join(ticket, keeps_lock=True)
             ticket.wait()
             while (staged := self._stage_with(ticket, stage)) is None:
-                self._backend.wait_for_room(self._descriptor)
+                self._backend.wait_for_admission(self._descriptor)
             return staged
 
         return self._with_ticket(when_first, nbytes)

@@ -58,8 +58,8 @@ def health_of(store: Store) -> Health:
         troubles = (f"appending: {refusal}", *troubles)
     if store.log.error is not None:
         state, reason = "failed", str(store.log.error)
-    elif store.maintenance.full is not None:
-        state, reason = "read_only", store.maintenance.full
+    elif store.scheduler.full is not None:
+        state, reason = "read_only", store.scheduler.full
     elif troubles:
         state, reason = "degraded", troubles[0]
     free = {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
@@ -297,7 +297,7 @@ class LedgerBackend(Protocol):
     def check_space(self) -> None:
         """Raise while nothing is taken for want of space."""
 
-    def wait_for_room(self, descriptor: LedgerDescriptor) -> None:
+    def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
         """Return when an append that found too much outstanding may try again."""
 
     def checkpoint(self) -> None:

@@ -183,13 +183,13 @@ class StoreBackend:
         """Raise while the store is read-only for want of space."""
         self._live().check_space()
 
-    def wait_for_room(self, descriptor: LedgerDescriptor) -> None:
+    def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
         """Wait until the log or its tail has room."""
-        self._live().wait_for_room()
+        self._live().wait_for_admission()
 
     def checkpoint(self) -> None:
         """Checkpoint and collect, and take appends again if there is room now."""
-        maintenance = self._live().maintenance
-        maintenance.checkpoint()
-        maintenance.collect()
-        maintenance.look_for_room()
+        scheduler = self._live().scheduler
+        scheduler.checkpoint()
+        scheduler.collect()
+        scheduler.look_for_space()

@@ -161,7 +161,7 @@ def test_ledgers_that_move_and_come_are_found(cluster: Inside) -> None:
                 for _ in range(2):
                     assert read(reader, COUNT - 1) == [payload(number) for number in range(COUNT)]
                     cluster.bookies[1].move_ledger(ledger_id, tier, password=PASSWORD)
-                    service_of(cluster.bookies[0]).replicas.store.maintenance.checkpoint()
+                    service_of(cluster.bookies[0]).replicas.store.scheduler.checkpoint()
         assert None not in nearby.found
 
 

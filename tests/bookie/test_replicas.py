@@ -220,7 +220,7 @@ def test_an_extent_that_found_no_room_is_forgotten_and_begun_anew(fs: SimFileSys
     with pytest.raises(StorageFullError):
         replicas.commit()
     fs.heal()
-    replicas.store.maintenance.tick()
+    replicas.store.scheduler.tick()
     assert_reads(replicas, 10, 11, status=Status.NO_SUCH_ENTRY, upto=9)
     assert add(replicas, make_run(10, 3)) is Status.OK
     replicas.stage(LEDGER, make_run(20, 1), True)
@@ -238,7 +238,7 @@ def test_deleting_what_found_no_room_leaves_a_sound_log(fs: SimFileSystem, repli
     with pytest.raises(StorageFullError):
         replicas.delete(LEDGER)
     fs.heal()
-    replicas.store.maintenance.tick()
+    replicas.store.scheduler.tick()
     replicas.delete(LEDGER)
     fs, replicas = after_crash(fs, replicas)
     assert replicas.ledgers() == []
@@ -255,7 +255,7 @@ def test_a_delete_beside_a_failing_creation_leaves_a_sound_log(
         with suppress(StorageFullError):
             store.log.flush()  # as another thread may, just before
         fs.heal()
-        store.maintenance.tick()
+        store.scheduler.tick()
         delete(descriptor)
 
     monkeypatch.setattr(store, "delete", delete_later)
@@ -290,7 +290,7 @@ def test_a_ledger_is_not_there_before_its_creation_is_durable(fs: SimFileSystem,
     store.log.wait(commit)
     assert isinstance(commit.error, StorageFullError)
     fs.heal()
-    store.maintenance.tick()
+    store.scheduler.tick()
     with pytest.raises(StorageFullError):
         stage(lost)
 
@@ -301,7 +301,7 @@ def test_stripes_staged_twice_in_a_commit_have_the_length_of_their_last_entry(
     for first in (0, 20, 40):
         replicas.stage(LEDGER, make_run(first, 4, 5), True)
     replicas.commit()
-    replicas.store.maintenance.checkpoint()
+    replicas.store.scheduler.checkpoint()
     replicas.close()
     check_disk(fs, 1)
 
@@ -341,7 +341,7 @@ def test_when_there_is_no_room_nothing_is_acknowledged_and_later_it_goes_on(
     with pytest.raises(StorageFullError):
         replicas.stage(LEDGER, make_run(2, 2), True)
     fs.heal()
-    replicas.store.maintenance.tick()
+    replicas.store.scheduler.tick()
     assert_reads(replicas, 0, 3, status=Status.NO_SUCH_ENTRY, upto=1)
     assert add(replicas, make_run(2, 3)) is Status.OK
     assert_reads(replicas, 0, 4)

@@ -70,7 +70,7 @@ def test_what_was_staged_before_a_fence_is_durable_with_it(replicas: Replicas) -
 
 def test_a_full_store_can_be_fenced(fs: SimFileSystem, replicas: Replicas) -> None:
     add(replicas, make_run(0, 2))
-    replicas.store.maintenance.full = "there is no room"
+    replicas.store.scheduler.full = "there is no room"
     replicas.store.space_checked()
     with pytest.raises(StorageFullError):
         replicas.stage(LEDGER, make_run(2, 2), True)
@@ -231,7 +231,7 @@ def test_deferred_entries_that_found_no_room_put_the_ledger_in_limbo(fs: SimFile
     with pytest.raises(StorageFullError):
         replicas.commit()
     fs.heal()
-    replicas.store.maintenance.tick()
+    replicas.store.scheduler.tick()
     assert_reads(replicas, 0, 3, status=Status.UNKNOWN, upto=1)
     assert replicas.in_limbo() == [LEDGER]
     assert add(replicas, make_run(2, 2)) is Status.LIMBO
@@ -276,7 +276,7 @@ def test_nothing_acknowledged_is_denied_or_changed_after_a_crash(seed: int) -> N
             replicas.commit()
         acknowledged.update(range(first, first + count * stride, stride))
     if random.random() < 0.3:
-        replicas.store.maintenance.checkpoint()
+        replicas.store.scheduler.checkpoint()
     replicas.stage(LEDGER, make_run(100, 5), True)
     fs, replicas = after_crash(fs, replicas)
     for entry_id in range(80):

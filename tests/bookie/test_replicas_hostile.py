@@ -66,7 +66,7 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_opens(
     replicas.begin(CLUSTER, "a", INSTANCE)
     replicas.create(LEDGER, named(kind, flags))
     assert add(replicas, make_run(0, 5)) is Status.OK
-    replicas.store.maintenance.checkpoint()
+    replicas.store.scheduler.checkpoint()
     assert add(replicas, make_run(7, 2, 2)) is Status.OK
     assert {metadata.ledger_type for metadata in replicas.store.ledgers()} == {kind, LedgerType.BOOKIE}
     fs, replicas = after_kill(fs, replicas)

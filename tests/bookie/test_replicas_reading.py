@@ -36,7 +36,7 @@ def test_ranges_over_extents_and_tiers(fs: SimFileSystem, hint: StorageHint) -> 
     replicas.create(LEDGER, describe(hints={hint}))
     for first in (0, 30, 60):
         add(replicas, make_run(first, 25))
-    replicas.store.maintenance.checkpoint()
+    replicas.store.scheduler.checkpoint()
     add(replicas, make_run(25, 5))
     add(replicas, make_run(55, 5))
     add(replicas, make_run(85, 5))
@@ -92,7 +92,7 @@ def test_an_entry_that_cannot_be_read_is_not_denied(fs: SimFileSystem, replicas:
     add(replicas, make_run(0, 4))
     replicas.stage(8, make_run(0, 4, ledger_id=8), True)
     replicas.commit()
-    replicas.store.maintenance.checkpoint()
+    replicas.store.scheduler.checkpoint()
     replicas.close()
     replicas = open_replicas(fs)
     for row in replicas.store.volumes.rows.values():

@@ -89,7 +89,7 @@ def middle_of_log_destroyed(cluster: Inside) -> None:
 def kept_log_lost(cluster: Inside) -> None:
     """Lose a log file that is below the mark, where it stays if it is filled well enough."""
     with offline(cluster, fill_ratio=0.01) as replicas:
-        replicas.store.maintenance.checkpoint()
+        replicas.store.scheduler.checkpoint()
     logs(cluster)[0].unlink()
 
 

@@ -77,7 +77,7 @@ def made_index(environment: Environment) -> None:
             (7, runs_of()),
         ):
             update.put_ledger(ledger_row(ledger_id, sum(runs["count"].tolist()) - 1))
-            update.append_runs(ledger_id, runs)
+            update.append_locations(ledger_id, runs)
         update.put_mark(MARK)
 
 

@@ -47,7 +47,7 @@ def make_bookie(fs: SimFileSystem, *, checkpoint: bool = False, ssd: bool = Fals
     if ssd:
         replicas.move(LEDGERS[0], StorageHint.SSD)
     if checkpoint:
-        replicas.store.maintenance.checkpoint()
+        replicas.store.scheduler.checkpoint()
     replicas.close()
 
 

@@ -189,7 +189,7 @@ class World:
             except StorageRefusedError as error:
                 errors.append(error)
                 with suppress(StorageFailedError):
-                    store_of(manager).maintenance.tick()
+                    store_of(manager).scheduler.tick()
             except PybkError as error:
                 errors.append(error)
             except KeyError:

@@ -46,12 +46,12 @@ def test_places_of_killed_readers_are_counted_when_they_are_freed(tmp_path: Path
 
 def test_a_store_frees_the_places_of_killed_readers_while_it_is_open(tmp_path: Path) -> None:
     with LedgerManager.open(str(tmp_path), config=StoreConfig(background=False)) as manager:
-        maintenance = store_of(manager).maintenance
+        scheduler = store_of(manager).scheduler
         for name in ("index", "entries"):
             _killed_reader(tmp_path / "ssd" / name)
-        maintenance.tick()  # the store was just opened: not due
-        maintenance._readers_due = 0.0
-        maintenance.tick()
+        scheduler.tick()  # the store was just opened: not due
+        scheduler._readers_due = 0.0
+        scheduler.tick()
         for name in ("index", "entries"):
             environment = LmdbEnvironment(str(tmp_path / "ssd" / name))
             assert environment.release_dead_readers() == 0, name

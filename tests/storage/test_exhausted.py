@@ -182,7 +182,7 @@ def test_a_file_made_ahead_that_fails_is_made_again_and_health_says_so(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path, background=False) as manager:
-        maintenance = store_of(manager).maintenance
+        scheduler = store_of(manager).scheduler
         writer = manager.create_ledger(insecure=True)
         writer.append(b"before")
         store_of(manager).supply.give_back()
@@ -192,13 +192,13 @@ def test_a_file_made_ahead_that_fails_is_made_again_and_health_says_so(
 
         with monkeypatch.context() as broken:
             broken.setattr(OsFile, method, fail)
-            maintenance.tick()
+            scheduler.tick()
         health = manager.health()
         assert health.state == "degraded"
         assert "making log files" in health.reason
         assert health.troubles
         writer.append(b"served on")
-        maintenance.tick()
+        scheduler.tick()
         assert (manager.health().state, manager.health().troubles) == ("ok", ())
         assert contents(manager, writer.ledger_id) == [b"before", b"served on"]
 
@@ -258,7 +258,7 @@ def test_packing_what_was_compressed_without_the_codec_is_a_trouble_and_no_end(
     with open_quick(tmp_path, background=False) as manager:
         monkeypatch.setitem(sys.modules, "zstandard", None)
         manager.delete_ledger(0)
-        store_of(manager).maintenance.tick()  # half of the segment is dead, and the other half cannot be unpacked
+        store_of(manager).scheduler.tick()  # half of the segment is dead, and the other half cannot be unpacked
         health = manager.health()
         assert health.state == "degraded"
         assert "zstandard" in health.reason
@@ -314,7 +314,7 @@ def test_appends_without_memory_for_the_watermark_or_a_log_file_fail_no_store(
             no_memory(short, "create")
             with pytest.raises(StorageRefusedError, match="free memory"):
                 writer.append(b"refused")
-        store_of(manager).maintenance.tick()
+        store_of(manager).scheduler.tick()
         writer.append(b"later")
         assert contents(manager, writer.ledger_id) == [b"durable", b"later"]
 

@@ -180,14 +180,14 @@ def test_errors_of_a_failed_store_do_not_pile_up_tracebacks(
 def test_whatever_ends_the_maintenance_thread_ends_the_store(manager: LedgerManager) -> None:
     writer = manager.create_ledger(insecure=True)
     writer.append(b"entry 0")
-    maintenance = store_of(manager).maintenance
+    scheduler = store_of(manager).scheduler
 
     def fail() -> None:
         raise ValueError("what nobody thought of")
 
-    maintenance.tick = fail  # type: ignore[method-assign]  # it is looked up at each turn
-    maintenance.wake()
-    thread = maintenance._thread
+    scheduler.tick = fail  # type: ignore[method-assign]  # it is looked up at each turn
+    scheduler.wake()
+    thread = scheduler._thread
     assert thread is not None
     thread.join(WAIT_S)
     assert not thread.is_alive()
@@ -195,7 +195,7 @@ def test_whatever_ends_the_maintenance_thread_ends_the_store(manager: LedgerMana
     for call in (
         lambda: writer.append(b"entry 1"),
         lambda: manager.create_ledger(insecure=True),
-        maintenance.wait_for_room,
+        scheduler.wait_for_admission,
     ):
         with pytest.raises(StorageFailedError, match="what nobody thought of"):
             call()

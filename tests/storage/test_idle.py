@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pybk.manager import LedgerManager
-from pybk.storage.compaction.scheduler import Maintenance
+from pybk.storage.compaction.scheduler import Scheduler
 from tests.embedded import store_of
 from tests.storage.real_store import open_quick
 
@@ -19,9 +19,9 @@ class Naps:
         seconds: How long each nap was to be.
     """
 
-    def __init__(self, maintenance: Maintenance, count: int) -> None:
+    def __init__(self, scheduler: Scheduler, count: int) -> None:
         self.seconds: list[float] = []
-        self._maintenance = maintenance
+        self._maintenance = scheduler
         self._count = count
 
     def acquire(self, *, timeout: float) -> bool:
@@ -35,12 +35,12 @@ class Naps:
 
 def naps(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch, count: int) -> list[float]:
     """Return how long the maintenance thread would sleep after each of its next looks for work."""
-    maintenance = store_of(manager).maintenance
-    taken = Naps(maintenance, count)
+    scheduler = store_of(manager).scheduler
+    taken = Naps(scheduler, count)
     with monkeypatch.context() as patched:
-        patched.setattr(maintenance, "_wakeup", taken)
-        maintenance._run()
-    maintenance._stopping = False
+        patched.setattr(scheduler, "_wakeup", taken)
+        scheduler._run()
+    scheduler._stopping = False
     return taken.seconds
 
 
@@ -60,15 +60,15 @@ def test_maintenance_looks_rarely_while_nothing_is_committed(tmp_path: Path, mon
 def test_a_commit_ends_the_rest_and_others_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_quick(tmp_path, background=False) as manager:
         writer = manager.create_ledger(insecure=True)
-        maintenance = store_of(manager).maintenance
+        scheduler = store_of(manager).scheduler
         woken: list[bool] = []
-        monkeypatch.setattr(maintenance, "wake", lambda: woken.append(True))
+        monkeypatch.setattr(scheduler, "wake", lambda: woken.append(True))
         writer.append(b"x")
         assert woken == []
-        assert maintenance._pause() == 1.0
+        assert scheduler._pause() == 1.0
         writer.append(b"y")
         assert woken == []
-        maintenance._pause()
-        assert maintenance._pause() == 5.0
+        scheduler._pause()
+        assert scheduler._pause() == 5.0
         writer.append(b"z")
         assert woken == [True]

@@ -297,7 +297,7 @@ def test_small_tables_of_long_records_are_counted_with_what_python_takes_for_eac
             writer.append_many([bytes(40 << 10)] * 2)
         store = store_of(manager)
         descriptor = store.descriptor(writer.ledger_id)
-        first, count_stride, place, body = store.place_of(descriptor, 0)
+        first, count_stride, place, body = store.location_of(descriptor, 0)
         view = store.volumes.view(place >> 32)
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]

@@ -39,7 +39,7 @@ Check = Callable[[], None]
 
 
 class Piece(NamedTuple):
-    """What is replaced in a function or method of a module of ``pybk.storage``, as patterns."""
+    """What is replaced in a function or method, ``module:Class.method`` below ``pybk.storage``, as patterns."""
 
     function: str
     old: str
@@ -56,7 +56,8 @@ class Mutant(NamedTuple):
 
 def mutate(patch: pytest.MonkeyPatch, piece: Piece) -> None:
     """Put a changed copy of a function in the place of the real one."""
-    module_name, *path = piece.function.split(".")
+    module_name, _, qualified_name = piece.function.partition(":")
+    path = qualified_name.split(".")
     owner: Any = importlib.import_module(f"pybk.storage.{module_name}")
     for name in path[:-1]:
         owner = getattr(owner, name)
@@ -234,7 +235,7 @@ def parts_of_a_file_can_be_moved() -> None:
     manager.checkpoint()
     store = store_of(manager)
     runs = next(store.index.pages(writers[0]))
-    jobs = store.maintenance._jobs
+    jobs = store.scheduler._jobs
     jobs._relocate([(writers[0], [runs[::2]])], StorageHint.NVME)
     world.check(manager)
     manager.close()
@@ -265,8 +266,8 @@ def want_of_room_leaves_nothing_behind() -> None:
 CRASH = crashes(power_loss=True)
 KILL = crashes(power_loss=False)
 TAKE_OVER = (
-    "self._registry.commit(self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files, "
-    "named=taken.named)"
+    "self._catalog_and_index.commit(self._next_mark(taken), change, rows=taken.rows, dropped=dropped, "
+    "added=placed.files, named=taken.named)"
 )
 
 
@@ -313,7 +314,7 @@ def an_index_older_than_a_move() -> None:
     index = fs.inode(f"{ROOT}/ssd/index/data.mdb")
     before = index.table
     store = store_of(manager)
-    store.maintenance._jobs._relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
+    store.scheduler._jobs._relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
     manager.close()
     index.table = before
     manager = open_world(fs)
@@ -329,74 +330,78 @@ MUTANTS = [
     Mutant(
         "a catalog that is newer than the index is believed",
         an_older_index_is_made_again,
-        [Piece("proof._newer_in_place", "if further:\n    ...", "pass")],
+        [Piece("consistency:_newer_in_place", "if further:\n    ...", "pass")],
     ),
     Mutant(
         "an index that names what was removed is known as older",
         an_index_older_than_a_move,
-        [Piece("proof.older_environments", "there.removed_at > place_of(mark)", "False")],
+        [Piece("consistency:older_environments", "there.removed_at > place_of(mark)", "False")],
     ),
     Mutant(
         "an older environment of the SSD tier is refused",
         an_older_ssd_tier_is_refused,
-        [Piece("proof.older_environments", "there.puts < row.bytes", "False")],
+        [Piece("consistency:older_environments", "there.puts < row.bytes", "False")],
     ),
     Mutant(
         "a checkpoint takes named records over",
         named_records_survive_stops,
-        [Piece("jobs.Jobs._snapshot", "store.named.tail()", "[]")],
+        [Piece("compaction.checkpoint:Jobs._snapshot", "store.named.tail()", "[]")],
     ),
     Mutant(
         "replay takes named records",
         named_records_survive_stops,
-        [Piece("tail.apply_commit", "ledgers.tail_named(_1)", "pass")],
+        [Piece("log.recovery:apply_commit", "ledgers.tail_named(_1)", "pass")],
     ),
     Mutant(
         "a group record binds the records that follow it",
         forge_groups,
-        [Piece("replay._read_records", "_is_followed_by_its_own(data, records, number)", "True")],
+        [Piece("log.replay:_read_records", "_is_followed_by_its_own(data, records, number)", "True")],
     ),
     Mutant(
         "a group counts by one step",
         interrupt_a_group,
-        [Piece("commit.GroupRun.seal", "not self.group.staged", "False")],
+        [Piece("log.commit:GroupRun.seal", "not self.group.staged", "False")],
     ),
     Mutant(
         "nothing joins the entries of a group",
         interrupt_a_group,
-        [Piece("log.Log._open_run", "not run.takes_more", "False")],
+        [Piece("log.log:Log._open_run", "not run.takes_more", "False")],
     ),
     Mutant(
         "all of a group is checked before any of it is applied",
         salvage_a_group,
-        [Piece("salvage.apply_commit", "_check_member(ledgers, file, member)", "pass")],
+        [Piece("log.salvage:apply_commit", "_check_member(ledgers, file, member)", "pass")],
     ),
     Mutant(
         "a group is salvaged as one",
         salvage_a_group,
-        [Piece("store.salvage_log", "units_of(commit.records)", "[[record] for record in commit.records]")],
+        [Piece("store:salvage_log", "units_of(commit.records)", "[[record] for record in commit.records]")],
     ),
     Mutant(
         "what is acknowledged is synced",
         CRASH,
-        [Piece("commit_writer.CommitWriter.write", "file.write_durable", "file.write")],
+        [Piece("log.commit_writer:CommitWriter.write", "file.write_durable", "file.write")],
     ),
     Mutant(
         "a failed sync ends the store",
         a_failed_sync_ends_the_store,
-        [Piece("log.Log._drive_once", "self._error = failed", "pass")],
+        [Piece("log.log:Log._drive_once", "self._error = failed", "pass")],
     ),
     Mutant(
         "a new log file's name is synced before it is used",
         CRASH,
-        [Piece("ahead.LogFileSupply._make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass")],
+        [
+            Piece(
+                "log.preallocation:LogFileSupply._make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass"
+            )
+        ],
     ),
     Mutant(
         "the watermark follows the sync",
         KILL,
         [
             Piece(
-                "commit_writer.CommitWriter.write",
+                "log.commit_writer:CommitWriter.write",
                 "file.write_durable(commit.buffers, commit.start)",
                 ("self._watermark.advance(commit.lsn)\nfile.write_durable(commit.buffers, commit.start)"),
             )
@@ -405,29 +410,29 @@ MUTANTS = [
     Mutant(
         "what a failed sync left in the page cache is written again",
         what_was_served_after_a_failed_sync_stays,
-        [Piece("store.keep_log", "write_again(volumes, rows, recovered.again)", "pass")],
+        [Piece("store:keep_log", "write_again(volumes, rows, recovered.again)", "pass")],
     ),
     Mutant(
         "a store that is open is not marked as cleanly ended",
         a_kill_is_no_clean_end,
-        [Piece("store.Store.__init__", "watermark.clean = False", "pass")],
+        [Piece("store:Store.__init__", "watermark.clean = False", "pass")],
     ),
     Mutant(
         "a torn write is the end of the log",
         torn_writes_are_no_entries,
-        [Piece("replay.Replay._read_last", "if commit.lsn > self._durable:\n                break", "pass")],
+        [Piece("log.replay:Replay._read_last", "if commit.lsn > self._durable:\n                break", "pass")],
     ),
     Mutant(
         "bodies in the log have checksums",
         torn_writes_are_no_entries,
-        [Piece("replay._read_records", "xxh3_64_intdigest(data[start:at]) == header.body_checksum", "True")],
+        [Piece("log.replay:_read_records", "xxh3_64_intdigest(data[start:at]) == header.body_checksum", "True")],
     ),
     Mutant(
         "LSNs in the log have no gaps",
         what_is_missing_in_the_log_is_noticed,
         [
             Piece(
-                "replay.scan_commits",
+                "log.replay:scan_commits",
                 ("if head is None or head.lsn != lsn:\n    return"),
                 ("if head is None:\n    return\nlsn = head.lsn"),
             )
@@ -438,7 +443,7 @@ MUTANTS = [
         a_lost_file_of_the_log_is_noticed,
         [
             Piece(
-                "replay.Replay._replay",
+                "log.replay:Replay._replay",
                 (
                     "if header.first_lsn != self._lsn:\n"
                     "    raise self._refusal(path, f'but {file.path} begins with LSN {header.first_lsn}')"
@@ -454,30 +459,40 @@ MUTANTS = [
     Mutant(
         "files of the log's tail are no leftovers",
         KILL,
-        [Piece("store.remove_leftovers", "not (row.kind == LOG and file_id >= mark.first_log_file_id)", "True")],
+        [Piece("store:remove_leftovers", "not (row.kind == LOG and file_id >= mark.first_log_file_id)", "True")],
     ),
-    Mutant("cold segments are synced", CRASH, [Piece("cold.ColdSegmentWriter.finish", "file.sync()", "pass")]),
+    Mutant(
+        "cold segments are synced",
+        CRASH,
+        [Piece("format.cold_segment:ColdSegmentWriter.finish", "file.sync()", "pass")],
+    ),
     Mutant(
         "cold segments' names are synced",
         CRASH,
-        [Piece("cold.ColdSegmentWriter.finish", "self._fs.sync_directory(os.path.dirname(self._path))", "pass")],
+        [
+            Piece(
+                "format.cold_segment:ColdSegmentWriter.finish",
+                "self._fs.sync_directory(os.path.dirname(self._path))",
+                "pass",
+            )
+        ],
     ),
     Mutant(
         "what is in the catalog is synced",
         the_catalog_makes_the_index_again,
-        [Piece("catalog.CatalogWriter._sync", "self._file.sync()", "pass")],
+        [Piece("format.catalog:CatalogWriter._sync", "self._file.sync()", "pass")],
     ),
     Mutant(
         "a new catalog's name is synced",
         the_catalog_makes_the_index_again,
-        [Piece("catalog.CatalogWriter.create", "fs.sync_directory(os.path.dirname(path))", "pass")],
+        [Piece("format.catalog:CatalogWriter.create", "fs.sync_directory(os.path.dirname(path))", "pass")],
     ),
     Mutant(
         "the catalog knows before the index does",
         KILL,
         [
             Piece(
-                "registry.Registry.commit",
+                "index.catalog_and_index:CatalogAndIndex.commit",
                 "catalog, mark = self._write_catalog(changed, mark, renew=renew)",
                 (
                     "first = self._change_index(mark, change, changed)\n"
@@ -494,7 +509,7 @@ MUTANTS = [
         the_index_syncs_its_commits,
         [
             Piece(
-                "environment._Shared.__init__",
+                "io.lmdb_environment:_Shared.__init__",
                 "readahead=False",
                 "sync=False",
             )
@@ -505,7 +520,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "jobs.Jobs._take_over",
+                "compaction.checkpoint:Jobs._take_over",
                 TAKE_OVER,
                 (
                     "for row in taken.log_files:\n"
@@ -521,13 +536,13 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "jobs.Jobs._relocate",
-                "self._registry.commit(mark, change, rows=rows, added=files)",
+                "compaction.checkpoint:Jobs._relocate",
+                "self._catalog_and_index.commit(mark, change, rows=rows, added=files)",
                 (
                     "for ledger_id, old, new in moved:\n"
                     "    self._remember(_keys_of(store, ledger_id, old, new))\n"
                     "self._purge()\n"
-                    "self._registry.commit(mark, change, rows=rows, added=files)"
+                    "self._catalog_and_index.commit(mark, change, rows=rows, added=files)"
                 ),
             )
         ],
@@ -536,9 +551,9 @@ MUTANTS = [
         "entries are in the SSD tier before the index names them",
         KILL,
         [
-            Piece("mover.Mover.finish", "self._flush_entries()", "self._view.late = self._flush_entries"),
+            Piece("compaction.mover:Mover.finish", "self._flush_entries()", "self._view.late = self._flush_entries"),
             Piece(
-                "jobs.Jobs._take_over",
+                "compaction.checkpoint:Jobs._take_over",
                 "self._taken_over(taken, {row.file_id for row in placed.files})",
                 ("getattr(store, 'late', int)()\nself._taken_over(taken, {row.file_id for row in placed.files})"),
             ),
@@ -549,7 +564,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "changes.ChangingView.delete",
+                "changes:ChangingView.delete",
                 "commit = self.log.stage_control(encode, partial(self._deleted, descriptor))",
                 "self._deleted(descriptor); commit = Commit.finished(None)",
             )
@@ -560,7 +575,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "changes.ChangingView.close_ledger",
+                "changes:ChangingView.close_ledger",
                 "    self._finish_change(descriptor, commit)",
                 "    self._changed(descriptor, descriptor.metadata_pushed)",
             )
@@ -571,7 +586,7 @@ MUTANTS = [
         deferred_entries_are_confirmed_by_force_only,
         [
             Piece(
-                "changes.ChangingView.force",
+                "changes:ChangingView.force",
                 "commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))",
                 "self.log.flush(); apply(); commit = Commit.finished(None)",
             )
@@ -580,22 +595,22 @@ MUTANTS = [
     Mutant(
         "deferred entries are confirmed by force",
         deferred_entries_are_confirmed_by_force_only,
-        [Piece("descriptor.LedgerDescriptor.publish", "not self.deferred", "True")],
+        [Piece("descriptor:LedgerDescriptor.publish", "not self.deferred", "True")],
     ),
     Mutant(
         "a record holds consecutive entries",
         parts_of_a_file_can_be_moved,
-        [Piece("mover.Mover._pieces", "high = min(high, jumps[bisect_right(jumps, low)])", "pass")],
+        [Piece("compaction.mover:Mover._pieces", "high = min(high, jumps[bisect_right(jumps, low)])", "pass")],
     ),
     Mutant(
         "what the index did not take is taken back from the catalog",
         want_of_room_leaves_nothing_behind,
-        [Piece("registry.Registry._take_back", "catalog.take_back()", "pass")],
+        [Piece("index.catalog_and_index:CatalogAndIndex._take_back", "catalog.take_back()", "pass")],
     ),
     Mutant(
         "what a job made in vain is removed",
         want_of_room_leaves_nothing_behind,
-        [Piece("registry.Registry._discard", "self._volumes.drop(row.file_id)", "pass")],
+        [Piece("index.catalog_and_index:CatalogAndIndex._discard", "self._volumes.drop(row.file_id)", "pass")],
     ),
 ]
 

@@ -26,7 +26,7 @@ WATCHED = replace(CONFIG, free_bytes_low=LOW, free_bytes_ok=OK)
 
 def tick(manager: LedgerManager) -> None:
     """Do what the background thread would do now."""
-    store_of(manager).maintenance.tick()
+    store_of(manager).scheduler.tick()
 
 
 def open_small(fs: SimFileSystem, config: StoreConfig = WATCHED) -> LedgerManager:
@@ -235,7 +235,7 @@ def test_a_live_store_turns_read_only_and_back_by_itself(tmp_path: Path, monkeyp
 
         free[0] = 319 * MIB
         monkeypatch.setattr(OsFileSystem, "free_bytes", note)
-        store_of(manager).maintenance.wake()
+        store_of(manager).scheduler.wake()
         wait_until(lambda: len(looked) > 3, "the maintenance thread to look at the free bytes again")
         assert manager.health().state == "read_only"
         free[0] = 321 * MIB

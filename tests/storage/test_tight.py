@@ -54,7 +54,7 @@ def test_dead_log_files_are_dropped_although_there_is_no_room_to_pack_the_others
     append_some(alive, 600)
     take_all_but(fs, MIB)
     manager.delete_ledger(dead.ledger_id)
-    store_of(manager).maintenance.checkpoint()
+    store_of(manager).scheduler.checkpoint()
     assert fs.free_bytes("/") > 2 * MIB
     assert store_of(manager).tail_bytes == 0
     check(manager, alive.ledger_id, 600)
@@ -71,10 +71,10 @@ def test_files_are_packed_one_by_one_each_making_room_for_the_next() -> None:
     writer = new_ledger(manager)
     append_some(writer, 1500)
     take_all_but(fs, 2 * MIB)
-    store_of(manager).maintenance.checkpoint()
+    store_of(manager).scheduler.checkpoint()
     before = fs.free_bytes("/")
     assert before < 3 * MIB, "this is to be about a store that cannot pack all at once"
-    store_of(manager).maintenance.collect()
+    store_of(manager).scheduler.collect()
     assert fs.free_bytes("/") > before + 2 * MIB
     check(manager, writer.ledger_id, 1500)
     manager.close()

@@ -235,7 +235,7 @@ def test_a_group_for_which_there_is_no_room_on_the_disk_leaves_nothing() -> None
     with pytest.raises(StorageFullError):
         put(manager, {one: [bytes(2 << 20)], two: [b"2"]}, {NAME: b"2"})
     fs.heal()
-    store_of(manager).maintenance.tick()
+    store_of(manager).scheduler.tick()
     put(manager, {one: [b"3"], two: [b"3"]}, {NAME: b"3"})
     assert [contents(manager, writer.ledger_id) for writer in (one, two)] == [[b"1", b"3"]] * 2
     assert value(manager) == b"3"

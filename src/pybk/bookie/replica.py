@@ -249,7 +249,7 @@ class Replica:
                 )
                 if commit is not None:
                     break
-                self._store.wait_for_room()
+                self._store.wait_for_admission()
             descriptor.last_pushed += count
             descriptor.length_pushed = length
         self._staged(commit)

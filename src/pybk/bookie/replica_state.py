@@ -52,4 +52,4 @@ class ReplicasHealth(NamedTuple):
         free = dict.fromkeys(StorageHint, 0)
         for directory in store.volumes.directories:
             free[directory.tier] += store.fs.free_bytes(directory.path)
-        return cls(free, store.maintenance.full, store.log.error, store.log.outstanding_bytes)
+        return cls(free, store.scheduler.full, store.log.error, store.log.outstanding_bytes)

@@ -530,7 +530,7 @@ class ClusterBackend:
     def check_space(self) -> None:
         """Bookies say for themselves when they are full."""
 
-    def wait_for_room(self, descriptor: LedgerDescriptor) -> None:
+    def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
         """Wait until fewer bytes are outstanding; a deferred writer forces."""
         ledger = _remote(descriptor)
         writing = ledger.writing

@@ -20,7 +20,7 @@ SPAN_FACTOR: Final = 4
 """How many times ``max_bytes`` one direct read may span, when other ledgers' records lie between."""
 
 
-def take_runs(runs: Runs, max_bytes: int, *, span_max: int) -> Runs:
+def take_locations(runs: Runs, max_bytes: int, *, span_max: int) -> Runs:
     """Return the leading runs of one file that hold about ``max_bytes``, at least one run.
 
     Args:

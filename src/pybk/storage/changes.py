@@ -29,12 +29,12 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.record import RecordKind, encode_control
 from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
-from pybk.storage.store_reader import StoreView
+from pybk.storage.store_reader import StoreReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pybk.storage.compaction.scheduler import Maintenance
+    from pybk.storage.compaction.scheduler import Scheduler
     from pybk.storage.compaction.tier_policy import TierQueue
 
 logger = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ CHANGED_LEDGERS_MAX: Final = 8192
 """Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
 
 
-class ChangingView(StoreView):
+class ChangingView(StoreReader):
     """What changing ledgers needs of a live store.
 
     Threads: any.
     """
 
     log: Log
-    maintenance: Maintenance
+    scheduler: Scheduler
     tier_queue: TierQueue | None
     next_ledger_id: int
     next_creation_sequence: int
@@ -185,7 +185,7 @@ class ChangingView(StoreView):
             self._dirty[descriptor.ledger_id] = descriptor
             count = len(self._dirty)
         if count % CHANGED_LEDGERS_MAX == 0:
-            self.maintenance.wake()
+            self.scheduler.wake()
 
     def has_deleted(self) -> bool:
         """Tell whether a deleted ledger waits for the next checkpoint."""
@@ -351,7 +351,7 @@ class ChangingView(StoreView):
                     "free some space by other means first, and keep some with StoreConfig(free_bytes_low=...)"
                 ) from error
             raise
-        self.maintenance.wake()
+        self.scheduler.wake()
 
     def _deleted(self, descriptor: LedgerDescriptor) -> None:
         descriptor.deleted = True
@@ -387,7 +387,7 @@ class ChangingView(StoreView):
                 same ledgers and tier once the files are restored: it moves what lies elsewhere.
         """
         unmoved: list[Unmoved] = []
-        with self.maintenance.moving():
+        with self.scheduler.moving():
             for group in _groups(descriptors):
                 try:
                     self._move_group(group, tier)
@@ -406,11 +406,11 @@ class ChangingView(StoreView):
                     staged.append((descriptor, self._stage_change(descriptor, moved)))
         for descriptor, commit in staged:
             self._finish_change(descriptor, commit)
-        self.maintenance.move(descriptors, tier)
+        self.scheduler.move(descriptors, tier)
 
     def check_space(self) -> None:
         """Raise StorageFullError while the store is read-only for want of space."""
-        full = self.maintenance.full
+        full = self.scheduler.full
         if full is not None:
             raise StorageFullError(full)
 

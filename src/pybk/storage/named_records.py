@@ -104,7 +104,7 @@ class NamedRecords:
             log.wait(staged.commit)
         commit = staged
         log.wait(commit)
-        self.settle([change], commit)
+        self.complete([change], commit)
         if commit.error is not None:
             raise commit.error.with_traceback(None)
         return commit.lsn
@@ -179,7 +179,7 @@ class NamedRecords:
 
         return encode, apply
 
-    def settle(self, changes: Sequence[NamedChange], commit: Commit) -> None:
+    def complete(self, changes: Sequence[NamedChange], commit: Commit) -> None:
         """Forget that changes are on their way, because their commit is done."""
         with self._lock:
             for change in changes:

@@ -27,7 +27,7 @@ from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.lmdb_file import LMDB_FILE
 from pybk.storage.log.recovery import apply_commit
 from pybk.storage.log.replay import LogFile, scan_commits
-from pybk.storage.store_reader import StoreView
+from pybk.storage.store_reader import StoreReader
 from pybk.storage.volumes import ENTRIES, LOG, Volumes
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def open_environment_read_only(path: str) -> Environment:
     return LmdbEnvironment(path, read_only=True)
 
 
-class ReadOnlyStore(StoreView):
+class ReadOnlyStore(StoreReader):
     """A store read by a process that does not own it; any number may do so.
 
     It knows the index, and follows the log from the index's mark up to the durable watermark. While anything follows a
@@ -155,7 +155,7 @@ class ReadOnlyStore(StoreView):
                         self._restart(mark)
                     if self._follow():
                         if self._rebuilding:
-                            self._settle()
+                            self._resynchronized()
                         return
                 except FileNotFoundError:
                     self._rebuilding = True
@@ -257,7 +257,7 @@ class ReadOnlyStore(StoreView):
         descriptor.rebase(row.last_entry_id, row.length)
         descriptor.confirm(row.last_add_confirmed)
 
-    def _settle(self) -> None:
+    def _resynchronized(self) -> None:
         """After index and log were read anew: ledgers that neither knows were deleted."""
         with self._lock:
             unknown = [d for d in self._descriptors.values() if d.ledger_id not in self._dirty and not d.deleted]
@@ -331,13 +331,13 @@ class ReadOnlyStore(StoreView):
             self.catch_up()
             return super().read_batch(descriptor, first, last, max_bytes, digest_bytes=digest_bytes, direct=direct)
 
-    def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
+    def location_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
         """Find an entry as any store does, once more if another thread was just learning what the writer changed."""
         try:
-            return super().place_of(descriptor, entry_id)
+            return super().location_of(descriptor, entry_id)
         except (CorruptError, NoSuchEntryError, NoSuchLedgerError):
             self.catch_up()
-            return super().place_of(descriptor, entry_id)
+            return super().location_of(descriptor, entry_id)
 
     def close(self) -> None:
         """Close what was opened."""

@@ -17,7 +17,7 @@ from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.changes import ChangingView
-from pybk.storage.compaction.scheduler import Maintenance
+from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.tier_policy import TierQueue
 from pybk.storage.consistency import (
     OlderIndexError,
@@ -53,7 +53,7 @@ from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import Mark
 from pybk.storage.format.watermark import Watermark
-from pybk.storage.index.catalog_and_index import Registry
+from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import Index
 from pybk.storage.io.failures import storage_error
 from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
@@ -151,20 +151,20 @@ class _Opening:
                 entries[row.file_id] = self.environment(volumes.path_of(row))
                 undo.callback(entries[row.file_id].close)
         if problem is None:
-            registry = Registry.open(volumes, index, mark, cookie)
+            catalog_and_index = CatalogAndIndex.open(volumes, index, mark, cookie)
         else:
             wrong = next(index.check(), None)
             if wrong is not None:
                 raise CorruptError(f"{problem}; and the index, from which it might be made again, is damaged: {wrong}")
             logger.warning("the catalog of %s is made again from the index: %s", root, problem)
-            registry = Registry(volumes, index, mark, None, cookie)
-        undo.callback(registry.close)
-        return Parts(volumes, index, index_environment, entries, watermark, registry, newer, new_watermark)
+            catalog_and_index = CatalogAndIndex(volumes, index, mark, None, cookie)
+        undo.callback(catalog_and_index.close)
+        return Parts(volumes, index, index_environment, entries, watermark, catalog_and_index, newer, new_watermark)
 
     def _compare(self, parts: Parts) -> None:
         """Compare the files and the SSD tier with the index; what is older is refused, or noted for salvaging."""
-        volumes, mark = parts.volumes, parts.registry.mark
-        files = parts.registry.files
+        volumes, mark = parts.volumes, parts.catalog_and_index.mark
+        files = parts.catalog_and_index.files
         if self.lost is None:
             refuse_older(volumes, files, parts.entries, mark)
             return
@@ -216,7 +216,7 @@ class Parts:
     index_environment: Environment
     entries: dict[int, Environment]
     watermark: Watermark
-    registry: Registry
+    catalog_and_index: CatalogAndIndex
     newer: CatalogState | None
     new_watermark: bool
 
@@ -301,7 +301,7 @@ class Store(ChangingView):
         metrics: Metrics,
         lost: list[str] | None,
     ) -> None:
-        volumes, watermark, registry = parts.volumes, parts.watermark, parts.registry
+        volumes, watermark, catalog_and_index = parts.volumes, parts.watermark, parts.catalog_and_index
         super().__init__(
             fs=volumes.fs,
             config=config,
@@ -316,10 +316,10 @@ class Store(ChangingView):
         self.feature_level = cookie.level
         self._lock_file = lock
         self._index_environment = parts.index_environment
-        self._registry = registry
+        self._catalog_and_index = catalog_and_index
         self._watermark = watermark
         self._ids = threading.Lock()
-        mark = registry.mark
+        mark = catalog_and_index.mark
         self._tail_added = 0  # by the log's driver alone
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
@@ -329,14 +329,14 @@ class Store(ChangingView):
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
         """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
-        self._become_live(recovered, registry)
+        self._become_live(recovered, catalog_and_index)
         for descriptor in self._dirty.values():
             descriptor.settle()
             self.next_ledger_id = max(self.next_ledger_id, descriptor.ledger_id + 1)
             self.next_creation_sequence = max(self.next_creation_sequence, descriptor.metadata.creation_sequence + 1)
         watermark.clean = False
         watermark.advance(recovered.next_lsn - 1)
-        self.supply = LogFileSupply(volumes, config, self._wake_maintenance, self.troubles)
+        self.supply = LogFileSupply(volumes, config, self._wake_scheduler, self.troubles)
         for row, used in recovered.files:
             volumes.add(row)
             if self.salvage is None:
@@ -354,15 +354,15 @@ class Store(ChangingView):
         self.named.log = self.log
         policy = config.tier_policy
         self.tier_queue = None if policy is None else TierQueue(self, policy)
-        self.maintenance = Maintenance(self, registry)
+        self.scheduler = Scheduler(self, catalog_and_index)
         if self.salvage is None:
-            self.maintenance.start()
+            self.scheduler.start()
 
-    def _become_live(self, recovered: RecoveredLog, registry: Registry) -> None:
+    def _become_live(self, recovered: RecoveredLog, catalog_and_index: CatalogAndIndex) -> None:
         """Change the store for the first time, now that its parts are proven to fit each other."""
         volumes = self.volumes
-        registry.begin()
-        remove_leftovers(volumes, registry.mark)
+        catalog_and_index.begin()
+        remove_leftovers(volumes, catalog_and_index.mark)
         mend_cookies(self.fs, volumes.root, self.cookie, volumes.directories)
         keep_log(volumes, recovered)
 
@@ -423,9 +423,9 @@ class Store(ChangingView):
                 keep_watermark(self.fs, self.volumes.root)
         except OSError as error:
             raise storage_error(error, f"salvaging {self.volumes.root}") from error
-        self.maintenance.checkpoint()
+        self.scheduler.checkpoint()
         self.salvage = None
-        self.maintenance.start()
+        self.scheduler.start()
 
     def release_dead_readers(self) -> None:
         """Free what killed read-only processes hold in the index and the SSD tier, so that pages are used again."""
@@ -436,21 +436,21 @@ class Store(ChangingView):
 
     def _take_older_parts(self) -> None:
         """Have the index rely on files and environments as they are, although they are older than it, or were cut."""
-        registry, files = self._registry, self.index.files()
+        catalog_and_index, files = self._catalog_and_index, self.index.files()
         ends = older_log_files(self.volumes, files.values()) | short_files(self.volumes, files.values())
         if ends:
             added = [row._replace(bytes=ends[row]) for row in ends]
-            registry.commit(registry.mark, lambda update: Counter(), added=added)
+            catalog_and_index.commit(catalog_and_index.mark, lambda update: Counter(), added=added)
             for row in added:
                 self.volumes.add(row)
-        for row in older_environments(self.volumes, files.values(), self.entries, registry.mark):
+        for row in older_environments(self.volumes, files.values(), self.entries, catalog_and_index.mark):
             with self.entries[row.file_id].write() as transaction:
                 write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
 
-    def _wake_maintenance(self) -> None:
-        maintenance = getattr(self, "maintenance", None)
-        if maintenance is not None:
-            maintenance.wake()
+    def _wake_scheduler(self) -> None:
+        scheduler = getattr(self, "scheduler", None)
+        if scheduler is not None:
+            scheduler.wake()
 
     # ---- what the log tells --------------------------------------------------------------------------------------
 
@@ -471,9 +471,9 @@ class Store(ChangingView):
         if self.tail_bytes * 2 >= self.config.unchecked_tail_bytes:
             with self._lock:
                 self._hold_or_release()
-            self.maintenance.wake()
-        elif self.maintenance.rests:
-            self.maintenance.wake()
+            self.scheduler.wake()
+        elif self.scheduler.rests:
+            self.scheduler.wake()
 
     def raise_level(self, level: FeatureLevel = NEWEST_LEVEL) -> None:
         """Write the store in the formats of a higher feature level from now on; durable on return.
@@ -485,7 +485,7 @@ class Store(ChangingView):
             StorageFullError: There is no room for a new catalog; the level is raised all the same.
             StorageFailedError: Something else failed; the store should be closed.
         """
-        self.maintenance.raise_level(level)
+        self.scheduler.raise_level(level)
 
     def tail_checked(self, tail_bytes: int) -> None:
         """Take note that a checkpoint took care of this much of the tail."""
@@ -495,16 +495,16 @@ class Store(ChangingView):
 
     def _hold_or_release(self) -> None:
         """Have the log refuse entries or take them again; the caller holds ``_lock``."""
-        self.log.hold(self.maintenance.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
+        self.log.hold(self.scheduler.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
 
     def space_checked(self) -> None:
         """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
         with self._lock:
             self._hold_or_release()
-        if self.maintenance.full is None:
+        if self.scheduler.full is None:
             self.log.readmit()
 
-    def wait_for_room(self) -> None:
+    def wait_for_admission(self) -> None:
         """Return when an append that found too much outstanding, or the tail too long, may try again.
 
         Raises:
@@ -512,7 +512,7 @@ class Store(ChangingView):
         """
         self.check_space()
         if self.tail_bytes >= self.config.unchecked_tail_bytes:
-            self.maintenance.wait_for_room()
+            self.scheduler.wait_for_admission()
         else:
             self.log.wait_for_space()
 
@@ -589,11 +589,11 @@ class Store(ChangingView):
             closing.callback(self.volumes.close)
             try:
                 try:
-                    self.maintenance.stop()
+                    self.scheduler.stop()
                     self.end()
                     self.log.close()
                 finally:
-                    self.maintenance.close()
+                    self.scheduler.close()
                     self.supply.close()
             except OSError as error:
                 raise storage_error(error, f"closing {self.volumes.root}") from error

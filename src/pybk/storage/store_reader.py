@@ -19,7 +19,7 @@ from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLed
 from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
-from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, span, spans, take_runs
+from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, span, spans, take_locations
 from pybk.storage.descriptor import LedgerDescriptor, Page
 from pybk.storage.format.cold_segment import decompress
 from pybk.storage.format.index_rows import NamedRow, entries_key
@@ -54,7 +54,7 @@ TABLE_OVERHEAD_BYTES: Final = 128
 """What a table takes besides its entries: the headers of two objects, 65 bytes, and its place in a dictionary, which
 has some 36 to 105 bytes for each, depending on when it last grew. Records of few large entries have small tables."""
 
-_VIEWS: Final[WeakSet[StoreView]] = WeakSet()
+_VIEWS: Final[WeakSet[StoreReader]] = WeakSet()
 
 
 def _mark_forked() -> None:
@@ -73,7 +73,7 @@ class Loaded(NamedTuple):
     body_starts: npt.NDArray[np.int64]
 
 
-class StoreView:
+class StoreReader:
     """What reads need of a store; a live store and a read-only one add how they learn what is new.
 
     Threads: any.
@@ -266,12 +266,12 @@ class StoreView:
         """
         for _ in range(_ATTEMPTS):
             try:
-                runs = self._runs_from(descriptor, first)
+                runs = self._locations_from(descriptor, first)
                 runs = runs[: max(1, int(np.searchsorted(runs["first"], last, side="right")))]
                 span_max = max(SPAN_FACTOR * max_bytes, 1 << 20) if direct else 1 << 62
                 loaded = self.load(
                     descriptor.ledger_id,
-                    take_runs(runs, max_bytes, span_max=span_max),
+                    take_locations(runs, max_bytes, span_max=span_max),
                     direct=direct,
                     check=digest_bytes == 0,
                     bytes_max=max_bytes,
@@ -300,7 +300,7 @@ class StoreView:
         with descriptor.place_lock:
             descriptor.forget_places()
 
-    def _runs_from(self, descriptor: LedgerDescriptor, first: int) -> Runs:
+    def _locations_from(self, descriptor: LedgerDescriptor, first: int) -> Runs:
         """Return runs of the ledger, the first of them holding ``first``."""
         runs = descriptor.tail_from(first, _TAIL_RUNS_MAX)
         if runs is None:
@@ -318,10 +318,10 @@ class StoreView:
         """
         words = descriptor.find(entry_id)
         if words is None:
-            words = self.place_of(descriptor, entry_id)
+            words = self.location_of(descriptor, entry_id)
         mapped = None if words[3] >> 32 else self.volumes.views.get(words[2] >> 32)
         if mapped is None:
-            found = self.record_of(descriptor.ledger_id, words)
+            found = self.plain_record(descriptor.ledger_id, words)
             if found is None:
                 return None
             if found[1] is not words:
@@ -366,7 +366,7 @@ class StoreView:
                     self._tables_bytes -= len(oldest) + TABLE_OVERHEAD_BYTES
         return table
 
-    def place_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
+    def location_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
         """Return the four words of the run that holds an entry, remembering the index page it came from."""
         words = descriptor.find(entry_id)
         if words is None:
@@ -382,7 +382,7 @@ class StoreView:
             words = _find_in(page, entry_id)
         return words
 
-    def record_of(
+    def plain_record(
         self, ledger_id: int, words: tuple[int, int, int, int]
     ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
         """Return a buffer that holds one record plain, and its words as of that buffer.
@@ -514,7 +514,7 @@ class StoreView:
         page = self.index.page(ledger_id, first)
         return bool(((page["first"] == first) & (page["file"] == file_id)).any())
 
-    def sound_runs(self, ledger_id: int, loaded: Loaded) -> tuple[npt.NDArray[np.bool_], PybkError | None]:
+    def sound_locations(self, ledger_id: int, loaded: Loaded) -> tuple[npt.NDArray[np.bool_], PybkError | None]:
         """Check records that lie plain in their file.
 
         Returns:

@@ -100,7 +100,7 @@ class GroupAppend:
         if commit is None:
             commit = self._stage_in_turn()
         self._log.wait(commit)
-        self._store.named.settle(self._changes, commit)
+        self._store.named.complete(self._changes, commit)
         if commit.error is not None:
             raise commit.error.with_traceback(None)
         return GroupAppended(tuple(self._ids[each.descriptor.ledger_id] for each in self._entries), commit.lsn)
@@ -163,7 +163,7 @@ class GroupAppend:
                 admission.join(ticket)
                 ticket.wait()
                 while (commit := self._stage_at_once(ticket)) is None:
-                    self._store.wait_for_room()
+                    self._store.wait_for_admission()
                 return commit
             finally:
                 admission.leave(ticket)

@@ -95,8 +95,8 @@ def test_a_policy_reports_damaged_records_until_they_move(tmp_path: Path, monkey
         manager.checkpoint()
         file, before = damaged_file(tmp_path, "flip")
         sound = filled(manager, StorageHint.NVME)
-        maintenance = store_of(manager).maintenance
-        maintenance.apply_policy()
+        scheduler = store_of(manager).scheduler
+        scheduler.apply_policy()
         assert sources(manager, sound) == {"hdd": COUNT}
         health = manager.health()
         assert health.state == "degraded"
@@ -113,21 +113,21 @@ def test_a_policy_reports_damaged_records_until_they_move(tmp_path: Path, monkey
 
         monkeypatch.setattr(store_of(manager), "move_all", counted)
         for _ in range(3):
-            maintenance._policy_due = 0.0
-            maintenance.tick()
+            scheduler._policy_due = 0.0
+            scheduler.tick()
         assert tried == [], "damaged records are not read again at each look"
         assert manager.health().state == "degraded"
 
         for _ in range(5):
-            maintenance.apply_policy()
+            scheduler.apply_policy()
         assert tried == [1] * 5, "who asks for it has them read again"
         tried.clear()
 
         file.write_bytes(before)
         now = time.time_ns()
         monkeypatch.setattr(time, "time_ns", lambda: now + 3600 * 10**9)
-        maintenance._policy_due = 0.0
-        maintenance.tick()
+        scheduler._policy_due = 0.0
+        scheduler.tick()
         assert tried == [1]
         assert sources(manager, damaged) == {"hdd": COUNT}
         assert manager.health().state == "ok"
@@ -139,8 +139,8 @@ def test_a_policy_forgets_damaged_records_of_a_deleted_ledger(tmp_path: Path) ->
         damaged = filled(manager, StorageHint.NVME)
         manager.checkpoint()
         damaged_file(tmp_path, "flip")
-        store_of(manager).maintenance.apply_policy()
+        store_of(manager).scheduler.apply_policy()
         assert manager.health().state == "degraded"
         manager.delete_ledger(damaged)
-        store_of(manager).maintenance.tick()
+        store_of(manager).scheduler.tick()
         assert manager.health().state == "ok"

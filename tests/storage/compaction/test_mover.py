@@ -11,7 +11,7 @@ from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.storage.compaction import mover
 from pybk.storage.format.record import Runs
-from pybk.storage.store_reader import Loaded, StoreView
+from pybk.storage.store_reader import Loaded, StoreReader
 from tests.simdisk import SimFileSystem
 from tests.storage.real_store import payloads
 from tests.storage.store_harness import CONFIG, open_store
@@ -27,9 +27,9 @@ def test_a_move_has_one_portion_in_memory(
     source = StorageHint.HDD if target is StorageHint.SSD else StorageHint.SSD
     config = replace(CONFIG, cold_block_bytes=4 * KIB, ssd_block_bytes=4 * KIB, cold_compression=compression)  # type: ignore[arg-type] # one of the two
     sizes: list[int] = []
-    load = StoreView.load
+    load = StoreReader.load
 
-    def measured(self: StoreView, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False) -> Loaded:
+    def measured(self: StoreReader, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False) -> Loaded:
         loaded = load(self, ledger_id, runs, direct=direct, check=check)
         sizes.append(int(loaded.runs["body"].sum()))
         return loaded
@@ -41,9 +41,9 @@ def test_a_move_has_one_portion_in_memory(
                 writer.append_many(expected[low : low + 50])
         manager.checkpoint()
         monkeypatch.setattr(mover, "_PORTION_BYTES", PORTION)
-        monkeypatch.setattr(StoreView, "load", measured)
+        monkeypatch.setattr(StoreReader, "load", measured)
         manager.move_ledger(0, target)
-        monkeypatch.setattr(StoreView, "load", load)
+        monkeypatch.setattr(StoreReader, "load", load)
         assert manager.ledger_metadata(0).tier is target
         with manager.open_ledger(0) as reader:
             assert payloads(reader) == expected

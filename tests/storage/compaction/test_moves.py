@@ -20,7 +20,7 @@ from pybk.storage import changes
 from pybk.storage.compaction.checkpoint import Jobs
 from pybk.storage.compaction.mover import Mover
 from pybk.storage.format.index_rows import CHAIN_HEAD
-from pybk.storage.index.catalog_and_index import Registry
+from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.update import IndexUpdate
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, _LmdbWrite
@@ -32,7 +32,7 @@ from tests.embedded import store_of
 from tests.storage.real_store import contents, numbered, open_quick
 
 COUNTED: list[tuple[type, str]] = [
-    (Registry, "commit"),
+    (CatalogAndIndex, "commit"),
     (Jobs, "checkpoint"),
     (CommitWriter, "publish"),
     (_LmdbWrite, "put"),
@@ -94,7 +94,9 @@ def test_each_of_many_moves_one_by_one_costs_the_same(tmp_path: Path, counts: Co
             manager.move_ledger(ledger_id, StorageHint.HDD)
             each.append(dict(counts))
         assert each[1:] == each[1:2] * 38
-        assert each[1]["Registry.commit"] == each[1]["CommitWriter.publish"] == each[1]["OsFileSystem.create"] == 1
+        assert (
+            each[1]["CatalogAndIndex.commit"] == each[1]["CommitWriter.publish"] == each[1]["OsFileSystem.create"] == 1
+        )
         assert each[1]["_LmdbWrite.put"] <= 8
         assert each[1]["OsFile.sync"] == 3, "catalog twice, cold segment once"
         assert "Jobs.checkpoint" not in each[1]
@@ -116,7 +118,7 @@ def test_many_ledgers_move_with_one_commit_for_each_group(
         manager.move_ledgers(iter([*reversed(ledger_ids), *ledger_ids[:5]]), StorageHint.HDD)
         assert cold_files(tmp_path) == 4
         assert counts["CommitWriter.publish"] == 4
-        assert counts["Registry.commit"] == 5, "one for each group, and one that drops the file that they left"
+        assert counts["CatalogAndIndex.commit"] == 5, "one for each group, and one that drops the file that they left"
         assert counts["OsFile.sync"] == 3 * 4 + 2 + counts["LogFileSupply._make"]
         rows = counts["_LmdbWrite.put"] + counts["_LmdbWrite.delete"]
         assert rows <= 4 * 40 + 4 * 5
@@ -175,7 +177,7 @@ def test_sparse_files_are_not_packed_while_their_ledgers_are_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closed_ledgers(tmp_path, 40) as (manager, ledger_ids):
-        maintenance = store_of(manager).maintenance
+        scheduler = store_of(manager).scheduler
         now = 1000.0
         monkeypatch.setattr("pybk.storage.compaction.scheduler.time.monotonic", lambda: now)
         packed: list[object] = []
@@ -186,22 +188,22 @@ def test_sparse_files_are_not_packed_while_their_ledgers_are_moved(
             compact(self, row)
 
         monkeypatch.setattr(Jobs, "_compact", counted)
-        maintenance.tick()
+        scheduler.tick()
         for ledger_id in ledger_ids[:20]:
             manager.move_ledger(ledger_id, StorageHint.HDD)
-            maintenance.tick()
+            scheduler.tick()
         assert not packed
         assert cold_files(tmp_path) < 16, "small files are merged all the same"
         now += 2
-        maintenance.tick()
+        scheduler.tick()
         assert len(packed) == 1, "once the moves have ended"
-        with maintenance.moving():
+        with scheduler.moving():
             manager.move_ledgers(ledger_ids[20:36], StorageHint.HDD)
             now += 9
-            maintenance.tick()
+            scheduler.tick()
             assert len(packed) == 1
             now += 2
-            maintenance.tick()
+            scheduler.tick()
             assert len(packed) == 2, "moves that last must not keep the space for ever"
         check_contents(manager, ledger_ids)
 
@@ -210,14 +212,14 @@ def test_a_move_that_was_interrupted_is_finished_by_the_policy(tmp_path: Path, m
     with closed_ledgers(tmp_path, 5) as (manager, ledger_ids):
         store = store_of(manager)
         with monkeypatch.context() as patch:
-            patch.setattr(store.maintenance, "move", lambda descriptors, tier: None)
+            patch.setattr(store.scheduler, "move", lambda descriptors, tier: None)
             manager.move_ledgers(ledger_ids, StorageHint.HDD)
         assert cold_files(tmp_path) == 0
     policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=1e9)
     with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
         assert set(tiers(manager)) == {StorageHint.HDD}
         manager.checkpoint()
-        store_of(manager).maintenance.apply_policy()
+        store_of(manager).scheduler.apply_policy()
         assert cold_files(tmp_path) == 1
         check_contents(manager, ledger_ids)
 
@@ -232,8 +234,8 @@ def test_a_policy_at_rest_reads_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         assert store.tier_queue is not None
         seen = []
         for _ in range(5):
-            store.maintenance.tick()
-            seen.append((len(store.tier_queue._due), store.maintenance._pause()))
+            store.scheduler.tick()
+            seen.append((len(store.tier_queue._due), store.scheduler._pause()))
         assert seen == [(10, 1.0), (20, 1.0), (30, 1.0), (35, 1.0), (35, 5.0)]
 
         def read(self: LmdbEnvironment) -> Any:
@@ -242,7 +244,7 @@ def test_a_policy_at_rest_reads_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(LmdbEnvironment, "read", read)
             for _ in range(3):
-                store.maintenance.tick()
+                store.scheduler.tick()
 
 
 def test_readers_beside_a_writer_read_no_log_again_for_each_move(

@@ -26,7 +26,7 @@ def tiers(manager: LedgerManager) -> dict[int, StorageHint]:
 
 def apply(manager: LedgerManager) -> None:
     store = store_of(manager)
-    store.maintenance.apply_policy()
+    store.scheduler.apply_policy()
 
 
 def filled(manager: LedgerManager, count: int, *, close: bool = True, **arguments: Any) -> int:
@@ -151,8 +151,8 @@ def test_small_cold_files_are_merged(tmp_path: Path) -> None:
         for number, ledger_id in enumerate(ledger_ids):
             manager.move_ledger(ledger_id, StorageHint.HDD)
             if number % 10 == 9:
-                store_of(manager).maintenance.tick()
-        store_of(manager).maintenance.tick()
+                store_of(manager).scheduler.tick()
+        store_of(manager).scheduler.tick()
         assert len(list((tmp_path / "hdd").glob("*.cold"))) < 32
         assert all(contents(manager, ledger_id) == numbered(5) for ledger_id in ledger_ids)
     with open_quick(tmp_path, background=False) as manager:

@@ -203,7 +203,7 @@ def test_append_fills_the_last_page_and_costs_the_same_for_long_ledgers() -> Non
         runs = runs_of(*((last + 1 + number, 1, 2, 64 * number) for number in range(count)))
         before = environment.puts + len(environment.reads)
         with index.update() as update:
-            update.append_runs(1, runs)
+            update.append_locations(1, runs)
             last += count
             update.put_ledger(ledger_row(1, last))
         return environment.puts + len(environment.reads) - before
@@ -223,12 +223,12 @@ def test_append_refuses_gaps_overlaps_and_nonsense() -> None:
     index = Index(made_environment())
     for run in [(8, 1, 2, 0), (6, 1, 2, 0), (0, 1, 2, 0), (7, 0, 2, 0)]:
         with pytest.raises(CorruptError), index.update() as update:
-            update.append_runs(1, runs_of(run))
+            update.append_locations(1, runs_of(run))
     for runs in [runs_of((7, 1, 2, 0), (9, 1, 2, 0)), runs_of((7, 2, 2, 0), (8, 1, 2, 0))]:
         with pytest.raises(CorruptError), index.update() as update:
-            update.append_runs(1, runs)
+            update.append_locations(1, runs)
     with index.update() as update:
-        update.append_runs(1, runs_of())
+        update.append_locations(1, runs_of())
     assert list(index.check()) == []
 
 
@@ -273,13 +273,13 @@ def test_runs_against_a_list(data: st.DataObject) -> None:
                 for _ in range(draw(st.integers(1, 2))):
                     more = draw(st.integers(0, 15))
                     runs = regroup(data, list(range(end, end + more)), draw(st.sampled_from([2, 3])))
-                    update.append_runs(5, runs_of(*runs))
+                    update.append_locations(5, runs_of(*runs))
                     model += runs
                     end += more
                     chosen = [run for run in model if draw(st.booleans())]
                     ids = [i for run in chosen for i in range(run[0], run[0] + run[1])]
                     new = regroup(data, ids, draw(st.sampled_from([2, 3, 9])))
-                    update.replace_runs(5, runs_of(*chosen), runs_of(*new))
+                    update.replace_locations(5, runs_of(*chosen), runs_of(*new))
                     model = sorted([run for run in model if run not in chosen] + new)
                 update.put_ledger(ledger_row(5, end - 1))
             pages = list(index.pages(5))
@@ -307,10 +307,10 @@ def test_replacing_singles_by_blocks_leaves_few_pages() -> None:
     new = runs_of(*((i, 128, 9, 64 * i) for i in range(0, count, 128)))
     with index.update() as update:
         update.put_ledger(ledger_row(1, count - 1))
-        update.append_runs(1, old)
+        update.append_locations(1, old)
     for low in range(0, count, 1024):
         with index.update() as update:
-            update.replace_runs(1, old[low : low + 1024], new[low // 128 : low // 128 + 8])
+            update.replace_locations(1, old[low : low + 1024], new[low // 128 : low // 128 + 8])
     assert same_runs(np.concatenate(list(index.pages(1))), new)
     assert len(list(index.pages(1))) == 1
     assert list(index.check()) == []
@@ -327,12 +327,12 @@ def test_replace_refuses_other_entries_and_runs_that_are_not_there() -> None:
         runs_of((0, 6, 9, 0), (5, 1, 9, 0)),
     ]:
         with pytest.raises(UsageError), index.update() as update:
-            update.replace_runs(1, old, new)
+            update.replace_locations(1, old, new)
     for gone in [runs_of((0, 4, 3, 0)), runs_of((1, 3, 2, 0)), runs_of((0, 3, 2, 0)), runs_of((7, 1, 2, 0))]:
         with pytest.raises(CorruptError), index.update() as update:
-            update.replace_runs(1, gone, runs_of((int(gone["first"][0]), int(gone["count"][0]), 9, 0)))
+            update.replace_locations(1, gone, runs_of((int(gone["first"][0]), int(gone["count"][0]), 9, 0)))
     with index.update() as update:
-        update.replace_runs(1, runs_of(), runs_of())
+        update.replace_locations(1, runs_of(), runs_of())
     assert list(index.check()) == []
 
 
@@ -343,12 +343,12 @@ def test_pages_read_beside_a_move_miss_nothing(monkeypatch: pytest.MonkeyPatch) 
     old = runs_of(*((i, 1, 2, 64 * i) for i in range(16)))
     with index.update() as update:
         update.put_ledger(ledger_row(1, 15))
-        update.append_runs(1, old)
+        update.append_locations(1, old)
     found: list[int] = []
     for page in index.pages(1):
         if not found:
             with index.update() as update:
-                update.replace_runs(1, old[2:14], runs_of((2, 5, 9, 0), (7, 7, 9, 0)))
+                update.replace_locations(1, old[2:14], runs_of((2, 5, 9, 0), (7, 7, 9, 0)))
         found += entry_ids(page)
     assert sorted(set(found)) == list(range(16))
 
@@ -361,18 +361,18 @@ def test_files() -> None:
     with pytest.raises(UsageError, match="still holds"), index.update() as update:
         update.drop_file(2)
     with index.update() as update:
-        update.replace_runs(1, runs_of((0, 4, 2, 0)), runs_of((0, 4, 9, 0)))
+        update.replace_locations(1, runs_of((0, 4, 2, 0)), runs_of((0, 4, 9, 0)))
         with pytest.raises(UsageError, match="still holds"):
             update.drop_file(9)
-        update.replace_runs(1, runs_of((0, 4, 9, 0)), runs_of((0, 4, 2, 0)))
+        update.replace_locations(1, runs_of((0, 4, 9, 0)), runs_of((0, 4, 2, 0)))
     with pytest.raises(CorruptError, match="no row"), index.update() as update:
-        update.append_runs(1, runs_of((7, 1, 77, 0)))
+        update.append_locations(1, runs_of((7, 1, 77, 0)))
     with index.update() as update:
         assert update.drop_file(9)
         assert not update.drop_file(9)
         assert not update.drop_file(1234)
         update.put_file(FILES[0]._replace(bytes=5))
-        update.replace_runs(1, runs_of((6, 1, 3, 0)), runs_of((6, 1, 77, 0)))
+        update.replace_locations(1, runs_of((6, 1, 3, 0)), runs_of((6, 1, 77, 0)))
         assert update.drop_file(3)
         update.put_file(FileRow(77, "cold", "hdd", 1, 10))
     assert list(index.check()) == []

@@ -175,10 +175,10 @@ def test_updates_refuse_a_broken_chain_and_lost_pages_and_shares() -> None:
         (ledger_key(4), lambda update: update.put_ledger(ledger_row(5, -1))),
         (ledger_key(4), lambda update: update.drop_ledger(4)),
         (ledger_key(4), lambda update: update.drop_ledger(1)),
-        (page_key(1, 0), lambda update: update.append_runs(1, more)),
+        (page_key(1, 0), lambda update: update.append_locations(1, more)),
         (page_key(1, 0), lambda update: update.drop_ledger(1)),
         (share_key(2, 1), lambda update: update.drop_ledger(1)),
-        (page_key(1, 0), lambda update: update.replace_runs(1, runs_of((4, 2, 2, 1024)), runs_of((4, 2, 3, 0)))),
+        (page_key(1, 0), lambda update: update.replace_locations(1, runs_of((4, 2, 2, 1024)), runs_of((4, 2, 3, 0)))),
         (b"M", lambda update: None),
     ]
     for lost, change in changes:
@@ -196,7 +196,7 @@ def test_lost_page_between_others(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = runs_of(*((i, 1, 2, 64 * i) for i in range(6)))
     with Index(environment).update() as update:
         update.put_ledger(ledger_row(8, 5))
-        update.append_runs(8, runs)
+        update.append_locations(8, runs)
     for first in (0, 2, 4):
         lost = dict(environment.rows)
         del lost[page_key(8, first)]
@@ -209,7 +209,7 @@ def test_lost_page_between_others(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CorruptError), index.update() as update:
             update.drop_ledger(8)
         with pytest.raises(CorruptError), index.update() as update:
-            update.replace_runs(8, runs, runs_of((0, 6, 9, 0)))
+            update.replace_locations(8, runs, runs_of((0, 6, 9, 0)))
 
 
 def test_sound_links_that_contradict_each_other() -> None:
@@ -246,7 +246,7 @@ def test_a_share_never_falls_below_zero() -> None:
     key = share_key(2, 4)
     index = Index(MapEnvironment({**rows, key: encode_share(key, 1)}))
     with pytest.raises(CorruptError, match="are to leave it"), index.update() as update:
-        update.replace_runs(4, runs_of((0, 3, 2, 2048)), runs_of((0, 3, 9, 0)))
+        update.replace_locations(4, runs_of((0, 3, 2, 2048)), runs_of((0, 3, 9, 0)))
 
 
 def test_check_names_what_sound_values_contradict() -> None:

@@ -19,7 +19,7 @@ def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> N
     batch = [bytes(1024)] * 256
     with open_quick(tmp_path, background=False, log_file_bytes=8 << 20, unchecked_tail_bytes=1 << 30) as manager:
         store = store_of(manager)
-        supply, tick = store.supply, store.maintenance.tick
+        supply, tick = store.supply, store.scheduler.tick
         deferred = manager.create_ledger(
             password=b"p", digest_type=DigestType.CRC32C, write_flags=WriteFlag.DEFERRED_FORCE
         )

@@ -407,23 +407,23 @@ def test_what_was_salvaged_is_moved_packed_and_deleted_like_all_else(harm: Harm)
     fs = harmed(harm)
     replicas = salvage(fs)
     unknown = missing(replicas)
-    replicas.store.maintenance.collect()
+    replicas.store.scheduler.collect()
     replicas.move(1, StorageHint.HDD)
     replicas.move(2, StorageHint.SSD)
-    replicas.store.maintenance.collect()
+    replicas.store.scheduler.collect()
     assert missing(replicas) == unknown
     replicas.close()
     replicas = open_bookie(fs)
     assert missing(replicas) == unknown
     bring(replicas, COUNT)
-    replicas.store.maintenance.checkpoint()
+    replicas.store.scheduler.checkpoint()
     replicas.move(1, StorageHint.NVME)
-    replicas.store.maintenance.collect()
+    replicas.store.scheduler.collect()
     assert missing(replicas) == 0
     for ledger_id in LEDGERS:
         replicas.delete(ledger_id)
-    replicas.store.maintenance.checkpoint()
-    replicas.store.maintenance.collect()
+    replicas.store.scheduler.checkpoint()
+    replicas.store.scheduler.collect()
     replicas.close()
     assert log_files(fs) == []
     check_disk(fs, 1)  # whose directory it is

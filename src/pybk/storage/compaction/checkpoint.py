@@ -25,7 +25,7 @@ from pybk.storage.format.entries_mark import place_of, read_entries_mark, write_
 from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark, NamedRow, entries_key
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RUN_DTYPE, Runs
-from pybk.storage.index.catalog_and_index import Registry
+from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.locations import bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.volumes import COLD, ENTRIES, LOG
@@ -77,9 +77,9 @@ class Jobs:
         freed: Whether there may be something to collect: something died in files that live on, or there was no room.
     """
 
-    def __init__(self, store: Store, registry: Registry) -> None:
+    def __init__(self, store: Store, catalog_and_index: CatalogAndIndex) -> None:
         self._store = store
-        self._registry = registry
+        self._catalog_and_index = catalog_and_index
         self._whole: dict[int, int] = {}
         self._mixed: set[int] = set()  # log files with entries of other tiers, for which there was no room there
         self._unmerged: set[int] = set()  # small cold segments with damaged records
@@ -104,7 +104,7 @@ class Jobs:
 
     def _take_over(self, taken: Window) -> None:
         store = self._store
-        self._check_index_room(sum(map(len, taken.tails)) * RUN_DTYPE.itemsize + len(taken.rows) * _INDEX_ROW_BYTES)
+        self._check_index_space(sum(map(len, taken.tails)) * RUN_DTYPE.itemsize + len(taken.rows) * _INDEX_ROW_BYTES)
         dropped = [gone.ledger_id for gone in taken.dropped if store.index.ledger(gone.ledger_id) is not None]
         purge = self._keys_of_ledgers(dropped)
         placed = self._place(taken)
@@ -116,11 +116,11 @@ class Jobs:
             for row, runs in zip(taken.rows, placed.runs, strict=True):
                 update.put_ledger(row)
                 if len(runs):
-                    update.append_runs(row.metadata.ledger_id, runs)
+                    update.append_locations(row.metadata.ledger_id, runs)
                     counts.update(bytes_by_file(runs))
             return counts
 
-        self._registry.commit(
+        self._catalog_and_index.commit(
             self._next_mark(taken), change, rows=taken.rows, dropped=dropped, added=placed.files, named=taken.named
         )
         self.freed = self.freed or bool(dropped)
@@ -166,14 +166,14 @@ class Jobs:
         log_files = []
         for file_id, row in sorted(store.volumes.rows.items()):
             used = store.supply.used_bytes(file_id)
-            if row.kind == LOG and used is not None and file_id >= self._registry.mark.first_log_file_id:
+            if row.kind == LOG and used is not None and file_id >= self._catalog_and_index.mark.first_log_file_id:
                 log_files.append(row._replace(bytes=used))
         named = store.named.tail()
         return Window(store.log.durable_lsn + 1, descriptors, rows, dropped, tails, log_files, store.tail_bytes, named)
 
     def _next_mark(self, taken: Window) -> Mark:
         store = self._store
-        mark = self._registry.mark
+        mark = self._catalog_and_index.mark
         last = max((row.file_id for row in taken.log_files), default=mark.first_log_file_id - 1)
         return mark._replace(
             first_log_file_id=last + 1,
@@ -195,23 +195,23 @@ class Jobs:
         runs = np.concatenate(taken.tails)
         tiers = list(StorageHint)
         tier_of = np.repeat([tiers.index(row.metadata.tier) for row in taken.rows], sizes)
-        at_home = tier_of == tiers.index(StorageHint.NVME)
-        stays = self._staying(runs, at_home, taken.log_files)
-        leaving = ~(at_home & np.isin(runs["file"], list(stays)))
+        in_tier = tier_of == tiers.index(StorageHint.NVME)
+        stays = self._staying(runs, in_tier, taken.log_files)
+        leaving = ~(in_tier & np.isin(runs["file"], list(stays)))
         try:
             for number in np.unique(tier_of[leaving]).tolist():
-                self._check_room(tiers[number], _record_bytes(runs[leaving]))
-            return self._bring_home(taken, stays)
+                self._check_tier_space(tiers[number], _record_bytes(runs[leaving]))
+            return self._write_to_tiers(taken, stays)
         except (StorageRefusedError, OSError) as error:
             if not is_refused(error):
                 raise
             logger.warning("entries stay in the log files until they can be packed: %s", error)
         live = set(np.unique(runs["file"]).tolist())
-        self._mixed |= set(np.unique(runs["file"][~at_home]).tolist())
+        self._mixed |= set(np.unique(runs["file"][~in_tier]).tolist())
         self.freed = True
         return Placed(taken.tails, [row for row in taken.log_files if row.file_id in live])
 
-    def _bring_home(self, taken: Window, stays: set[int]) -> Placed:
+    def _write_to_tiers(self, taken: Window, stays: set[int]) -> Placed:
         """Write the entries of a window to their tiers, but for those of NVMe in the log files that stay."""
         placed: dict[int, list[Runs]] = defaultdict(list)
         movers: dict[StorageHint, Mover] = {}
@@ -237,7 +237,7 @@ class Jobs:
         held = {int(file_id) for part in result for file_id in np.unique(part["file"])} | stays
         return Placed(result, [*(row for row in taken.log_files if row.file_id in held), *made])
 
-    def _check_room(self, tier: StorageHint, nbytes: int) -> None:
+    def _check_tier_space(self, tier: StorageHint, nbytes: int) -> None:
         """Raise StorageFullError rather than fill a device with records that will not fit.
 
         Only trying tells where records are compressed, or where LMDB has pages to use again.
@@ -254,7 +254,7 @@ class Jobs:
                 "device or delete ledgers"
             )
 
-    def _check_index_room(self, nbytes: int) -> None:
+    def _check_index_space(self, nbytes: int) -> None:
         """Raise StorageFullError if the index might find no room: LMDB may call that a failure, which is final."""
         path = self._store.volumes.tier_paths(StorageHint.SSD)[0]
         free = self._store.fs.free_bytes(path)
@@ -288,9 +288,11 @@ class Jobs:
             return
         cookie = replace(store.cookie, level=level)
         mend_cookies(store.fs, store.volumes.root, cookie, store.volumes.directories)
-        store.cookie = self._registry.cookie = cookie
+        store.cookie = self._catalog_and_index.cookie = cookie
         store.feature_level = level
-        self._registry.commit(self._registry.mark, lambda update: Counter())  # in a new catalog, of the level's format
+        self._catalog_and_index.commit(
+            self._catalog_and_index.mark, lambda update: Counter()
+        )  # in a new catalog, of the level's format
 
     # ---- moves and collection ------------------------------------------------------------------------------------
 
@@ -324,7 +326,7 @@ class Jobs:
                 changed += [] if row is None else [(descriptor, row)]
         if not work:
             return
-        self._check_index_room(index_bytes + len(changed) * _INDEX_ROW_BYTES)
+        self._check_index_space(index_bytes + len(changed) * _INDEX_ROW_BYTES)
         unmoved = self._relocate(work, tier, [row for _, row in changed])
         for descriptor, row in changed:
             descriptor.indexed(row.metadata.version, row.last_add_confirmed)
@@ -334,7 +336,7 @@ class Jobs:
 
     def _elsewhere(self, page: Runs, tier: str) -> list[Runs]:
         """Return the runs of a page that lie in files of other tiers, split by file."""
-        rows = self._registry.files
+        rows = self._catalog_and_index.files
         files = page["file"].tolist()
         if files.count(files[0]) == len(files):
             return [] if rows[files[0]].tier == tier else [page]
@@ -370,13 +372,13 @@ class Jobs:
             for row in rows:
                 update.put_ledger(row)
             for ledger_id, old, new in moved:
-                update.replace_runs(ledger_id, old, new)
+                update.replace_locations(ledger_id, old, new)
                 counts.subtract(bytes_by_file(old))
                 counts.update(bytes_by_file(new))
             return counts
 
-        mark = self._registry.mark._replace(next_file_id=store.volumes.next_file_id)
-        self._registry.commit(mark, change, rows=rows, added=files)
+        mark = self._catalog_and_index.mark._replace(next_file_id=store.volumes.next_file_id)
+        self._catalog_and_index.commit(mark, change, rows=rows, added=files)
         self.freed = True
         for ledger_id in {ledger_id for ledger_id, _, _ in moved}:
             store.moved(ledger_id)
@@ -404,8 +406,8 @@ class Jobs:
             return
         self.freed = False
         refused: StorageRefusedError | OSError | None = None
-        live = self._registry.live
-        for row in sorted(self._registry.files.values(), key=lambda row: (live[row.file_id], row.file_id)):
+        live = self._catalog_and_index.live
+        for row in sorted(self._catalog_and_index.files.values(), key=lambda row: (live[row.file_id], row.file_id)):
             if row.kind == ENTRIES or not (row.file_id in self._mixed or self._is_sparse(row)):
                 continue
             try:
@@ -423,7 +425,7 @@ class Jobs:
     def _is_sparse(self, row: FileRow) -> bool:
         """Tell whether packing a file anew would make it much smaller."""
         limit = self._store.config.fill_ratio
-        live = self._registry.live[row.file_id]
+        live = self._catalog_and_index.live[row.file_id]
         if live >= limit * (row.bytes - BLOCK_BYTES):
             return False
         if row.kind != COLD:
@@ -446,7 +448,7 @@ class Jobs:
         Each entry is written again some five times at most, as a merged segment is of another size.
         """
         groups: dict[tuple[str, int], list[FileRow]] = defaultdict(list)
-        for row in self._registry.files.values():
+        for row in self._catalog_and_index.files.values():
             if row.kind == COLD and row.bytes < _MERGED_BYTES_MAX and row.file_id not in self._unmerged:
                 groups[row.tier, row.bytes.bit_length() // _MERGED_BITS].append(row)
         for (tier, _), rows in groups.items():
@@ -472,11 +474,11 @@ class Jobs:
                     parts += _by_file(page[mine])
                     index_bytes += page.nbytes
             work.append((ledger_id, parts))
-        self._check_index_room(index_bytes)
-        self._check_room(tier, sum(_record_bytes(part) for _, parts in work for part in parts))
+        self._check_index_space(index_bytes)
+        self._check_tier_space(tier, sum(_record_bytes(part) for _, parts in work for part in parts))
         self._relocate(work, tier)
         # What is damaged stays where it is, and would be tried again for ever.
-        self._unmerged |= file_ids & self._registry.files.keys()
+        self._unmerged |= file_ids & self._catalog_and_index.files.keys()
         self._store.metrics.add("compactions", 1)
 
     def _compact(self, row: FileRow) -> None:
@@ -493,9 +495,9 @@ class Jobs:
                     index_bytes += page.nbytes
             ledger = store.index.ledger(ledger_id) if row.kind == LOG else None
             work[StorageHint(row.tier) if ledger is None else ledger.metadata.tier].append((ledger_id, parts))
-        self._check_index_room(index_bytes)
+        self._check_index_space(index_bytes)
         for tier, ledgers in work.items():
-            self._check_room(tier, sum(_record_bytes(part) for _, parts in ledgers for part in parts))
+            self._check_tier_space(tier, sum(_record_bytes(part) for _, parts in ledgers for part in parts))
             self._relocate(ledgers, tier)
         self._mixed.discard(row.file_id)
         store.metrics.add("compactions", 1)
@@ -503,12 +505,12 @@ class Jobs:
     def _drop_dead(self) -> None:
         """Forget and unlink files in which nothing lives."""
         store = self._store
-        live = self._registry.live
-        files = self._registry.files.items()
+        live = self._catalog_and_index.live
+        files = self._catalog_and_index.files.items()
         dead = [file_id for file_id, row in files if not live[file_id] and row.kind != ENTRIES]
         if not dead:
             return
-        self._registry.commit(self._registry.mark, lambda update: Counter(), gone=dead)
+        self._catalog_and_index.commit(self._catalog_and_index.mark, lambda update: Counter(), gone=dead)
         for file_id in dead:
             self._whole.pop(file_id, None)
             self._mixed.discard(file_id)
@@ -543,7 +545,7 @@ class Jobs:
                 if self._store.feature_level > FeatureLevel.BASE:
                     # An index from before now names these keys: it must be known as older than this environment.
                     mark = read_entries_mark(transaction)
-                    write_entries_mark(transaction, mark._replace(removed_at=place_of(self._registry.mark)))
+                    write_entries_mark(transaction, mark._replace(removed_at=place_of(self._catalog_and_index.mark)))
             del self._unpurged[file_id]
 
 

@@ -35,7 +35,7 @@ from pybk.storage.volumes import COLD, ENTRIES
 
 if TYPE_CHECKING:
     from pybk.storage.io.lmdb_environment import WriteTransaction
-    from pybk.storage.store_reader import StoreView
+    from pybk.storage.store_reader import StoreReader
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Mover:
             file; by ledger id and path.
     """
 
-    def __init__(self, view: StoreView, store_id: bytes, tier: StorageHint) -> None:
+    def __init__(self, view: StoreReader, store_id: bytes, tier: StorageHint) -> None:
         self._view = view
         self._store_id = store_id
         self._tier = tier
@@ -145,7 +145,7 @@ class Mover:
         if not isinstance(loaded, Loaded):
             self._keep(ledger_id, runs, loaded)
             return runs
-        _, problem = self._view.sound_runs(ledger_id, loaded)
+        _, problem = self._view.sound_locations(ledger_id, loaded)
         if problem is not None:
             self._keep(ledger_id, runs, problem)
             return runs
@@ -195,7 +195,7 @@ class Mover:
         """Write the sound ones of some loaded records to the target."""
         sound = np.ones(len(runs), np.bool_)
         if not (runs["flags"] & RUN_COMPRESSED).any():  # a compressed record was checked when it was unpacked
-            sound, problem = self._view.sound_runs(ledger_id, loaded)
+            sound, problem = self._view.sound_locations(ledger_id, loaded)
             if problem is not None:
                 self._keep(ledger_id, runs[~sound], problem)
         moved: list[tuple[int, ...]] = []

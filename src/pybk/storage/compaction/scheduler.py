@@ -25,7 +25,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.compaction.checkpoint import Jobs
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.index.catalog_and_index import Registry
+from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.io.failures import is_passing, is_refused, refused, start_thread, storage_error
 from pybk.storage.log.preallocation import LARGE_COMMIT_BYTES
 
@@ -58,7 +58,7 @@ _READERS_SECONDS: Final = 10.0
 """How often places of killed readers in LMDB's reader tables are looked for."""
 
 
-class Maintenance:
+class Scheduler:
     """Runs a store's background jobs.
 
     Threads: its own, and any thread that asks for a job; jobs exclude each other.
@@ -69,10 +69,10 @@ class Maintenance:
         rests: Whether the thread sleeps for long, as nothing was committed; who commits wakes it.
     """
 
-    def __init__(self, store: Store, registry: Registry) -> None:
+    def __init__(self, store: Store, catalog_and_index: CatalogAndIndex) -> None:
         self._store = store
-        self._registry = registry
-        self._jobs = Jobs(store, registry)
+        self._catalog_and_index = catalog_and_index
+        self._jobs = Jobs(store, catalog_and_index)
         self._troubles = store.troubles
         self._job = threading.Lock()
         self._wakeup = (
@@ -119,7 +119,7 @@ class Maintenance:
     def close(self) -> None:
         """Wait for a job that is running, and close what the jobs keep open; the log takes nothing more by now."""
         with self._job:
-            self._registry.close()
+            self._catalog_and_index.close()
 
     def _run(self) -> None:
         while not self._stopping:
@@ -298,7 +298,7 @@ class Maintenance:
                 )
         return None
 
-    def wait_for_room(self) -> None:
+    def wait_for_admission(self) -> None:
         """Return when the unchecked tail is within its bound again; called by appends that found it full.
 
         Raises:
@@ -407,7 +407,7 @@ class Maintenance:
         """Write the store in the formats of a higher level; durable on return. Raises as ``checkpoint`` does."""
         self._run_job(lambda: self._jobs.raise_level(level))
 
-    def look_for_room(self) -> None:
+    def look_for_space(self) -> None:
         """Turn the store read-only, or back, as it is now; raises as ``checkpoint`` does."""
         self._run_job(self.check_space)
 

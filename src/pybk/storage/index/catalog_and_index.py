@@ -40,7 +40,7 @@ class _Changed(NamedTuple):
     named: list[NamedRow]
 
 
-class Registry:
+class CatalogAndIndex:
     """What a store knows durably of its ledgers and files, besides the log.
 
     Threads: one at a time.
@@ -72,7 +72,7 @@ class Registry:
         self.live = Counter({file_id: use.live_bytes for file_id, use in uses.items()})
 
     @classmethod
-    def open(cls, volumes: Volumes, index: Index, mark: Mark, cookie: Cookie) -> Registry:
+    def open(cls, volumes: Volumes, index: Index, mark: Mark, cookie: Cookie) -> CatalogAndIndex:
         """Open the catalog where the mark says that it ends, and change nothing.
 
         Call ``begin`` once the store is proven.

@@ -175,7 +175,7 @@ class IndexUpdate:
 
     # ---- runs ----------------------------------------------------------------------------------------------------
 
-    def append_runs(self, ledger_id: int, runs: Runs) -> None:
+    def append_locations(self, ledger_id: int, runs: Runs) -> None:
         """Add runs that follow a ledger's last page; the caller puts the row that names the new last entry.
 
         Costs O(new runs), and the rewriting of at most one page.
@@ -199,7 +199,7 @@ class IndexUpdate:
         for file_id, size in bytes_by_file(runs).items():
             self._change_share(file_id, ledger_id, size)
 
-    def replace_runs(self, ledger_id: int, old: Runs, new: Runs) -> None:
+    def replace_locations(self, ledger_id: int, old: Runs, new: Runs) -> None:
         """Say that entries lie elsewhere.
 
         Costs O(runs) and the rewriting of each page that has one of the old runs.
@@ -289,7 +289,7 @@ class IndexUpdate:
 
     def put_file(self, row: FileRow) -> None:
         """Insert or replace a file's row; what lies in the file is kept."""
-        self._settle(row.file_id)
+        self._apply_share_changes(row.file_id)
         key = file_key(row.file_id)
         value = self._transaction.get(key)
         ledgers = live_bytes = 0
@@ -305,7 +305,7 @@ class IndexUpdate:
         Raises:
             UsageError: Entries lie in it.
         """
-        self._settle(file_id)
+        self._apply_share_changes(file_id)
         key = file_key(file_id)
         value = self._transaction.get(key)
         if value is None:
@@ -347,7 +347,7 @@ class IndexUpdate:
         ledgers, live_bytes = self._uses.get(file_id, (0, 0))
         self._uses[file_id] = ledgers + (share > 0) - (before > 0), live_bytes + size
 
-    def _settle(self, file_id: int) -> None:
+    def _apply_share_changes(self, file_id: int) -> None:
         """Bring a file's row up to what became of its shares."""
         change = self._uses.get(file_id)
         if change is None:
@@ -386,7 +386,7 @@ class IndexUpdate:
         """
         self._write_waiting()
         for file_id in list(self._uses):
-            self._settle(file_id)
+            self._apply_share_changes(file_id)
         if self._uses:
             raise damaged(
                 f"entries lie in file {min(self._uses):016x}, which has no row in the index, and none was put"

@@ -473,7 +473,7 @@ class _Rebuilder:
                 with index.update() as update:
                     for row in rows:
                         update.put_ledger(row)
-                        update.append_runs(row.metadata.ledger_id, placed[row.metadata.ledger_id])
+                        update.append_locations(row.metadata.ledger_id, placed[row.metadata.ledger_id])
             wrong = list(index.check())
         finally:
             environment.close()
