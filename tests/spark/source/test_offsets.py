@@ -13,8 +13,8 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 
 from pybk.errors import UnsupportedFormatError
 from pybk.spark.options import Positions
-from pybk.spark.source.offsets import LATE_NS, Offset, advance, between, first_offset, numbers_of, ranges_of
-from pybk.spark.source.planning import Piece, Readable
+from pybk.spark.source.offsets import LATE_NS, Offset, advance, between, first_offset
+from pybk.spark.source.planning import Piece, Readable, numbers_of, ranges_of
 
 NOW = 10 * LATE_NS
 

@@ -3,59 +3,26 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from typing import TYPE_CHECKING
 
 from pybk.errors import CorruptError, UsageError
 from pybk.spark.connection import connection
-from pybk.spark.jobs.formats import reading
+from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, row_of
+from pybk.spark.jobs.formats import register_source
 from pybk.spark.jobs.ledgers import Place, chosen, secret_of, where_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
 from pybk.spark.jobs.transfer import Header, planned
 from pybk.spark.options import BATCH_BYTES, Positions, SourceOptions
+from pybk.spark.source.planning import ranges_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
-    from pybk.ledger import LedgerMetadata
     from pybk.spark.connection import Where
-
-ENTRIES_FOLDER: Final = "entries"
-LEDGERS_FOLDER: Final = "ledgers"
-
-LEDGERS: Final = StructType(
-    [
-        StructField("export_id", StringType()),
-        StructField("ledger_id", LongType()),
-        StructField("ledger_type", StringType()),
-        StructField("storage_hints", ArrayType(StringType())),
-        StructField("digest_type", StringType()),
-        StructField("custom_metadata", MapType(StringType(), BinaryType())),
-        StructField("ensemble_size", IntegerType()),
-        StructField("write_quorum", IntegerType()),
-        StructField("ack_quorum", IntegerType()),
-        StructField("entries", LongType()),
-        StructField("bytes", LongType()),
-        StructField("created", TimestampType()),
-    ]
-)
-"""Columns of ``ledgers``, one row per ledger; the quorums are null for ledgers of a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +93,14 @@ def export(
     plan = planned(found, secret.read(), wanted, open_too=open_too)
     entries = sum(header.entries for header in plan.headers)
     with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
-        to, last = (f"{directory.rstrip('/')}/{folder}" for folder in (ENTRIES_FOLDER, LEDGERS_FOLDER))
+        to, last = (f"{directory.rstrip('/')}/{name}" for name in (ENTRIES_DIRECTORY, LEDGERS_DIRECTORY))
         _make_room(spark, last, overwrite=mode == "overwrite")
         options = _options(place, secret, plan.headers)
-        spark.read.format(reading(spark, options)).load().write.mode(mode).parquet(to)
+        spark.read.format(register_source(spark, options)).load().write.mode(mode).parquet(to)
         written = spark.read.parquet(to).count()
         if written != entries:
             raise CorruptError(f"{to} has {written} entries of {entries}; the export is not complete: export again")
-        table = spark.createDataFrame([_row(export_id, *each) for each in plan.ledgers], LEDGERS)
+        table = spark.createDataFrame([row_of(export_id, *each) for each in plan.ledgers], LEDGERS)
         table.coalesce(1).write.mode(mode).parquet(last)
     return Exported(
         export_id=export_id,
@@ -165,7 +132,7 @@ def _options(where: Where, password: Secret, headers: Sequence[Header]) -> Sourc
     return SourceOptions(
         where=where,
         password=password,
-        ledgers=tuple(_ranges(ids)) or ((0, -1),),
+        ledgers=ranges_of(ids) or ((0, -1),),
         ledger_type=None,
         payload=True,
         include_metadata=False,
@@ -180,42 +147,4 @@ def _options(where: Where, password: Secret, headers: Sequence[Header]) -> Sourc
         require_seal=False,
         max_entries_per_trigger=None,
         max_bytes_per_trigger=None,
-    )
-
-
-def _ranges(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield ascending ids as ranges."""
-    first = 0
-    for at in range(1, len(ids) + 1):
-        if at == len(ids) or ids[at] != ids[at - 1] + 1:
-            yield ids[first], ids[at - 1]
-            first = at
-
-
-def _row(export_id: str, metadata: LedgerMetadata, header: Header) -> tuple[Any, ...]:
-    return (
-        export_id,
-        header.ledger_id,
-        header.ledger_type,
-        list(header.storage_hints),
-        header.digest_type,
-        header.custom_metadata,
-        *header.quorums,
-        header.entries,
-        header.length,
-        datetime.fromtimestamp(metadata.creation_time_ns / 1e9, UTC),
-    )
-
-
-def header_of(row: Any) -> Header:
-    """Return what is taken over from a row of ``ledgers``."""
-    return Header(
-        ledger_id=row.ledger_id,
-        ledger_type=row.ledger_type,
-        storage_hints=tuple(row.storage_hints),
-        digest_type=row.digest_type,
-        custom_metadata={key: bytes(value) for key, value in row.custom_metadata.items()},
-        entries=row.entries,
-        length=row.bytes,
-        quorums=(row.ensemble_size, row.write_quorum, row.ack_quorum),
     )

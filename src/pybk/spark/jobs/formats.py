@@ -1,4 +1,8 @@
-"""Data sources of one job, made of values that were checked: so no secret is an option, which plans may show."""
+"""Data sources that serve a single job: Spark formats of random names, registered with a session.
+
+Their settings are in the object that Spark pickles for its tasks, and not in options, because plans and event logs show
+options and the settings hold secrets.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +10,24 @@ import secrets
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from pybk.spark.source.batch_reader import new_reader
+from pybk.spark.source.columns import schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+    from pyspark.sql.types import StructType
 
-    from pybk.spark.jobs.transfer import Target
     from pybk.spark.options import SourceOptions
 
-ENTRIES = StructType(
-    [
-        StructField("ledger_id", LongType()),
-        StructField("entry_id", LongType()),
-        StructField("payload", BinaryType()),
-    ]
-)
-"""What a ledger is written of: entries, and before them a header (``transfer.Header``) as entry -1."""
 
-
-def reading(spark: SparkSession, options: SourceOptions) -> str:
-    """Return the name of a format that reads ledgers as options say."""
-    from pybk.spark.source.columns import schema_of
-
+def register_source(spark: SparkSession, options: SourceOptions) -> str:
+    """Register a format that reads ledgers as the options say, and return its name."""
     name, columns = _new_name(), schema_of(options)
 
-    class Reading(DataSource):
-        """Reads some ledgers."""
+    class LedgersSource(DataSource):
+        """Reads the ledgers of one job."""
 
         @classmethod
         def name(cls) -> str:
@@ -44,21 +39,19 @@ def reading(spark: SparkSession, options: SourceOptions) -> str:
             return columns
 
         def reader(self, schema: StructType) -> DataSourceReader:
-            """Return what reads."""
-            from pybk.spark.source.batch_reader import new_reader
-
+            """Return the reader that Spark plans and runs."""
             return new_reader(options, schema)
 
-    spark.dataSource.register(Reading)
+    spark.dataSource.register(LedgersSource)
     return name
 
 
-def writing(spark: SparkSession, target: Target, number: int) -> str:
-    """Return the name of a format that writes whole ledgers, in commit ``number`` of their sink."""
+def register_sink(spark: SparkSession, writer: DataSourceWriter) -> str:
+    """Register a format that writes with ``writer``, and return its name."""
     name = _new_name()
 
-    class Writing(DataSource):
-        """Writes ledgers anew."""
+    class LedgersSink(DataSource):
+        """Writes the ledgers of one job."""
 
         @classmethod
         def name(cls) -> str:
@@ -66,12 +59,10 @@ def writing(spark: SparkSession, target: Target, number: int) -> str:
             return name
 
         def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-            """Return what writes."""
-            from pybk.spark.jobs.import_ import LedgersWriter
+            """Return the writer that Spark runs."""
+            return writer
 
-            return LedgersWriter(target, number)
-
-    spark.dataSource.register(Writing)
+    spark.dataSource.register(LedgersSink)
     return name
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from pybk.errors import CorruptError, IllegalOperationError, UsageError
-from pybk.spark.jobs.export import ENTRIES_FOLDER, LEDGERS, LEDGERS_FOLDER, header_of
-from pybk.spark.jobs.formats import ENTRIES, writing
+from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, header_of
+from pybk.spark.jobs.formats import register_sink
 from pybk.spark.jobs.ledgers import Place, cluster_of, secret_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
 from pybk.spark.jobs.transfer import IMPORT_OF, Header, Quorums, Target, finish, is_there, safest
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
     from pybk.spark.sink.manifest import Written
     from pybk.writer import LedgerWriter
 
-_TASKS_PER_CORE = 4
+_TASKS_PER_CORE: Final = 4
+
+_ENTRIES: Final = StructType(
+    [
+        StructField("ledger_id", LongType()),
+        StructField("entry_id", LongType()),
+        StructField("payload", BinaryType()),
+    ]
+)
+"""Columns of the rows that a ledger is written from: its ``Header`` as entry -1, then its entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +92,14 @@ def import_(
     """
     place = cluster_of(where, cluster_secret, "nobody else makes ledgers in it")
     root = directory.rstrip("/")
-    table = spark.read.parquet(f"{root}/{LEDGERS_FOLDER}")
+    table = spark.read.parquet(f"{root}/{LEDGERS_DIRECTORY}")
     if not set(LEDGERS.fieldNames()) <= set(table.columns):
-        raise UsageError(f"{root}/{LEDGERS_FOLDER} has other columns than an export: give a directory of `export`")
+        raise UsageError(f"{root}/{LEDGERS_DIRECTORY} has other columns than an export: give a directory of `export`")
     rows = table.collect()
     if len({row.export_id for row in rows}) > 1:
-        raise CorruptError(f"{root}/{LEDGERS_FOLDER} has rows of several exports; import each from its own directory")
+        raise CorruptError(
+            f"{root}/{LEDGERS_DIRECTORY} has rows of several exports; import each from its own directory"
+        )
     if not rows:
         return Imported("", {}, (), 0, 0)
     headers = [header_of(row) for row in rows]
@@ -113,13 +125,13 @@ def import_(
 
 def _write(spark: SparkSession, to: Target, root: str, wanted: Sequence[Header], number: int) -> None:
     """Bring the rows of each ledger together, behind its header and in their order, and have them written."""
-    heads = spark.createDataFrame([(header.ledger_id, -1, header.encode()) for header in wanted], ENTRIES)
-    ids = spark.createDataFrame([(header.ledger_id,) for header in wanted], ENTRIES.fieldNames()[:1])
-    entries = spark.read.parquet(f"{root}/{ENTRIES_FOLDER}").select(*ENTRIES.fieldNames())
+    heads = spark.createDataFrame([(header.ledger_id, -1, header.encode()) for header in wanted], _ENTRIES)
+    ids = spark.createDataFrame([(header.ledger_id,) for header in wanted], _ENTRIES.fieldNames()[:1])
+    entries = spark.read.parquet(f"{root}/{ENTRIES_DIRECTORY}").select(*_ENTRIES.fieldNames())
     rows = entries.join(ids.hint("broadcast"), "ledger_id", "left_semi").unionByName(heads)
     tasks = max(1, min(len(wanted), _TASKS_PER_CORE * context_of(spark).defaultParallelism))
     sorted_rows = rows.repartition(tasks, "ledger_id").sortWithinPartitions("ledger_id", "entry_id")
-    sorted_rows.write.format(writing(spark, to, number)).mode("append").save()
+    sorted_rows.write.format(register_sink(spark, LedgersWriter(to, number))).mode("append").save()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 
 from pybk.spark.source.columns import COLUMNS
-from pybk.spark.source.planning import intersect
+from pybk.spark.source.planning import intersect, ranges_of
 
 if TYPE_CHECKING:
     from pybk.spark.options import Ranges
@@ -61,8 +61,9 @@ def push(filters: Iterable[Filter]) -> Pushed:
 def _ranges(found: Filter) -> Ranges | None:
     """Return the whole numbers from 0 up that a filter on them leaves; None if that is not known."""
     if isinstance(found, In):
-        values = found.value
-        return _joined(values) if all(type(value) is int for value in values) else None
+        if not all(type(value) is int for value in found.value):
+            return None
+        return ranges_of(value for value in found.value if 0 <= value <= _MOST)
     value = getattr(found, "value", None)
     if type(value) is not int:
         return None
@@ -83,13 +84,3 @@ def _ranges(found: Filter) -> Ranges | None:
 def _range(low: int, high: int) -> Ranges:
     low, high = max(low, 0), min(high, _MOST)
     return ((low, high),) if low <= high else _NONE
-
-
-def _joined(values: Iterable[int]) -> Ranges:
-    ranges: list[tuple[int, int]] = []
-    for value in sorted({value for value in values if 0 <= value <= _MOST}):
-        if ranges and ranges[-1][1] == value - 1:
-            ranges[-1] = (ranges[-1][0], value)
-        else:
-            ranges.append((value, value))
-    return tuple(ranges)

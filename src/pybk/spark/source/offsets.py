@@ -15,13 +15,13 @@ listings may be late.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from pybk.errors import UnsupportedFormatError
 from pybk.spark.options import Positions, Ranges
-from pybk.spark.source.planning import Piece, Readable, within
+from pybk.spark.source.planning import Piece, Readable, numbers_of, ranges_of, within
 
 LATE_NS: Final = 3600 * 10**9
 """Clocks of the machines that create ledgers, and the time between a ledger's creation and its being seen, differ by
@@ -199,20 +199,3 @@ def between(start: Offset, end: Offset) -> list[Piece]:
         for ledger_id, end_entry in sorted(ends.items())
         if ledger_id not in start.ended and end_entry > start.next_entry(ledger_id)
     ]
-
-
-def ranges_of(numbers: Iterable[int]) -> Ranges:
-    """Return numbers as ranges."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return tuple(ranges)
-
-
-def numbers_of(ranges: Ranges) -> Iterator[int]:
-    """Yield the numbers of ranges."""
-    for low, high in ranges:
-        yield from range(low, high + 1)

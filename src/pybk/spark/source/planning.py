@@ -94,6 +94,23 @@ def within(number: int, ranges: Ranges | None) -> bool:
     return place > 0 and number <= ranges[place - 1][1]
 
 
+def ranges_of(numbers: Iterable[int]) -> Ranges:
+    """Return numbers as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return tuple(ranges)
+
+
+def numbers_of(ranges: Ranges) -> Iterator[int]:
+    """Yield the numbers of ranges."""
+    for low, high in ranges:
+        yield from range(low, high + 1)
+
+
 def cut(parts: Iterable[Part], entries: int | None = None) -> list[tuple[Piece, ...]]:
     """Share entries among tasks.
 

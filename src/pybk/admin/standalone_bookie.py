@@ -1,4 +1,4 @@
-"""A bookie by itself: it serves until it is told to end."""
+"""A process that is a bookie and nothing else: it serves until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybk.config import StoreConfig
 from pybk.connect import open_cluster
 from pybk.errors import PybkError
 
-_LOOK_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 1.0
 
 
 def serve(
@@ -29,32 +29,34 @@ def serve(
     replace: bool,
     ready: Callable[[BookieServer], None],
 ) -> None:
-    """Serve as a bookie until SIGTERM or SIGINT, then close; call it in the main thread.
+    """Serve as a bookie until SIGTERM or SIGINT, then close it. Takes over both signals of the process.
 
-    A signal that comes while the directory is opened ends it as soon as it is open.
+    A signal that comes while the bookie is starting takes effect as soon as it has started.
 
     Args:
         root: The bookie's directory.
-        listen: Addresses; the first is the one that others are told.
+        listen: Addresses to listen on; the first is registered for clients unless ``advertise`` is given.
         url: Where the cluster's metadata is.
         secret: The cluster's, None for none.
-        bookie_id: The bookie's name; None keeps that of the directory, or makes one.
-        advertise: Addresses that others are told instead of those listened on, none for the same.
+        bookie_id: The bookie's name; None for that of the directory, or a new one if the directory is new.
+        advertise: Addresses to register for clients instead of ``listen``; empty for the same.
         rack: Where it stands.
-        replace: It takes the name of a bookie whose directory is lost for good.
-        moved: Its directory was moved since its last start, not copied.
+        replace: Whether it takes the name of a bookie whose directory is lost for good.
+        moved: Whether its directory was moved since its last start, not copied.
         ready: Called once it serves.
 
     Raises:
-        PybkError: It cannot begin, or ended by itself, which is logged.
+        PybkError: It cannot start, or stopped serving because of an error, which is logged.
+
+    Threads: the main thread, because signal handlers are set.
     """
-    # Not an Event: its own lock may be held by what the handler interrupts.
-    told = threading.Lock()
-    told.acquire()
+    # A lock and not an Event: an Event's set() takes a lock that the interrupted wait() may hold.
+    stop = threading.Lock()
+    stop.acquire()
 
     def end(*_: object) -> None:
-        if told.locked():
-            told.release()
+        if stop.locked():
+            stop.release()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
@@ -75,6 +77,6 @@ def serve(
         )
         stack.enter_context(closing(bookie))
         ready(bookie)
-        while not told.acquire(timeout=_LOOK_SECONDS):
+        while not stop.acquire(timeout=_CHECK_SECONDS):
             if not bookie.serving:
                 raise PybkError(f"bookie {bookie.bookie} serves no more; the error is logged above")

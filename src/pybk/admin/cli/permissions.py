@@ -1,4 +1,7 @@
-"""``pybk permissions``: which files of a store or of an LMDB metadata store other users may use, and narrowing that."""
+"""The command ``pybk permissions``: show which files other users may use, or narrow that.
+
+PATH is a store or an LMDB metadata store.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
+from pybk.admin.cli.arguments import add_command, is_url
 from pybk.errors import CookieError, MetadataError
 from pybk.metadata.lmdb_store import HOST_FILE
 from pybk.metadata.url import lmdb_location
@@ -30,15 +34,28 @@ from pybk.storage.volumes import load_directories
 _DIFFERS: Final = 1
 
 
-def run_permissions(parsed: argparse.Namespace) -> int:
+def add_permissions(commands: Any) -> None:
+    """Add ``pybk permissions``."""
+    text = "show which files others may use, or narrow that"
+    path = "the directory of a store or bookie, or the URL of an LMDB metadata store: lmdb:///path"
+    permissions = add_command(commands, "permissions", _permissions, text, path)
+    permissions.add_argument(
+        "--narrow",
+        action="store_true",
+        help="give the files to their owner alone, or with --group to its members",
+    )
+    permissions.add_argument("--group", metavar="GROUP", help="name or number of the group that shares the files")
+
+
+def _permissions(parsed: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if all permissions are as wanted, or were made so, and 1 otherwise.
 
-    Without ``--group``, ``--narrow`` makes everything private; without ``--narrow``, what differs from the permissions
-    that an open would give to new files, or from those for ``--group``, is shown.
+    The wanted permissions are those of ``--group``. Without it, ``--narrow`` makes everything private; without
+    ``--narrow``, they are those that an open would give to new files.
     """
-    if "://" in parsed.path:
-        place = lmdb_location(parsed.path)
-        directory, group, lock = place.path, parsed.group or place.group, HOST_FILE
+    if is_url(parsed.path):
+        location = lmdb_location(parsed.path)
+        directory, group, lock = location.path, parsed.group or location.group, HOST_FILE
         if not os.path.exists(os.path.join(directory, HOST_FILE)):
             raise MetadataError(f"there is no metadata store at {parsed.path}; check the URL")
     else:
@@ -48,10 +65,10 @@ def run_permissions(parsed: argparse.Namespace) -> int:
         access = PRIVATE if group is None else Access(group_id(group))
     else:
         access = access_of(lock, None) if group is None else Access(group_id(group))
-    if "://" in parsed.path:
+    if is_url(parsed.path):
         found = differences(access, metadata_paths(directory), change=parsed.narrow)
     else:
-        with _closed_store(directory, lock, access, held=parsed.narrow) as paths:
+        with _closed_store(directory, lock, access, locked=parsed.narrow) as paths:
             found = differences(access, paths, change=parsed.narrow)
     problems = [one for one in found if one.problem is not None]
     shared = None if access.gid is None else group_name(access.gid)
@@ -64,12 +81,12 @@ def run_permissions(parsed: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _closed_store(root: str, lock: str, access: Access, *, held: bool) -> Iterator[list[str]]:
-    """Provide the paths of a store; with ``held`` under its lock, so that no process makes files meanwhile."""
+def _closed_store(root: str, lock: str, access: Access, *, locked: bool) -> Iterator[list[str]]:
+    """Provide the paths of a store; with ``locked`` under its lock, so that no process creates files meanwhile."""
     fs = OsFileSystem(access)
     if main_cookie(fs, root) is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
-    taken = fs.lock(lock) if held else None
+    taken = fs.lock(lock) if locked else None
     try:
         yield list(store_paths(root, [directory.path for directory in load_directories(fs, root)]))
     finally:
@@ -77,8 +94,8 @@ def _closed_store(root: str, lock: str, access: Access, *, held: bool) -> Iterat
             taken.release()
 
 
-def _print(found: list[Difference], place: str, group: str | None, *, narrowed: bool) -> None:
-    whom = "their owner alone" if group is None else f"group {group}"
+def _print(found: list[Difference], path: str, group: str | None, *, narrowed: bool) -> None:
+    users = "their owner alone" if group is None else f"group {group}"
     for one in found:
         done = "changed to" if narrowed and one.problem is None else "should be"
         wanted = f"{done} {one.wanted:04o}" + ("" if group is None else f" of group {group}")
@@ -86,9 +103,9 @@ def _print(found: list[Difference], place: str, group: str | None, *, narrowed: 
         print(f"{one.path}: {one.mode:04o} of group {one.group or '?'}, {outcome}")
     changed = sum(one.problem is None for one in found)
     if not found:
-        print(f"{place}: all files are for {whom}")
+        print(f"{path}: all files are for {users}")
     elif narrowed:
-        print(f"{place}: {changed} changed, {len(found) - changed} not; the files are for {whom}")
+        print(f"{path}: {changed} changed, {len(found) - changed} not; the files are for {users}")
     else:
         option = "" if group is None else f" --group {group}"
-        print(f"{place}: {len(found)} differ; change them with `pybk permissions {place} --narrow{option}`")
+        print(f"{path}: {len(found)} differ; change them with `pybk permissions {path} --narrow{option}`")

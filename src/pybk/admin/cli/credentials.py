@@ -1,4 +1,4 @@
-"""Passwords and cluster secrets on a command line: by file or environment, never by argument, which all may see."""
+"""Options for passwords and cluster secrets: files or the environment, never arguments, which ``ps`` shows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def takes_password(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--password-file",
         metavar="FILE",
-        help=f"holds the password, a line end after it left out; else it is taken from {PASSWORD}",
+        help=f"holds the password; one line end after it is ignored; default: the password in {PASSWORD}",
     )
 
 
 def takes_passwords(command: argparse.ArgumentParser) -> None:
-    """Add the options that name a file with the passwords of many ledgers, and how what is not checked counts.
+    """Add ``--passwords``, a file with the passwords of many ledgers, and ``--strict``.
 
-    They stand beside that of ``takes_password``.
+    ``takes_password`` is to be called, too: its password is the default of the file.
     """
     command.add_argument(
         "--passwords",
@@ -36,21 +36,21 @@ def takes_secret(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--cluster-secret-file",
         metavar="FILE",
-        help=f"holds the cluster's secret, a line end after it left out; else it is taken from {CLUSTER_SECRET}",
+        help=f"holds the cluster's secret; one line end after it is ignored; default: the secret in {CLUSTER_SECRET}",
     )
 
 
 def password_of(parsed: argparse.Namespace) -> bytes | None:
-    """Return the password from where it was said to be, None if nothing was said."""
+    """Return the password from the file or the environment, None if neither is given."""
     return Secret(file=parsed.password_file, variable=PASSWORD).read()
 
 
 def passwords_of(parsed: argparse.Namespace) -> Passwords:
-    """Return the passwords from where they were said to be; one that is given alone is the default."""
+    """Return the passwords of ``--passwords``; that of ``--password-file`` or the environment is the default."""
     default = password_of(parsed)
     return Passwords(default) if parsed.passwords is None else Passwords.read(parsed.passwords, default)
 
 
 def secret_of(parsed: argparse.Namespace) -> bytes | None:
-    """Return the cluster's secret from where it was said to be, None if nothing was said."""
+    """Return the cluster's secret from the file or the environment, None if neither is given."""
     return Secret(file=parsed.cluster_secret_file, variable=CLUSTER_SECRET).read()

@@ -1,13 +1,14 @@
-"""``pybk upgrade``: the feature level of a store or a cluster, and what prevents raising it."""
+"""The command ``pybk upgrade``: show the feature level of a store or a cluster, and raise it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from typing import Final
+from typing import Any, Final
 
-from pybk.admin.credentials import secret_of
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url
+from pybk.admin.cli.credentials import secret_of, takes_secret
 from pybk.config import StoreConfig
 from pybk.connect import open_cluster
 from pybk.errors import CookieError
@@ -20,9 +21,17 @@ from pybk.storage.store import Store
 _NOT_RAISED: Final = 1
 
 
-def run_upgrade(parsed: argparse.Namespace) -> int:
-    """Run the command; the exit status is 0 if the level is the newest, or could be raised to it, and 1 otherwise."""
-    if "://" not in parsed.path:
+def add_upgrade(commands: Any) -> None:
+    """Add ``pybk upgrade``."""
+    text = "show the feature level, or raise it to the newest"
+    upgrade = add_command(commands, "upgrade", _upgrade, text, STORE_OR_CLUSTER)
+    upgrade.add_argument("--finalize", action="store_true", help="raise the level; it cannot be lowered again")
+    takes_secret(upgrade)
+
+
+def _upgrade(parsed: argparse.Namespace) -> int:
+    """Run the command; the exit status is 0 if the level is the newest or can be raised to it, and 1 otherwise."""
+    if not is_url(parsed.path):
         return _upgrade_store(parsed)
     metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
     with metadata:
@@ -35,7 +44,7 @@ def run_upgrade(parsed: argparse.Namespace) -> int:
 
 
 def _upgrade_store(parsed: argparse.Namespace) -> int:
-    """Raise the level of the store in a directory that no process has open; a store alone hinders nobody."""
+    """Raise the level of the store in a directory that no process has open; nothing can prevent that."""
     root = os.path.abspath(parsed.path)
     cookie = find_cookie(OsFileSystem(), root, None)
     if cookie is None:
@@ -70,7 +79,7 @@ def _print(upgrade: Upgrade, target: str) -> None:
     for hindrance in upgrade.hindrances:
         print(f"not ready: {hindrance}")
     for name in upgrade.absent:
-        print(f"bookie {name} is not there: it needs a pybk that knows level {newest} when it comes back")
+        print(f"bookie {name} is not running: it needs a pybk that knows level {newest} when it starts again")
     if upgrade.level < upgrade.newest and not upgrade.hindrances:
         print(
             f"ready for level {newest}; run again with --finalize to raise it, after which older versions are refused"

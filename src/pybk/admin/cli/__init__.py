@@ -1,0 +1,78 @@
+"""The command ``pybk``: run bookies, inspect and check stores and clusters, rebuild a store's index.
+
+Passwords and cluster secrets come from a file or from the environment: PYBK_PASSWORD, PYBK_CLUSTER_SECRET.
+
+Exit status: 0 if all is sound, 1 if damage was found, 2 for wrong usage, or a store or cluster that cannot be opened.
+"""
+
+# Each module of this package holds the commands of one noun, such as ``store`` or ``ledger``. To add a command, write
+# ``add_NAME`` and ``_NAME`` in the module of its noun, and append ``add_NAME`` to ``_COMMANDS``.
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from pybk.admin.cli import bookie, feature_level, ledger, permissions, spark, store
+from pybk.admin.cli.output import DAMAGED, FAILED, SOUND
+from pybk.errors import CorruptError, DigestMismatchError, PybkError
+from pybk.version import __version__
+
+_COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
+    ledger.add_ls,
+    ledger.add_cat,
+    store.add_dump,
+    store.add_verify,
+    ledger.add_reseal,
+    store.add_rebuild_index,
+    feature_level.add_upgrade,
+    permissions.add_permissions,
+    bookie.add_bookie,
+    spark.add_spark,
+)
+"""Adds one command each to the subparsers of ``pybk``, in the order in which ``pybk --help`` lists them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        arguments: The command line without the program's name; None for this process's own.
+
+    Raises:
+        SystemExit: The arguments are wrong, or ask for help or for the version.
+    """
+    parsed = _parser().parse_args(arguments)
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader of our output has closed it, as `head` does. Without this the interpreter would fail to flush
+        # standard output at its end, and print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SOUND
+    except (CorruptError, DigestMismatchError) as error:
+        text = _one_line(error)
+        where = "" if parsed.path in text else f"{parsed.path}: "  # an error of the index does not name its store
+        print(f"pybk: {where}{text}", file=sys.stderr)
+        return DAMAGED
+    except (PybkError, OSError) as error:
+        print(f"pybk: {_one_line(error)}", file=sys.stderr)
+        return FAILED
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pybk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"pybk {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in _COMMANDS:
+        add(commands)
+    return parser

@@ -1,0 +1,210 @@
+"""Commands over ledgers: ``ls``, ``cat``, ``reseal``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
+from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
+from pybk.admin.cli.output import SOUND, base64, print_json, print_table
+from pybk.config import StoreConfig
+from pybk.connect import open_cluster
+from pybk.credentials import PASSWORD
+from pybk.errors import UnauthorizedError
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.manager import LedgerManager
+from pybk.reader import LedgerReader
+from pybk.seal import end_is_sealed
+from pybk.storage.readonly import ReadOnlyStore
+
+_PAGE: Final = 500
+"""Ledgers whose metadata is read from a cluster at a time."""
+
+
+def add_ls(commands: Any) -> None:
+    """Add ``pybk ls``."""
+    takes_secret(add_command(commands, "ls", _ls, "list the ledgers", STORE_OR_CLUSTER))
+
+
+def add_cat(commands: Any) -> None:
+    """Add ``pybk cat``."""
+    text = "print the payloads of a ledger's entries, one after the other"
+    cat = add_command(commands, "cat", _cat, text, STORE_OR_CLUSTER)
+    cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
+    cat.add_argument("--first", type=int, default=0, metavar="ENTRY", help="first entry; default: 0")
+    cat.add_argument("--last", type=int, metavar="ENTRY", help="last entry; default: the last one confirmed")
+    cat.add_argument("--headers", action="store_true", help="print a line before each payload, and a line end after it")
+    takes_password(cat)
+    takes_secret(cat)
+
+
+def add_reseal(commands: Any) -> None:
+    """Add ``pybk reseal``."""
+    text = "check every entry of closed ledgers, and seal them"
+    reseal = add_command(commands, "reseal", _reseal, text, STORE_OR_CLUSTER)
+    reseal.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
+    takes_password(reseal)
+    takes_secret(reseal)
+
+
+# ---- ls ----------------------------------------------------------------------------------------------------------
+
+
+def _ls(parsed: argparse.Namespace) -> int:
+    rows = _cluster_rows(parsed) if is_url(parsed.path) else _store_rows(parsed.path)
+    if parsed.json:
+        print_json(rows)
+        return SOUND
+    names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest", "sealed"]
+    if is_url(parsed.path):
+        names[3:4] = ["quorums", "bookies"]
+    times = (datetime.fromtimestamp(row["created_ns"] // 1_000_000_000, UTC) for row in rows)
+    shown = [
+        (*(_shown(row[name]) for name in names), f"{time:%Y-%m-%d %H:%M:%S}")
+        for row, time in zip(rows, times, strict=True)
+    ]
+    print_table(shown, (*names, "created (UTC)"))
+    return SOUND
+
+
+def _shown(value: Any) -> Any:
+    """Return how a table shows a value that JSON has as null, true or false."""
+    if value is None:
+        return ""
+    return ("no", "yes")[value] if isinstance(value, bool) else value
+
+
+def _store_rows(path: str) -> list[dict[str, Any]]:
+    """Return a row for each ledger of a store, with its confirmed entries and their bytes."""
+    store = ReadOnlyStore.open(path, config=StoreConfig())
+    try:
+        return [_ledger_row(store, metadata) for metadata in store.ledgers()]
+    finally:
+        store.close()
+
+
+def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any]:
+    descriptor = store.descriptor(metadata.ledger_id)
+    confirmed = descriptor.last_add_confirmed
+    # The store counts the bytes of durable entries. Where some of these are not confirmed, the bytes of the others
+    # are known only after reading the entries, so they are left out.
+    nbytes = descriptor.length_durable if confirmed == descriptor.last_durable else None if confirmed >= 0 else 0
+    return _row(metadata, confirmed + 1, nbytes)
+
+
+def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
+    return {
+        "ledger": metadata.ledger_id,
+        "type": str(metadata.ledger_type),
+        "state": metadata.state.value,
+        "tier": metadata.tier.value,
+        "entries": entries,
+        "bytes": nbytes,
+        "digest": metadata.digest_type.name,
+        "sealed": end_is_sealed(metadata),
+        "created_ns": metadata.creation_time_ns,
+        "creation_sequence": metadata.creation_sequence,
+        "storage_hints": sorted(hint.value for hint in metadata.storage_hints),
+        "write_flags": int(metadata.write_flags),
+        "custom_metadata": {key: base64(value) for key, value in metadata.custom_metadata.items()},
+    }
+
+
+def _cluster_rows(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each ledger of a cluster; an open ledger's has no end, which only its bookies know."""
+    rows: list[dict[str, Any]] = []
+    with secret_needed():
+        metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
+    with metadata:
+        after = -1
+        while ids := metadata.list_ledgers(after=after, count=_PAGE):
+            rows += [_cluster_row(found.metadata) for found in metadata.read_sound_ledgers(ids)]
+            after = ids[-1]
+    return rows
+
+
+def _cluster_row(metadata: LedgerMetadata) -> dict[str, Any]:
+    closed = metadata.state is LedgerState.CLOSED
+    row = _row(metadata, metadata.last_entry_id + 1 if closed else None, metadata.length if closed else None)
+    return {
+        **row,
+        "quorums": f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}",
+        "bookies": ", ".join(bookie.bookie_id for bookie in metadata.fragments[-1].ensemble),
+        "fragments": [
+            {"first": fragment.first_entry_id, "bookies": [bookie.bookie_id for bookie in fragment.ensemble]}
+            for fragment in metadata.fragments
+        ],
+    }
+
+
+# ---- cat and reseal ----------------------------------------------------------------------------------------------
+
+
+def _cat(parsed: argparse.Namespace) -> int:
+    with _manager(parsed) as manager, _open_ledger(manager, parsed) as reader:
+        confirmed = reader.read_last_add_confirmed()
+        last = confirmed if parsed.last is None else parsed.last
+        for entry in reader.read(parsed.first, last):
+            if parsed.json:
+                print_json({**entry._asdict(), "payload": base64(entry.payload)}, indent=None)
+                continue
+            if parsed.headers:
+                print(
+                    f"entry {entry.entry_id}, last add confirmed {entry.last_add_confirmed}, length {entry.length}, "
+                    f"{len(entry.payload)} bytes",
+                    flush=True,
+                )
+            sys.stdout.buffer.write(entry.payload + (b"\n" if parsed.headers else b""))
+    return SOUND
+
+
+def _reseal(parsed: argparse.Namespace) -> int:
+    if not is_url(parsed.path):
+        LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
+    password = password_of(parsed)
+    with _manager(parsed, read_only=False) as manager:
+        rows = []
+        for ledger_id in parsed.ledgers:
+            with _password_needed(ledger_id, password):
+                metadata = manager.reseal(ledger_id, password=password or b"")
+            rows.append({"ledger": ledger_id, "last_entry": metadata.last_entry_id, "seal": metadata.seal.hex()})
+            if not parsed.json:
+                print(f"ledger {ledger_id} was checked up to entry {metadata.last_entry_id} and is sealed")
+    if parsed.json:
+        print_json(rows)
+    return SOUND
+
+
+def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerManager:
+    """Open the store or the cluster that PATH names."""
+    if not is_url(parsed.path):
+        return LedgerManager.open(parsed.path, read_only=read_only)
+    with secret_needed():
+        return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
+
+
+def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace) -> LedgerReader:
+    """Open a ledger without recovery, so that its writer is not fenced."""
+    password = password_of(parsed)
+    with _password_needed(parsed.ledger, password):
+        return manager.open_ledger(parsed.ledger, password=password or b"", recover=False)
+
+
+@contextmanager
+def _password_needed(ledger_id: int, password: bytes | None) -> Iterator[None]:
+    """Add to the error of a missing or wrong password how it is given."""
+    try:
+        yield
+    except UnauthorizedError as error:
+        how = f"give it with --password-file FILE or in {PASSWORD}"
+        if password is None:
+            text = (
+                f"no password was given for ledger {ledger_id}, which was created with one; {how}; nothing was changed"
+            )
+            raise UnauthorizedError(text) from error
+        raise UnauthorizedError(f"{error}; {how}") from error
