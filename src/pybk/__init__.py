@@ -1,6 +1,6 @@
 """Apache BookKeeper's ledgers as a library: durable, authenticated, append-only logs inside your process."""
 
-from pybk.backend import Health, Replicated
+from pybk.backend import Replicated
 from pybk.config import StoreConfig, TierPolicy
 from pybk.digest import DigestType
 from pybk.entry import Entry, EntryBatch
@@ -47,6 +47,7 @@ from pybk.errors import (
 )
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
+from pybk.health import Health
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader

@@ -6,8 +6,7 @@ One set of handles serves both; what they need of a backend is written down here
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from pybk.config import StoreConfig
@@ -16,6 +15,7 @@ from pybk.entry import EntryBatch
 from pybk.errors import PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.health import Health
 from pybk.keys import LedgerKeys
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
@@ -23,51 +23,10 @@ from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Admission
 from pybk.storage.log.commit import Commit
-from pybk.storage.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How a manager is.
-
-    Attributes:
-        state: ``"ok"``; ``"degraded"`` (it serves, and ``troubles`` says what is tried again); ``"in_limbo"`` (a bookie
-            that gets back from others what it may have lost); ``"read_only"`` (opened so, or short of space); or
-            ``"failed"`` (close it and open it again).
-        reason: Why it is not ok; empty when it is.
-        outstanding_bytes: Appended and not durable yet.
-        tail_bytes: Log that the next open would read.
-        free_bytes: Free space by directory.
-        troubles: What failed or was refused, leaves no doubt about what is durable, and is tried again, one text each.
-    """
-
-    state: str
-    reason: str
-    outstanding_bytes: int
-    tail_bytes: int
-    free_bytes: Mapping[str, int]
-    troubles: tuple[str, ...] = ()
-
-
-def health_of(store: Store) -> Health:
-    """Return how a live store is."""
-    state, reason = "ok", ""
-    troubles = store.troubles.all()
-    refusal = store.log.refusal
-    if refusal is not None:
-        troubles = (f"appending: {refusal}", *troubles)
-    if store.log.error is not None:
-        state, reason = "failed", str(store.log.error)
-    elif store.scheduler.full is not None:
-        state, reason = "read_only", store.scheduler.full
-    elif troubles:
-        state, reason = "degraded", troubles[0]
-    free = {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
-    return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, free, troubles)
-
-
-class Identity(NamedTuple):
-    """What passwords are made into keys with: the identity, the scrypt salt and cost of a store or cluster."""
+class BackendIdentity(NamedTuple):
+    """The identity of a store or cluster, and the scrypt parameters with which its passwords become keys."""
 
     store_id: bytes
     salt: bytes
@@ -188,7 +147,7 @@ class LedgerBackend(Protocol):
         """Whether this process was forked from the one that opened it."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> BackendIdentity:
         """What keys are derived with."""
 
     @property

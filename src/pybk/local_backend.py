@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pybk.backend import Health, Identity, Quorums, Replicated, health_of
+from pybk.backend import BackendIdentity, Quorums, Replicated
 from pybk.digest import EntryDigest
 from pybk.entry import EntryBatch
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.health import Health, read_only_store_health, store_health
 from pybk.keys import LedgerKeys
 from pybk.ledger import LedgerMetadata
 from pybk.seal import LedgerSeal
@@ -56,11 +57,11 @@ class StoreBackend:
         return self.store.forked
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> BackendIdentity:
         """That of the store."""
         cookie = self.store.cookie
         assert cookie.salt is not None, "a store's own cookie carries its salt"
-        return Identity(cookie.store_id, cookie.salt, cookie.scrypt_cost or 0)
+        return BackendIdentity(cookie.store_id, cookie.salt, cookie.scrypt_cost or 0)
 
     @property
     def feature_level(self) -> FeatureLevel:
@@ -84,9 +85,8 @@ class StoreBackend:
         """Return how the store is."""
         store = self.store
         if isinstance(store, Store):
-            return health_of(store)
-        free = {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
-        return Health("read_only", "opened read-only", 0, 0, free)
+            return store_health(store)
+        return read_only_store_health(store)
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 

@@ -26,13 +26,14 @@ from pybk.arguments import (
     path_of,
     user_type,
 )
-from pybk.backend import Health, LedgerBackend, Replicated
+from pybk.backend import LedgerBackend, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, entry_digest
 from pybk.errors import IllegalOperationError, LedgerExistsError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
+from pybk.health import Health
 from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
 from pybk.local_backend import StoreBackend
@@ -635,7 +636,7 @@ class LedgerManager:
         await asyncio.to_thread(self.checkpoint)
 
     def health(self) -> Health:
-        """Return how the manager is."""
+        """Return the health of the manager: whether it takes appends, and why not; see ``Health``."""
         return self._usable().health()
 
     async def health_async(self) -> Health:

@@ -18,8 +18,8 @@ try:
 except ImportError as error:
     raise ImportError("exporting metrics takes prometheus_client: pip install 'pybk[metrics]'") from error
 
-from pybk.backend import Health
 from pybk.errors import ClosedError
+from pybk.health import HEALTH_STATES, Health
 from pybk.manager import LedgerManager
 from pybk.metrics import HistogramSnapshot, MetricKey
 
@@ -29,7 +29,6 @@ BUCKETS_NS: Final = tuple(
 """Upper bounds of the exported latency buckets: 1 µs to 10 s, nanoseconds."""
 
 _LABELS: Final = ("store", "ledger_type", "tier")
-_STATES: Final = ("ok", "degraded", "in_limbo", "read_only", "failed")
 
 
 class ManagerCollector(Collector):
@@ -92,7 +91,7 @@ class ManagerCollector(Collector):
 
     def _health(self, health: Health) -> Iterator[Metric]:
         state = StateSetMetricFamily("pybk_state", "Whether the store takes appends.", labels=["store"])
-        state.add_metric([self._store], {name: name == health.state for name in _STATES})
+        state.add_metric([self._store], {name: name == health.state for name in HEALTH_STATES})
         yield state
         for name, what, value in (
             ("outstanding_bytes", "Bytes appended and not durable yet.", health.outstanding_bytes),

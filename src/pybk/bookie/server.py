@@ -9,12 +9,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from pybk.backend import Health, health_of
 from pybk.bookie.advertising import advertised, check_reachable, is_notable
 from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
@@ -29,6 +27,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL
+from pybk.health import Health, bookie_health
 from pybk.ledger import Bookie
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
@@ -587,14 +586,7 @@ class BookieServer:
 
     def health(self) -> Health:
         """Return how the bookie is: as its store, in limbo, or failed if it serves no more."""
-        health = health_of(self.replicas.store)
-        if self._error is not None:
-            return replace(health, state="failed", reason=f"bookie {self.bookie} serves no more: {self._error!r}")
-        limbo = self.replicas.in_limbo() if health.state in ("ok", "degraded") else []
-        if not limbo:
-            return health
-        reason = f"{len(limbo)} ledgers are in limbo until bookie {self.bookie} has got back what it may lack of them"
-        return replace(health, state="in_limbo", reason=reason)
+        return bookie_health(self.replicas.store, self.bookie, self._error, self.replicas.in_limbo)
 
     def in_limbo(self) -> list[int]:
         """Return the ledgers in limbo."""

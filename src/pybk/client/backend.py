@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
-from pybk.backend import Health, Identity, Quorums, Replicated
+from pybk.backend import BackendIdentity, Quorums, Replicated
 from pybk.client.broadcast import flush, move, repair
 from pybk.client.driver import Engine
 from pybk.client.follower import Followers
@@ -37,6 +37,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import FeatureLevel
+from pybk.health import Health, client_health
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
 from pybk.storage.log.commit import Commit
@@ -147,10 +148,10 @@ class ClusterBackend:
     # ---- the backend itself --------------------------------------------------------------------------------------
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> BackendIdentity:
         """That of the cluster."""
         found = self._metadata.identity
-        return Identity(found.cluster_id, found.salt, found.cost)
+        return BackendIdentity(found.cluster_id, found.salt, found.cost)
 
     @property
     def feature_level(self) -> FeatureLevel:
@@ -233,9 +234,7 @@ class ClusterBackend:
         if self.bookie is not None:
             health = self.bookie.health()
             return replace(health, outstanding_bytes=health.outstanding_bytes + outstanding)
-        there = len(self.membership.bookies)
-        state, reason = ("ok", "") if there else ("failed", f"no bookie is registered at {self.where}")
-        return Health(state, reason, outstanding, 0, {})
+        return client_health(self.where, len(self.membership.bookies), outstanding)
 
     def catch_up(self) -> None:
         """Nothing to do: what others did is asked for each ledger."""
