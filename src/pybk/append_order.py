@@ -13,7 +13,7 @@ from pybk.storage.log.admission import Ticket
 S = TypeVar("S")
 
 
-class Turns:
+class AppendOrder:
     """Has a writer's appends take their turns for room; used only after one was refused for want of it.
 
     Threads: any, except where a method says what the caller holds.

@@ -22,7 +22,7 @@ class _Waiting(NamedTuple):
     delivered: asyncio.Future[AppendFuture[int]]
 
 
-class Backlog:
+class CoroutineBacklog:
     """The appends of one writer that wait for room so that no event loop has to.
 
     The thread runs only while anything waits. It cannot be a task of a loop: a loop that is busy would then keep the

@@ -12,10 +12,10 @@ from typing import Final, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from pybk.append_order import Turns
+from pybk.append_order import AppendOrder
 from pybk.backend import LedgerBackend
 from pybk.closing import where_called
-from pybk.coroutine_backlog import Backlog
+from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import (
@@ -64,8 +64,8 @@ class LedgerWriter:
         self._advanced = descriptor.metadata.advanced
         self._early: dict[int, tuple[bytes, AdvancedFuture[int]]] = {}
         self._early_bytes = 0
-        self._turns = Turns(backend, self._log, descriptor)
-        self._backlog = Backlog()
+        self._turns = AppendOrder(backend, self._log, descriptor)
+        self._backlog = CoroutineBacklog()
         self._closed = False  # takes no more entries
         self._settled = False  # and there is nothing left to do
         self.ledger_id: Final = descriptor.ledger_id

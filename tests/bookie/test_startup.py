@@ -260,7 +260,7 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     filled = []
     monkeypatch.setattr(LimboRepair, "_fill", lambda self, metadata, version, first: filled.append(first))
     bookie = Bystander(mine)
-    repair = LimboRepair(backend.engine, backend.membership, bookie)
+    repair = LimboRepair(backend.driver, backend.membership, bookie)
     repair._mend(metadata.ledger_id)
     repair.stop()
     assert bookie.lifted == lifted
@@ -285,7 +285,7 @@ def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_
     monkeypatch.setattr(LimboRepair, "_mend", mend)
     client = three.connect()
     bookie = Bystander(client.ledger_metadata(fill(client, 10)).fragments[0].ensemble[0])
-    repair = LimboRepair(backend_of(client).engine, backend_of(client).membership, bookie)
+    repair = LimboRepair(backend_of(client).driver, backend_of(client).membership, bookie)
     time.sleep(0.1)
     bookie.ledgers += [1, 2, 3]
     wait_until(lambda: len(tried[1]) == 6)

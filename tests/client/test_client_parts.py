@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pybk.client import limbo_repair, replica_check
-from pybk.client.driver import Conversation, Engine
+from pybk.client.driver import Conversation, Driver
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import PAUSE_MAX_SECONDS, RETRY_SECONDS, LimboRepair
 from pybk.client.reader import REPLY_BYTES_MAX
@@ -84,11 +84,11 @@ def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
 
 def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
     conversation, told = object(), list[object]()
-    engine: Any = SimpleNamespace(_wakes=[], _wake_at={conversation: 50}, tell=lambda *what: told.append(what))
-    heapq.heappush(engine._wakes, (50, 0, conversation))
-    Engine._wake_up(engine, 49)
+    driver: Any = SimpleNamespace(_wakes=[], _wake_at={conversation: 50}, tell=lambda *what: told.append(what))
+    heapq.heappush(driver._wakes, (50, 0, conversation))
+    Driver._wake_up(driver, 49)
     assert told == []
-    Engine._wake_up(engine, 50)
+    Driver._wake_up(driver, 50)
     assert told == [(conversation, Woken())]
 
 
@@ -116,33 +116,33 @@ class Recorder:
 @pytest.mark.parametrize("fails", [0, 2, 5])
 def test_what_bookies_miss_is_recorded_before_the_metadata_name_others(fails: int) -> None:
     store, told = Recorder(fails=fails), list[Event]()
-    engine = Engine(SimpleNamespace(interrupt=lambda: None), store)  # type: ignore[arg-type]  # as much as is needed
-    engine.baton.stop()  # this thread drives
+    driver = Driver(SimpleNamespace(interrupt=lambda: None), store)  # type: ignore[arg-type]  # as much as is needed
+    driver.baton.stop()  # this thread drives
 
     def step(event: Event, _: int) -> list[Effect]:
         told.append(event)
         return []
 
-    conversation = Reporting(engine, remote(), SimpleNamespace(step=step))
+    conversation = Reporting(driver, remote(), SimpleNamespace(step=step))
     missing, change = UnderReplicated(bookie(1), 3), WriteMetadata(metadata(), 7)
-    engine.perform(conversation, [missing, change])
+    driver.perform(conversation, [missing, change])
     tries = 1
     while not any(isinstance(event, MetadataWritten) for event in told):
-        wait_until(lambda: engine._posted)
-        engine._do_posted()
+        wait_until(lambda: driver._posted)
+        driver._do_posted()
         if isinstance(told[-1], MetadataUnreachable):
             tries += 1
-            engine.perform(conversation, [change])
+            driver.perform(conversation, [change])
     assert store.asked == [missing, change]
     assert tries <= 1 + fails
-    engine._workers.close(wait=True)
-    engine._reports.close(0)
+    driver._workers.close(wait=True)
+    driver._reports.close(0)
 
 
-def quiet_engine(store: Recorder) -> Engine:
-    """Return an engine to which no bookie says anything."""
+def quiet_driver(store: Recorder) -> Driver:
+    """Return a driver to which no bookie says anything."""
     wire = SimpleNamespace(interrupt=lambda: None, begin_turn=lambda: None, poll=lambda _: [], waiting=True)
-    return Engine(wire, store)  # type: ignore[arg-type]  # as much as is needed
+    return Driver(wire, store)  # type: ignore[arg-type]  # as much as is needed
 
 
 def test_reports_do_not_hold_up_the_metadata_of_other_ledgers() -> None:
@@ -152,13 +152,13 @@ def test_reports_do_not_hold_up_the_metadata_of_other_ledgers() -> None:
             super().report_missing(ledger, effect)
 
     store, change = Slow(fails=0), WriteMetadata(metadata(), 7)
-    engine = quiet_engine(store)
+    driver = quiet_driver(store)
     missing = [UnderReplicated(bookie(number), 3) for number in range(8)]
-    engine.perform(Reporting(engine, remote(), SimpleNamespace(step=lambda *_: [])), list(missing))
-    engine.perform(Reporting(engine, remote(), SimpleNamespace(step=lambda *_: [])), [change])
+    driver.perform(Reporting(driver, remote(), SimpleNamespace(step=lambda *_: [])), list(missing))
+    driver.perform(Reporting(driver, remote(), SimpleNamespace(step=lambda *_: [])), [change])
     wait_until(lambda: len(store.asked) == 9)
     assert store.asked == [change, *missing]
-    engine.close(CLOSED, CLOSED)
+    driver.close(CLOSED, CLOSED)
 
 
 class Reporting(Conversation[Any]):
@@ -166,7 +166,7 @@ class Reporting(Conversation[Any]):
 
     def take(self, effect: Effect) -> None:
         assert isinstance(effect, UnderReplicated)
-        self.engine.report_missing(self, effect)
+        self.driver.report_missing(self, effect)
 
 
 def test_what_cannot_be_mended_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def test_somebody_drives_while_anybody_waits_for_a_writer(
         ledger=SimpleNamespace(deferred=deferred),
         machine=SimpleNamespace(outstanding=outstanding),
         commit=SimpleNamespace(done=done),
-        engine=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
+        driver=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
     )
     Writing._tell_activity(writing)
     assert told == [waited]
@@ -265,7 +265,7 @@ def test_an_audit_asks_for_as_many_entries_as_an_answer_has_room_for(
     monkeypatch.setattr(replica_check, "ReplicaCheckMachine", watched)
     backend: Any = SimpleNamespace(
         membership=SimpleNamespace(metadata=SimpleNamespace(describe=lambda metadata: b"")),
-        engine=SimpleNamespace(run=lambda conversation, begin: None),
+        driver=SimpleNamespace(run=lambda conversation, begin: None),
     )
     stored = StoredLedger(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=9, length=100), 1)
     audit(backend, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)

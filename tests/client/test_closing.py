@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pybk.client import driver
-from pybk.client.append_queue import LedgerAppender
+from pybk.client.append_queue import AppendQueue
 from pybk.client.backend import ClusterBackend
 from pybk.client.membership import Membership
 from pybk.client.reader import LacReading
@@ -182,7 +182,7 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
             return LedgerWriter(backend, ledger, digest, client)
 
         for begin in (
-            lambda: backend.engine.run(reading := LacReading(backend.engine, ledger, rank={}), reading.machine.start),
+            lambda: backend.driver.run(reading := LacReading(backend.driver, ledger, rank={}), reading.machine.start),
             lambda: late().append(b"x"),
             lambda: late().append_async(b"x").result(WAIT_S),
             lambda: late().append_many([b"x"]),
@@ -219,14 +219,14 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
         writer.force()
         reader = client.open_ledger(writer.ledger_id, password=PASSWORD, recover=False)
         backend, drives, ended, failed = backend_of(client), threading.Event(), threading.Event(), list[PybkError]()
-        driver, turn = threading.current_thread(), backend.engine.turn
+        driver, turn = threading.current_thread(), backend.driver.turn
 
         def seen_turn() -> None:
             if threading.current_thread() is driver:  # the background may drive before
                 drives.set()
             turn()
 
-        monkeypatch.setattr(backend.engine, "turn", seen_turn)
+        monkeypatch.setattr(backend.driver, "turn", seen_turn)
         calls: dict[str, Callable[[], object]] = {
             "close": client.close,
             "read": lambda: reader.read_batch(0),
@@ -242,11 +242,11 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
             ended.set()
 
         waiting = threading.Thread(target=other)
-        backend.engine._posted = losing = Losing(backend.engine._posted)
+        backend.driver._posted = losing = Losing(backend.driver._posted)
         losing.left = before
         waiting.start()
         with pytest.raises(KeyboardInterrupt):
-            backend.engine.baton.wait(Commit())
+            backend.driver.baton.wait(Commit())
         assert ended.wait(WAIT_S), "the thread that waits for the lost call is stranded"
         waiting.join()
         assert failed or what != "force", "entries that were not forced are said to be durable"
@@ -273,7 +273,7 @@ def test_a_ledger_begun_while_an_interrupt_is_settled_is_written(
                 other.join()
 
         monkeypatch.setattr(Writing, "give_up", give_up_beside)
-        backend_of(client).engine._broken = True  # as an interrupt in the middle of a turn leaves it
+        backend_of(client).driver._broken = True  # as an interrupt in the middle of a turn leaves it
         with pytest.raises(LedgerRecoveryError):
             writers[0].append(b"x")
         assert begun[0].result(WAIT_S) == 0
@@ -286,20 +286,20 @@ def test_only_the_driver_fails_the_appends_of_a_ledger_that_is_deleted(
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
-        driven, drivers = backend_of(client).engine, list[threading.Thread]()
-        turn, fail, failed_by_driver = driven.turn, LedgerAppender.fail, list[bool]()
+        driven, drivers = backend_of(client).driver, list[threading.Thread]()
+        turn, fail, failed_by_driver = driven.turn, AppendQueue.fail, list[bool]()
 
         def seen_turn() -> None:
             drivers.append(threading.current_thread())
             turn()
             drivers.pop()
 
-        def seen_fail(self: LedgerAppender, *errors: PybkError) -> None:
+        def seen_fail(self: AppendQueue, *errors: PybkError) -> None:
             failed_by_driver.append(drivers == [threading.current_thread()])
             fail(self, *errors)
 
         monkeypatch.setattr(driven, "turn", seen_turn)
-        monkeypatch.setattr(LedgerAppender, "fail", seen_fail)
+        monkeypatch.setattr(AppendQueue, "fail", seen_fail)
         client.delete_ledger(writer.ledger_id, password=PASSWORD)
         with pytest.raises(NoSuchLedgerError):
             writer.append(b"x")
@@ -312,7 +312,7 @@ def test_a_signal_handler_may_delete_a_ledger_while_its_thread_drives(
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
         writer, other = (client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(2))
-        driven, driver, deleted = backend_of(client).engine, threading.current_thread(), list[int]()
+        driven, driver, deleted = backend_of(client).driver, threading.current_thread(), list[int]()
         turn = driven.turn
 
         def turn_and_handler() -> None:

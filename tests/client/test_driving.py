@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pybk.client import baton as baton_module
-from pybk.client import driver as engine_module
+from pybk.client import driver as driver_module
 from pybk.client.baton import Baton
-from pybk.client.driver import Engine
+from pybk.client.driver import Driver
 from pybk.storage.log.commit import Commit
 from tests.cluster.inside import inside
 from tests.waiting import WAIT_S, wait_until
@@ -174,30 +174,30 @@ def test_a_turn_knows_whether_it_woke_somebody() -> None:
 def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "_WAIT_SECONDS", WAIT_S)
+    monkeypatch.setattr(driver_module, "_WAIT_SECONDS", WAIT_S)
     with inside(tmp_path) as cluster, cluster.connect() as client:
-        engine = client._backend.engine  # type: ignore[attr-defined]  # a cluster's
+        driver = client._backend.driver  # type: ignore[attr-defined]  # a cluster's
         begin = time.perf_counter()
         for _ in range(5):
-            engine.have_done(lambda: None)
+            driver.have_done(lambda: None)
         assert time.perf_counter() - begin < WAIT_S
 
 
 def test_what_formed_waits_for_those_woken_and_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish, submit = Baton.finish, Engine._submit
+    finish, submit = Baton.finish, Driver._submit
     woke: list[bool] = []
 
     def finish_as_if_somebody_woke(baton: Baton, commit: Commit) -> None:
         finish(baton, commit)
         baton.woke = True
 
-    def note(engine: Engine, now_ns: int) -> None:
-        woke.append(engine.baton.woke)
-        submit(engine, now_ns)
+    def note(driver: Driver, now_ns: int) -> None:
+        woke.append(driver.baton.woke)
+        submit(driver, now_ns)
 
     with inside(tmp_path) as cluster, cluster.connect() as client, client.create_ledger(password=b"p") as writer:
         monkeypatch.setattr(Baton, "finish", finish_as_if_somebody_woke)
-        monkeypatch.setattr(Engine, "_submit", note)
+        monkeypatch.setattr(Driver, "_submit", note)
         futures = [writer.append_async(b"x") for _ in range(200)]
         assert [future.result(WAIT_S) for future in futures] == list(range(200))
         done: list[int] = []

@@ -145,7 +145,7 @@ def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monk
         raise StorageFullError("no room")
 
     with monkeypatch.context() as failing:
-        failing.setattr(backend.engine, "run", fail)
+        failing.setattr(backend.driver, "run", fail)
         done = client.replicate(ledger_id)
     assert (done.fragments, len(done.left)) == (0, 1)
     assert "no room" in done.left[0]
@@ -170,7 +170,7 @@ def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: 
     ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
     backend._metadata.mark_under_replicated(ledger_id, other, 7)
     records = backend._metadata.list_under_replicated()
-    replicator = Rereplicator(backend.engine, backend.membership)
+    replicator = Rereplicator(backend.driver, backend.membership)
     fragments = (*old.metadata.fragments, Fragment(5, (other, *ensemble[1:])))
     backend._metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
     assert len(replicator.replicate([old], None).left) == 1
@@ -185,7 +185,7 @@ def test_records_of_a_ledger_that_is_being_recovered_stay(four: Inside, state: L
     fragments = (Fragment(0, (other, *ensemble[1:])), Fragment(1, ensemble))
     backend._metadata.write_ledger(replace(old.metadata, state=state, version=2, fragments=fragments), old.version)
     backend._metadata.mark_under_replicated(ledger_id, other, 7)
-    assert Rereplicator(backend.engine, backend.membership).replicate([old], None).left == ()
+    assert Rereplicator(backend.driver, backend.membership).replicate([old], None).left == ()
     assert bool(backend._metadata.list_under_replicated()) is (state is LedgerState.IN_RECOVERY)
 
 
@@ -205,7 +205,7 @@ def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
         return read(ledger_id)
 
     monkeypatch.setattr(backend._metadata, "read_ledger", fail_once)
-    done = Rereplicator(backend.engine, backend.membership).replicate(stored, None)
+    done = Rereplicator(backend.driver, backend.membership).replicate(stored, None)
     assert (done.ledgers, done.fragments) == (2, 1)
     assert done.left == (f"ledger {stored[0].metadata.ledger_id}: its metadata is damaged",)
     assert [record.ledger_id for record in backend._metadata.list_under_replicated()] == [stored[0].metadata.ledger_id]
@@ -221,7 +221,7 @@ def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_cr
         backend._metadata.mark_under_replicated(ledger_id, other, 7)
         if is_deleted:
             client.delete_ledger(ledger_id, password=PASSWORD)
-        assert Rereplicator(backend.engine, backend.membership).replicate([old], None).left == ()
+        assert Rereplicator(backend.driver, backend.membership).replicate([old], None).left == ()
         assert backend._metadata.list_under_replicated() == []
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.errors import PybkError
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Admission
-from pybk.storage.log.commit import Commit, StagedRun
+from pybk.storage.log.commit import Commit, StagedEntries
 
 if TYPE_CHECKING:
     from pybk.client.baton import Baton
@@ -25,7 +25,7 @@ BATCHES_UNDER_WAY: Final = 4
 """Batches of one ledger that are sent and not acknowledged; the next one forms meanwhile."""
 
 
-class LedgerAppender:
+class AppendQueue:
     """The log of one replicated ledger; see ``AppendLog`` for what is not said here.
 
     Entries are staged in the batch that forms, which is a ``Commit`` of one run. Whoever drives the client takes
@@ -98,7 +98,7 @@ class LedgerAppender:
 
     def _open_run(
         self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int
-    ) -> StagedRun | None:
+    ) -> StagedEntries | None:
         """Return the run of the batch that forms, with room for some bytes; the caller holds the mutex."""
         if self.error is not None:
             raise self.error.with_traceback(None)
@@ -118,7 +118,7 @@ class LedgerAppender:
             or run.commit.payload_bytes + nbytes > BATCH_BYTES_MAX
         ):
             commit = Commit()
-            run = StagedRun(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
+            run = StagedEntries(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
             commit.runs.append(run)
             formed.append(commit)
             descriptor.staging = run
@@ -175,7 +175,7 @@ class LedgerAppender:
 
     # ---- what the driver asks ------------------------------------------------------------------------------------
 
-    def take(self) -> StagedRun | None:
+    def take(self) -> StagedEntries | None:
         """Return the next batch to send, sealed, if not too many are under way; by the driver."""
         with self._mutex:
             # What is deferred stays under way until it is forced, and is bounded by its bytes alone.
@@ -189,7 +189,7 @@ class LedgerAppender:
             self._formed.popleft()
         return run
 
-    def acknowledged(self, last: int) -> list[StagedRun]:
+    def acknowledged(self, last: int) -> list[StagedEntries]:
         """Finish the batches up to an entry, and return their runs; by the driver."""
         finished = []
         while self._sent and self._sent[0].runs[0].last() <= last:

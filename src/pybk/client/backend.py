@@ -15,7 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 from pybk.backend import BackendIdentity, Quorums, Replicated
 from pybk.client.broadcast import flush, move, repair
-from pybk.client.driver import Engine
+from pybk.client.driver import Driver
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import LimboBookie, LimboRepair
 from pybk.client.reader import LacReading, Reading, Recovering
@@ -44,7 +44,7 @@ from pybk.storage.log.commit import Commit
 from pybk.transport.cluster_keys import RightsKey
 
 if TYPE_CHECKING:
-    from pybk.client.append_queue import LedgerAppender
+    from pybk.client.append_queue import AppendQueue
     from pybk.client.membership import Membership
     from pybk.config import StoreConfig
     from pybk.digest import EntryDigest
@@ -136,12 +136,12 @@ class ClusterBackend:
         self._beside = beside
         self._metadata = membership.metadata
         self._wire = BookieWire(make_links, membership)
-        self.engine: Final = Engine(self._wire, membership)
-        self._following = Followers(self.engine, membership)
+        self.driver: Final = Driver(self._wire, membership)
+        self._following = Followers(self.driver, membership)
         self._held: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         """The ledgers that somebody has, by identity."""
         self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
-        self._mender = None if bookie is None else LimboRepair(self.engine, membership, bookie)
+        self._mender = None if bookie is None else LimboRepair(self.driver, membership, bookie)
         membership.on_change = self._bookies_changed
         _BACKENDS.add(self)
 
@@ -173,7 +173,7 @@ class ClusterBackend:
                 if ledger.writing is not None:
                     ledger.writing.bookies_changed(time.monotonic_ns())
 
-        self.engine.post(look_again)
+        self.driver.post(look_again)
 
     def check_writable(self) -> None:
         """Raise if the manager is closed."""
@@ -183,7 +183,7 @@ class ClusterBackend:
         """Be of no use in a forked child; called in it before anything else."""
         self.forked = self.ended = True
         self._following.end()
-        self.engine.after_fork()
+        self.driver.after_fork()
         error = self._fork_error()
         for ledger in self._ledgers():
             ledger.lock = threading.Lock()
@@ -212,7 +212,7 @@ class ClusterBackend:
                 self._mender.stop()
             self._following.end()
             error = ClosedError("the manager is closed; open it again")
-            self.engine.close(error, ClosedError(_CUT_OFF, outcome_unknown=True))
+            self.driver.close(error, ClosedError(_CUT_OFF, outcome_unknown=True))
             for ledger in self._ledgers():
                 ledger.wake_followers()
 
@@ -294,11 +294,11 @@ class ClusterBackend:
         """Have entries checked, rights shown, and the ledger sealed when it is closed."""
         _remote(descriptor).unlock(keys, seal)
 
-    def log_of(self, descriptor: LedgerDescriptor) -> LedgerAppender:
+    def log_of(self, descriptor: LedgerDescriptor) -> AppendQueue:
         """Begin to write a ledger that was just created."""
         ledger = _remote(descriptor)
         writing = Writing(
-            self.engine,
+            self.driver,
             ledger,
             self.metrics.scope(ledger.metadata.ledger_type, ledger.metadata.tier),
             straggler_bytes=STRAGGLER_BYTES,
@@ -312,8 +312,8 @@ class ClusterBackend:
         """Fence, find the end, write back, close."""
         ledger = _remote(descriptor)
         if ledger.metadata.state is not LedgerState.CLOSED:
-            recovering = Recovering(self.engine, ledger)
-            self.engine.run(recovering, recovering.machine.start)
+            recovering = Recovering(self.driver, ledger)
+            self.driver.run(recovering, recovering.machine.start)
 
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Close behind everything appended."""
@@ -329,7 +329,7 @@ class ClusterBackend:
         else:
             writing.appender.flush()
         self._know_last(ledger)
-        self.engine.run(writing, writing.close)
+        self.driver.run(writing, writing.close)
 
     def _know_last(self, ledger: RemoteLedger) -> None:
         """Read the last entry of a ledger that is about to be closed, if an interrupt left its digest unknown."""
@@ -372,7 +372,7 @@ class ClusterBackend:
     def _force(self, writing: Writing, last: int) -> None:
         if last > writing.ledger.last_add_confirmed:
             commit = Commit()
-            self.engine.do(lambda: writing.force(last, commit), commit)
+            self.driver.do(lambda: writing.force(last, commit), commit)
             if commit.error is not None:
                 raise commit.error.with_traceback(None)
 
@@ -392,7 +392,7 @@ class ClusterBackend:
             if ledger.writing is not None:
                 # The driver may be finishing the ledger's appends, so the driver alone fails them. It is not waited
                 # for, because it may be the frame that a signal handler interrupted to delete the ledger.
-                self.engine.post(partial(ledger.writing.appender.fail, gone))
+                self.driver.post(partial(ledger.writing.appender.fail, gone))
             ledger.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
@@ -404,7 +404,7 @@ class ClusterBackend:
                 ledger.renew(moved, self._metadata.write_ledger(moved, ledger.version), anyway=True)
             except MetadataVersionError:
                 ledger.renew(*self._metadata.read_ledger(ledger.ledger_id), anyway=True)
-        move(self.engine, ledger, tier)
+        move(self.driver, ledger, tier)
 
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
         """Move ledgers one after the other: each has bookies of its own."""
@@ -413,7 +413,7 @@ class ClusterBackend:
 
     def replicate(self, what: int | str) -> Replicated:
         """Complete a ledger, or all ledgers that a bookie is missing from."""
-        replicator = Rereplicator(self.engine, self.membership)
+        replicator = Rereplicator(self.driver, self.membership)
         if isinstance(what, str):
             self._check_known(what)
             return replicator.replicate(self._ledgers_on(what), what)
@@ -472,10 +472,10 @@ class ClusterBackend:
             ledger.looked = True
 
     def _look(self, ledger: RemoteLedger) -> None:
-        reading = LacReading(self.engine, ledger, rank=self.membership.rank())
+        reading = LacReading(self.driver, ledger, rank=self.membership.rank())
         error = None
         try:
-            self.engine.run(reading, reading.machine.start)
+            self.driver.run(reading, reading.machine.start)
         except PybkError as failed:
             error = failed
         self._following.renew(ledger)
@@ -500,12 +500,12 @@ class ClusterBackend:
                 return found
         last = min(last, first + self._guess(ledger, max_bytes) - 1)
         rank, shared = self.membership.rank(), self.membership.reads_are_shared
-        reading = Reading(self.engine, ledger, first, last, max_bytes, rank, shared=shared)
-        self.engine.run(reading, reading.machine.start)
+        reading = Reading(self.driver, ledger, first, last, max_bytes, rank, shared=shared)
+        self.driver.run(reading, reading.machine.start)
         batch = reading.batch()
         ledger.entry_bytes = max(1, int(batch.sizes.sum()) // len(batch))
         if reading.bad:
-            repair(self.engine, ledger, batch, reading.bad)
+            repair(self.driver, ledger, batch, reading.bad)
         return batch
 
     @staticmethod
@@ -523,7 +523,7 @@ class ClusterBackend:
         """Have bookies sync what they took from a deferred writer, and see how far that goes."""
         ledger = _remote(descriptor)
         if not ledger.is_final:
-            flush(self.engine, ledger)
+            flush(self.driver, ledger)
             self._look(ledger)
 
     def check_space(self) -> None:

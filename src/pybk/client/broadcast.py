@@ -14,7 +14,7 @@ from pybk.replication.messages import Add, BroadcastEnded, Effect, EntryRun, For
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pybk.client.driver import Engine
+    from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.entry import EntryBatch
     from pybk.flags import StorageHint
@@ -42,11 +42,11 @@ class Broadcast(Conversation[BroadcastMachine]):
         self.end()
 
 
-def repair(engine: Engine, ledger: RemoteLedger, batch: EntryBatch, bad: Iterable[tuple[Bookie, int]]) -> None:
+def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterable[tuple[Bookie, int]]) -> None:
     """Send sound entries of a batch to bookies that have no sound copies; returns at once, any thread.
 
     Args:
-        engine: The driver.
+        driver: The driver.
         ledger: The ledger, opened with its password, which gives the right to this.
         batch: What was read.
         bad: Bookies and the entries that they could not give.
@@ -61,20 +61,20 @@ def repair(engine: Engine, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
             adds.append((bookie, Add(ledger.ledger_id, (run,), ledger.last_add_confirmed, recovery=True)))
     if adds:
         logger.warning("ledger %d: %d copies were not sound and are sent again", ledger.ledger_id, len(adds))
-        telling = Broadcast(engine, ledger, BroadcastMachine(adds))
-        engine.start(telling, telling.machine.start)
-        engine.baton.kick()
+        telling = Broadcast(driver, ledger, BroadcastMachine(adds))
+        driver.start(telling, telling.machine.start)
+        driver.baton.kick()
 
 
-def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
+def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
     """Have every bookie of a ledger bring what it has to a tier; returns when all have.
 
     Raises:
         StorageFullError: Some did not; what they have stays readable where it is.
     """
     bookies = dict.fromkeys(bookie for fragment in ledger.metadata.fragments for bookie in fragment.ensemble)
-    telling = Broadcast(engine, ledger, BroadcastMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
-    engine.run(telling, telling.machine.start)
+    telling = Broadcast(driver, ledger, BroadcastMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
+    driver.run(telling, telling.machine.start)
     if telling.refused:
         said = ", ".join(f"{bookie}: {status.name if status else 'no answer'}" for bookie, status in telling.refused)
         raise StorageFullError(
@@ -82,8 +82,8 @@ def move(engine: Engine, ledger: RemoteLedger, tier: StorageHint) -> None:
         )
 
 
-def flush(engine: Engine, ledger: RemoteLedger) -> None:
+def flush(driver: Driver, ledger: RemoteLedger) -> None:
     """Have the bookies of a ledger's last fragment sync what they acknowledged before; returns when they answered."""
     ensemble = ledger.metadata.fragments[-1].ensemble
-    telling = Broadcast(engine, ledger, BroadcastMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
-    engine.run(telling, telling.machine.start)
+    telling = Broadcast(driver, ledger, BroadcastMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
+    driver.run(telling, telling.machine.start)

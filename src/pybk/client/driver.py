@@ -131,8 +131,8 @@ class Conversation(ABC, Generic[M_co]):
         unrecorded: What bookies miss that is not recorded in the metadata store yet.
     """
 
-    def __init__(self, engine: Engine, ledger: RemoteLedger, machine: M_co) -> None:
-        self.engine = engine
+    def __init__(self, driver: Driver, ledger: RemoteLedger, machine: M_co) -> None:
+        self.driver = driver
         self.ledger = ledger
         self.machine: Final = machine
         self.commit = Commit()
@@ -140,11 +140,11 @@ class Conversation(ABC, Generic[M_co]):
 
     @abstractmethod
     def take(self, effect: Effect) -> None:
-        """Act on an effect that is not the engine's business; called by the driver."""
+        """Act on an effect that is not the driver's business; called by the driver."""
 
     def end(self, error: PybkError | None = None) -> None:
         """End the conversation; called by the driver."""
-        self.engine.ended(self, error)
+        self.driver.ended(self, error)
 
 
 AnyConversation = Conversation[Any]
@@ -157,7 +157,7 @@ class _Asked(NamedTuple):
     token: int
 
 
-class Engine:
+class Driver:
     """The driver of all conversations of one client.
 
     Threads: ``run``, ``start``, ``post`` and what ``Baton`` allows: any. All else: the holder of the baton.
@@ -219,7 +219,7 @@ class Engine:
     def do(self, call: Callable[[], None], commit: Commit) -> None:
         """Have ``call`` made by the driver, and return when ``commit`` is done, which it sees to.
 
-        If the call is lost to an interrupt, or the engine is closed before it ends, ``commit`` gets an error.
+        If the call is lost to an interrupt, or the driver is closed before it ends, ``commit`` gets an error.
         """
         self._unmet.add(commit)
         self._posted.append(call)
@@ -248,7 +248,7 @@ class Engine:
         """Send what there is, wait for what comes, and act on it.
 
         An exception in the middle of it, such as KeyboardInterrupt, leaves machines of which nothing is known: they are
-        given up in the next turn, so that nobody waits for them for ever. Once the engine is closed, the wire may be
+        given up in the next turn, so that nobody waits for them for ever. Once the driver is closed, the wire may be
         closed, too: a turn then ends what threads began that did not know of it.
         """
         if self._closed is not None:
@@ -364,7 +364,7 @@ class Engine:
         self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
 
     def perform(self, conversation: AnyConversation, effects: list[Effect]) -> None:
-        """Do what a machine asked for; nothing once the engine is closed, as the next turn ends all conversations."""
+        """Do what a machine asked for; nothing once the driver is closed, as the next turn ends all conversations."""
         if self._closed is not None:
             return
         for effect in effects:
@@ -410,7 +410,7 @@ class Engine:
         return self._metadata.write(conversation.ledger, effect)
 
     def in_background(self, work: Callable[[], None]) -> None:
-        """Have something done by another thread; by this one once the engine is closed.
+        """Have something done by another thread; by this one once the driver is closed.
 
         Threads: any.
         """
@@ -430,7 +430,7 @@ class Engine:
     def attach(self, writer: Writer) -> None:
         """Take note of a writer, for as long as it is there; any thread."""
         self._writers[id(writer)] = writer
-        if self._closed is not None:  # too late to be seen by who closed the engine
+        if self._closed is not None:  # too late to be seen by who closed the driver
             writer.give_up(self._closed, self._closed)
 
     def formed(self, writer: Writer) -> None:

@@ -29,7 +29,7 @@ from pybk.client.reader import LacReading
 from pybk.errors import LedgerDeletedError, PybkError
 
 if TYPE_CHECKING:
-    from pybk.client.driver import Engine
+    from pybk.client.driver import Driver
     from pybk.client.membership import Membership
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.ledger import Bookie
@@ -112,8 +112,8 @@ class Followers:
     Threads: any.
     """
 
-    def __init__(self, engine: Engine, membership: Membership) -> None:
-        self._engine = engine
+    def __init__(self, driver: Driver, membership: Membership) -> None:
+        self._driver = driver
         self._membership = membership
         self._lock = threading.Lock()
         self._followed: weakref.WeakValueDictionary[int, FollowedLedger] = weakref.WeakValueDictionary()
@@ -167,7 +167,7 @@ class Followers:
             asked_ns = time.monotonic_ns() + pause_ns
             beyond = max(member.last_add_confirmed for member in members)
             reading = LacReading(
-                self._engine,
+                self._driver,
                 ledger,
                 beyond=beyond,
                 wait_ns=self._wait_ns(asked_ns, vain=followed.vain),
@@ -181,8 +181,8 @@ class Followers:
             followed.ensemble = ledger.metadata.fragments[-1].ensemble
         for member in members:  # one may have looked since the others did
             member.heard(beyond)
-        self._engine.start(reading, reading.machine.start)
-        self._engine.baton.when_done(reading.commit, lambda: self._answered(followed, reading))
+        self._driver.start(reading, reading.machine.start)
+        self._driver.baton.when_done(reading.commit, lambda: self._answered(followed, reading))
 
     def _wait_ns(self, now_ns: int, *, vain: bool) -> int:
         """Return how long a poll that is asked now may wait, so that those of all ledgers end together."""
@@ -290,7 +290,7 @@ class Followers:
         now_ns = time.monotonic_ns()
         if now_ns - self._compared_ns >= least_ns:
             self._compared_ns = now_ns
-            self._engine.in_background(self._compare)
+            self._driver.in_background(self._compare)
 
     def _compare(self) -> None:
         if self._ended:

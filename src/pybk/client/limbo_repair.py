@@ -15,7 +15,7 @@ from pybk.replication.rereplication import RereplicationMachine, fragment_end
 from pybk.storage.io.failures import start_thread
 
 if TYPE_CHECKING:
-    from pybk.client.driver import Engine
+    from pybk.client.driver import Driver
     from pybk.client.membership import Membership
     from pybk.ledger import Bookie, LedgerMetadata
 
@@ -59,8 +59,8 @@ class LimboRepair:
     Threads: one of its own, until ``stop``.
     """
 
-    def __init__(self, engine: Engine, membership: Membership, bookie: LimboBookie) -> None:
-        self._engine = engine
+    def __init__(self, driver: Driver, membership: Membership, bookie: LimboBookie) -> None:
+        self._driver = driver
         self._membership = membership
         self._bookie = bookie
         self._stopping = threading.Event()
@@ -115,9 +115,9 @@ class LimboRepair:
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         own = frozenset((self._bookie.bookie,))
         copying = FragmentCopy(
-            self._engine, ledger, RereplicationMachine(metadata.ledger_id, first_entry_id, own, stay=own)
+            self._driver, ledger, RereplicationMachine(metadata.ledger_id, first_entry_id, own, stay=own)
         )
-        self._engine.run(copying, copying.machine.start)
+        self._driver.run(copying, copying.machine.start)
 
     def stop(self) -> None:
         """Mend no more; returns when the copy under way has ended."""

@@ -29,7 +29,7 @@ from pybk.replication.recovery import RecoveryMachine
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pybk.client.driver import Engine
+    from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.ledger import Bookie
 
@@ -51,7 +51,7 @@ class Reading(Conversation[ReadMachine]):
     """Reads a range of entries.
 
     Args:
-        engine: Drives it.
+        driver: Drives it.
         ledger: The ledger.
         first: First entry.
         last: Last entry, inclusive.
@@ -66,7 +66,7 @@ class Reading(Conversation[ReadMachine]):
 
     def __init__(
         self,
-        engine: Engine,
+        driver: Driver,
         ledger: RemoteLedger,
         first: int,
         last: int,
@@ -87,7 +87,7 @@ class Reading(Conversation[ReadMachine]):
             speculative_ns=SPECULATIVE_NS,
             rank=rank,
         )
-        super().__init__(engine, ledger, machine)
+        super().__init__(driver, ledger, machine)
         self.first = first
         self.last = last
         self.runs: list[EntryRun] = []
@@ -169,7 +169,7 @@ class LacReading(Conversation[LacMachine]):
 
     def __init__(
         self,
-        engine: Engine,
+        driver: Driver,
         ledger: RemoteLedger,
         *,
         beyond: int | None = None,
@@ -181,7 +181,7 @@ class LacReading(Conversation[LacMachine]):
         machine = LacMachine(
             ledger.metadata, beyond=beyond, wait_ns=wait_ns, pause_ns=pause_ns, retry_ns=retry_ns, rank=rank
         )
-        super().__init__(engine, ledger, machine)
+        super().__init__(driver, ledger, machine)
         self.last_add_confirmed = -1
 
     def take(self, effect: Effect) -> None:
@@ -196,8 +196,8 @@ class LacReading(Conversation[LacMachine]):
 class Recovering(Conversation[RecoveryMachine]):
     """Establishes the end of a ledger and closes it."""
 
-    def __init__(self, engine: Engine, ledger: RemoteLedger) -> None:
-        super().__init__(engine, ledger, RecoveryMachine(ledger.metadata, ledger.version, seal=ledger.sealed))
+    def __init__(self, driver: Driver, ledger: RemoteLedger) -> None:
+        super().__init__(driver, ledger, RecoveryMachine(ledger.metadata, ledger.version, seal=ledger.sealed))
 
     def take(self, effect: Effect) -> None:
         """Take the closed metadata over."""
@@ -205,7 +205,7 @@ class Recovering(Conversation[RecoveryMachine]):
             self.ledger.renew(effect.metadata, effect.version)
             self.end()
         elif type(effect) is UnderReplicated:
-            self.engine.report_missing(self, effect)
+            self.driver.report_missing(self, effect)
         elif type(effect) is Failed:
             self.end(error_of(effect))
         else:

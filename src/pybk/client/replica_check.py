@@ -14,7 +14,7 @@ from pybk.replication.replica_check import ReplicaCheckMachine
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
-    from pybk.client.driver import Engine
+    from pybk.client.driver import Driver
     from pybk.digest import EntryDigest
     from pybk.metadata.ledgers import StoredLedger
 
@@ -33,8 +33,8 @@ class ReplicaCheck(Conversation[ReplicaCheckMachine]):
     entries = 0
     bytes = 0
 
-    def __init__(self, engine: Engine, ledger: RemoteLedger, machine: ReplicaCheckMachine) -> None:
-        super().__init__(engine, ledger, machine)
+    def __init__(self, driver: Driver, ledger: RemoteLedger, machine: ReplicaCheckMachine) -> None:
+        super().__init__(driver, ledger, machine)
         self.lengths: Final = Lengths(ledger.metadata)
 
     def take(self, effect: Effect) -> None:
@@ -83,6 +83,6 @@ def audit(
         window=max(_WINDOW_MIN, REPLY_BYTES_MAX // max(entry_bytes, 1)),
         checked=digest is None or digest.size == 0,
     )
-    auditing = ReplicaCheck(backend.engine, ledger, machine)
-    backend.engine.run(auditing, machine.start)
+    auditing = ReplicaCheck(backend.driver, ledger, machine)
+    backend.driver.run(auditing, machine.start)
     return auditing

@@ -16,7 +16,7 @@ from pybk.replication.messages import Done, Effect, Failed
 from pybk.replication.rereplication import RereplicationMachine, fragment_end
 
 if TYPE_CHECKING:
-    from pybk.client.driver import Engine
+    from pybk.client.driver import Driver
     from pybk.client.membership import Membership
     from pybk.metadata.locks import UnderReplicatedLedger
 
@@ -40,8 +40,8 @@ class Rereplicator:
     Threads: one at a time.
     """
 
-    def __init__(self, engine: Engine, membership: Membership) -> None:
-        self._engine = engine
+    def __init__(self, driver: Driver, membership: Membership) -> None:
+        self._driver = driver
         self._membership = membership
         self._fragments = 0
         self._left: list[str] = []
@@ -109,9 +109,9 @@ class Rereplicator:
             return False
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         machine = RereplicationMachine(metadata.ledger_id, first, lost, stay=stay)
-        copying = FragmentCopy(self._engine, ledger, machine)
+        copying = FragmentCopy(self._driver, ledger, machine)
         try:
-            self._engine.run(copying, machine.start)
+            self._driver.run(copying, machine.start)
         except PybkError as error:
             logger.warning("%s cannot be completed now: %s", what, error)
             self._left.append(f"{what}: {error}")

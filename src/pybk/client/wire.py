@@ -1,4 +1,4 @@
-"""Links to bookies as the engine sees them: requests by bookie, replies checked against the ledger's keys."""
+"""Links to bookies as the driver sees them: requests by bookie, replies checked against the ledger's keys."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from pybk.client.append_queue import LedgerAppender
+from pybk.client.append_queue import AppendQueue
 from pybk.client.driver import Conversation
 from pybk.errors import (
     LedgerClosedError,
@@ -25,10 +25,10 @@ from pybk.replication.writer import WriterMachine
 from pybk.storage.log.commit import Commit
 
 if TYPE_CHECKING:
-    from pybk.client.driver import Engine
+    from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.metrics import MetricsScope
-    from pybk.storage.log.commit import StagedRun
+    from pybk.storage.log.commit import StagedEntries
 
 _ERRORS: Final[dict[Reason, type[PybkError]]] = {
     Reason.FENCED: LedgerFencedError,
@@ -58,7 +58,7 @@ class Writing(Conversation[WriterMachine]):
 
     def __init__(
         self,
-        engine: Engine,
+        driver: Driver,
         ledger: RemoteLedger,
         meter: MetricsScope,
         *,
@@ -73,31 +73,31 @@ class Writing(Conversation[WriterMachine]):
             deferred=ledger.deferred,
             seal=lambda closed: ledger.sealed(closed, ledger.last_prefix),
         )
-        super().__init__(engine, ledger, machine)
-        self.appender = LedgerAppender(ledger, engine.baton, lambda: engine.formed(self), outstanding_bytes_max)
+        super().__init__(driver, ledger, machine)
+        self.appender = AppendQueue(ledger, driver.baton, lambda: driver.formed(self), outstanding_bytes_max)
         self._meter = meter
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._forcing: list[tuple[int, Commit]] = []
-        engine.attach(self)
+        driver.attach(self)
 
-    # ---- what the engine asks ------------------------------------------------------------------------------------
+    # ---- what the driver asks ------------------------------------------------------------------------------------
 
     def submit(self, now_ns: int) -> None:
         """Send the batches that have formed, as many as may be under way."""
         while (run := self.appender.take()) is not None:
-            self.engine.perform(self, self.machine.submit(self._batch(run), now_ns))
+            self.driver.perform(self, self.machine.submit(self._batch(run), now_ns))
         self._tell_activity()
 
     def _tell_activity(self) -> None:
         waited = bool(self._forcing) or (not self.ledger.deferred and self.machine.outstanding > 0)
-        self.engine.active(self, waited=waited and not self.commit.done)
+        self.driver.active(self, waited=waited and not self.commit.done)
 
-    def _batch(self, run: StagedRun) -> Batch:
+    def _batch(self, run: StagedEntries) -> Batch:
         return Batch(run.first, run.last(), run.length_at_end, cut(run.first, run.sizes, run.parts, self._quorum))
 
     def send_lac(self) -> None:
         """Tell bookies the LAC if no add will."""
-        self.engine.perform(self, self.machine.send_lac())
+        self.driver.perform(self, self.machine.send_lac())
 
     # ---- what the machine says -----------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Writing(Conversation[WriterMachine]):
         if type(effect) is Confirmed:
             self._confirmed(effect.last_add_confirmed)
         elif type(effect) is UnderReplicated:
-            self.engine.report_missing(self, effect)
+            self.driver.report_missing(self, effect)
         elif type(effect) is Failed:
             error = error_of(effect, outcome_unknown=True)
             self.appender.fail(error)
@@ -126,18 +126,18 @@ class Writing(Conversation[WriterMachine]):
         for run in self.appender.acknowledged(last):
             self._meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
         while self._forcing and self._forcing[0][0] <= last:
-            self.engine.baton.finish(self._forcing[0][1])
+            self.driver.baton.finish(self._forcing[0][1])
             self._forcing.pop(0)
-        self.engine.formed(self)
+        self.driver.formed(self)
 
     def _forced(self, error: PybkError) -> None:
         for _, commit in self._forcing:
             if not commit.done:
                 commit.error = error
-            self.engine.baton.finish(commit)
+            self.driver.baton.finish(commit)
         self._forcing = []
 
-    # ---- what the application asks, through the engine -----------------------------------------------------------
+    # ---- what the application asks, through the driver -----------------------------------------------------------
 
     def close(self, now_ns: int) -> list[Effect]:
         """Begin to close the ledger; everything staged was acknowledged, or will not be of it."""
@@ -146,7 +146,7 @@ class Writing(Conversation[WriterMachine]):
     def bookies_changed(self, now_ns: int) -> None:
         """Look again for bookies in the places of those that were given up."""
         if not self.commit.done:
-            self.engine.perform(self, self.machine.bookies_changed(now_ns))
+            self.driver.perform(self, self.machine.bookies_changed(now_ns))
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
         """Fail for good, what was sent or staged with the second error, as the machine is not asked any more."""
@@ -158,8 +158,8 @@ class Writing(Conversation[WriterMachine]):
         """Have everything up to an entry made durable, and ``commit`` done then."""
         if self.commit.done:
             commit.error = self.commit.error or self.appender.error
-            self.engine.baton.finish(commit)
+            self.driver.baton.finish(commit)
             return
         self.submit(time.monotonic_ns())
         self._forcing.append((last, commit))
-        self.engine.perform(self, self.machine.force(time.monotonic_ns()))
+        self.driver.perform(self, self.machine.force(time.monotonic_ns()))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pybk.metrics import MetricsScope
     from pybk.seal import LedgerSeal
     from pybk.storage.log.admission import Ticket
-    from pybk.storage.log.commit import StagedRun
+    from pybk.storage.log.commit import StagedEntries
 
 RUN_WORDS: Final = 4
 
@@ -109,7 +109,7 @@ class LedgerDescriptor:
         self.deleted = False
         self.changed = False
         self.generation = 0
-        self.staging: StagedRun | None = None
+        self.staging: StagedEntries | None = None
         self.tail_firsts = array("q")
         self.tail = array("q")
         self.page_firsts: list[int] = []

@@ -21,7 +21,7 @@ Control = tuple[Callable[[int], bytes], Callable[[], None]]
 """A control record: what returns its bytes for an LSN, and what applies it once it is durable, maybe twice."""
 
 
-class StagedRun:
+class StagedEntries:
     """Consecutive entries of one ledger in one commit.
 
     ``parts`` holds two pieces for each entry of ``sizes``; what came in one piece is followed by empty ones. An entry
@@ -118,7 +118,7 @@ class StagedGroup:
         self.staged = False
 
 
-class GroupRun(StagedRun):
+class GroupEntries(StagedEntries):
     """The entries of one ledger in a group, which no other entries join."""
 
     __slots__ = ("group",)
@@ -180,7 +180,7 @@ class Commit:
     # is, its bytes without and with padding, its file, the offset of its header there, and the offset at which
     # writing starts.
     records: list[bytes | memoryview]
-    places: list[tuple[StagedRun, int, int]]
+    places: list[tuple[StagedEntries, int, int]]
     size: int
     padded: int
     file_id: int
@@ -190,7 +190,7 @@ class Commit:
     def __init__(self) -> None:
         # What creates ledgers goes ahead of entries, which may be of these ledgers; what ends them goes behind.
         self.creations: list[tuple[LedgerDescriptor, Callable[[int], bytes], Callable[[], None]]] = []
-        self.runs: list[StagedRun] = []
+        self.runs: list[StagedEntries] = []
         self.controls: list[Control] = []
         self.groups: list[StagedGroup] = []
         self.payload_bytes = 0
@@ -259,7 +259,7 @@ class Commit:
             kept.payload_bytes += sum(run.sizes)
         return kept
 
-    def let_go(self) -> None:
+    def release_buffers(self) -> None:
         """Drop what was to be written: a ledger remembers its last run, which need not keep all its bytes."""
         self.buffers = []
         self.groups = []

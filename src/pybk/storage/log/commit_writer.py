@@ -19,7 +19,7 @@ from pybk.storage.format.log_file import (
 )
 from pybk.storage.format.record import RECORD_HEADER_BYTES, encode_entries, encode_group
 from pybk.storage.io.failures import refused
-from pybk.storage.log.commit import Commit, StagedRun
+from pybk.storage.log.commit import Commit, StagedEntries
 
 if TYPE_CHECKING:
     from pybk.storage.format.watermark import Watermark
@@ -93,7 +93,7 @@ class CommitWriter:
         """Build the records of a commit, and remember where in the commit each run's record begins."""
         lsn = commit.lsn = self.next_lsn
         records: list[bytes | memoryview] = []
-        places: list[tuple[StagedRun, int, int]] = []
+        places: list[tuple[StagedEntries, int, int]] = []
         at = COMMIT_HEADER_BYTES
         for _, encode, _ in commit.creations:
             record = encode(lsn)
@@ -172,7 +172,9 @@ class CommitWriter:
         self._observer.committed(commit, time.monotonic_ns())
 
 
-def _bind_groups(commit: Commit, records: list[bytes | memoryview], places: list[tuple[StagedRun, int, int]]) -> int:
+def _bind_groups(
+    commit: Commit, records: list[bytes | memoryview], places: list[tuple[StagedEntries, int, int]]
+) -> int:
     """Put a group record before the records of each group, and the group's control records after its entries.
 
     Args:
@@ -188,7 +190,7 @@ def _bind_groups(commit: Commit, records: list[bytes | memoryview], places: list
     at = COMMIT_HEADER_BYTES + sum(map(len, records[:leading]))
     del records[leading:], places[:]
 
-    def put(runs: Sequence[StagedRun]) -> None:
+    def put(runs: Sequence[StagedEntries]) -> None:
         nonlocal at
         for run in runs:
             if run in encoded:

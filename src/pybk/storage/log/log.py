@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError
 from pybk.storage.io.failures import is_from_signal_handler, start_thread
 from pybk.storage.log.admission import Admission, Ticket
-from pybk.storage.log.commit import Commit, Control, GroupPart, GroupRun, StagedGroup, StagedRun
+from pybk.storage.log.commit import Commit, Control, GroupEntries, GroupPart, StagedEntries, StagedGroup
 from pybk.storage.log.commit_writer import CommitObserver, CommitWriter, LogFiles
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Log:
 
     def _open_run(
         self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int, wanted: bool
-    ) -> StagedRun | None:
+    ) -> StagedEntries | None:
         """Return the ledger's run in the forming commit, with room for some bytes; the caller holds the mutex."""
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -208,7 +208,7 @@ class Log:
             return None
         run = descriptor.staging
         if run is None or run.commit is not commit or not run.takes_more:
-            run = StagedRun(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
+            run = StagedEntries(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
             commit.runs.append(run)
             descriptor.staging = run
         elif len(run.parts) != 2 * len(run.sizes):
@@ -272,7 +272,7 @@ class Log:
             low = len(commit.runs)
             group = StagedGroup(low, low + len(parts), controls)
             now_ns = time.monotonic_ns()
-            runs = [GroupRun(commit, group, part, now_ns) for part in parts]
+            runs = [GroupEntries(commit, group, part, now_ns) for part in parts]
             commit.runs.extend(runs)
             commit.groups.append(group)
             for run in runs:
@@ -596,7 +596,7 @@ class Log:
                     self._callbacks.extend(done.callbacks)
                     done.callbacks = []
                     self._kick_committer()
-                done.let_go()
+                done.release_buffers()
                 done.wake()
             if self._kept is commit:
                 self._kept = None
