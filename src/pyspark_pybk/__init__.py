@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pybk.spark.sink.writer import BatchWriter, StreamWriter
-    from pybk.spark.source.batch_reader import PlainReader
+    from pybk.spark.source.batch_reader import BatchReader
     from pybk.spark.source.stream import StreamReader
 
 __all__ = ["DefaultSource"]
@@ -31,7 +31,7 @@ class DefaultSource(DataSource):
 
         return schema_of(source_options(self.options))
 
-    def reader(self, schema: StructType) -> PlainReader:
+    def reader(self, schema: StructType) -> BatchReader:
         """Return what reads once."""
         from pybk.spark.options import source_options
         from pybk.spark.source.batch_reader import new_reader

@@ -13,7 +13,7 @@ import pytest
 from pybk import LedgerManager
 from pybk.admin.demo import cluster
 from pybk.admin.demo.child import Child
-from pybk.admin.demo.cluster import Cluster, Written, check_kept, check_replicas
+from pybk.admin.demo.cluster import Cluster, WriterReport, check_kept, check_replicas
 from pybk.admin.demo.reading import LostEntryError
 from pybk.admin.demo.replicas import BookieDirectory
 from pybk.admin.demo.source import Source
@@ -48,9 +48,9 @@ def test_the_act_shows_what_it_says(source: Source, tmp_path: Path, capsys: pyte
 
 
 def test_a_ledger_that_lost_acknowledged_entries_is_noticed() -> None:
-    check_kept(Written(1, confirmed=9), 9)
+    check_kept(WriterReport(1, confirmed=9), 9)
     with pytest.raises(LostEntryError, match="ends with entry 8"):
-        check_kept(Written(1, confirmed=9), 8)
+        check_kept(WriterReport(1, confirmed=9), 8)
 
 
 class Small(Cluster):

@@ -22,7 +22,7 @@ from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.metadata.registration import BookieCookie, _cookie_json, _registration_json
 from pybk.metadata.store import MetadataStore
-from pybk.spark.sink.sink_record import Record, decode_rows, encode_rows
+from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.batches import entry_span, locate_entries
 from pybk.storage.format.extent import EXTENT_KEY, Extent
@@ -158,7 +158,9 @@ def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
         lambda: LedgerDescription.decode(data.draw(st.binary(max_size=60)), None, where="here"),
         lambda: DirectoryIdentity.of(ledger(7, custom_metadata=custom)),
         lambda: Extent.decode(custom, where="here"),
-        lambda: Record.decode(data.draw(anything(Record(((3, 1),), 2, ("a",), 5, "q", 7).encode())), where="here"),
+        lambda: SinkRecord.decode(
+            data.draw(anything(SinkRecord(((3, 1),), 2, ("a",), 5, "q", 7).encode())), where="here"
+        ),
         lambda: decode_rows([data.draw(anything(encode_rows(3, [(1, 2, 3)])[0]))], where="here"),
         lambda: Offset.from_json(json.loads(data.draw(wrong_json(json.dumps(OFFSET.to_json()).encode())))),
     ]

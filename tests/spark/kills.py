@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pybk.credentials import Secret
 from pybk.flags import LedgerType
-from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.sink.manifest import SINK_KEY, Sink, sink_ledgers
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import running
@@ -155,7 +155,7 @@ def drive(order: str) -> None:
 
 def place_of(url: str) -> Connection:
     """Return this process's connection."""
-    return connection(Where(metadata_uri=url, secret=Secret(SECRET)))
+    return connection(StoreOrCluster(metadata_uri=url, secret=Secret(SECRET)))
 
 
 def sinks(place: Connection, ledger_type: str) -> dict[str, Sink]:

@@ -28,7 +28,7 @@ from tests.waiting import WAIT_S, wait_until
 PASSWORD = b"the password of all ledgers here"
 
 
-class Place:
+class StoreOrUrl:
     """A directory with a cluster's metadata, its secret, and its bookies' directories."""
 
     def __init__(self, directory: Path) -> None:
@@ -97,12 +97,12 @@ def kill(pid: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("local"))
+def place(tmp_path_factory: pytest.TempPathFactory) -> StoreOrUrl:
+    return StoreOrUrl(tmp_path_factory.mktemp("local"))
 
 
 @pytest.fixture(scope="module")
-def local(place: Place) -> Iterator[Driver]:
+def local(place: StoreOrUrl) -> Iterator[Driver]:
     """A local cluster of two executors with two task slots each."""
     (place.directory / "events").mkdir()
     conf = {
@@ -120,7 +120,7 @@ def local(place: Place) -> Iterator[Driver]:
         wait_until(lambda: not place.running(), "the bookies to end with their executors")
 
 
-def beside(local: Driver, place: Place) -> dict[str, dict[str, Any]]:
+def beside(local: Driver, place: StoreOrUrl) -> dict[str, dict[str, Any]]:
     """Run tasks until both executors had some; return the bookie beside each, and the executor's process in it."""
 
     def look() -> dict[str, dict[str, Any]]:
@@ -134,7 +134,7 @@ def beside(local: Driver, place: Place) -> dict[str, dict[str, Any]]:
     return result
 
 
-def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, place: Place) -> None:
+def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, place: StoreOrUrl) -> None:
     found = beside(local, place)
     assert all(bookie["executor"] == executor for executor, bookie in found.items())
     assert sorted(place.running()) == sorted(bookie["pid"] for bookie in found.values())
@@ -146,7 +146,7 @@ def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, plac
     assert there == {(bookie["bookie_id"], bookie["address"]) for bookie in started}
 
 
-def test_the_next_executors_take_over_what_others_had_that_ended(local: Driver, place: Place) -> None:
+def test_the_next_executors_take_over_what_others_had_that_ended(local: Driver, place: StoreOrUrl) -> None:
     before = beside(local, place)
     processes = [Process.of(bookie["pid"]) for bookie in before.values()]
     with place.connect() as client:
@@ -169,7 +169,7 @@ def identities(bookies: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
     return {(bookie["bookie_id"], bookie["instance"]) for bookie in bookies.values()}
 
 
-def test_executors_may_be_held(local: Driver, place: Place) -> None:
+def test_executors_may_be_held(local: Driver, place: StoreOrUrl) -> None:
     local.ask("bookies", executors=2, hold_slot=True)
     local.ask("bookies", executors=2, hold_slot=True)
     wait_until(lambda: local.ask("active_tasks", group="pybk-bookies") == 2)
@@ -180,7 +180,7 @@ def test_executors_may_be_held(local: Driver, place: Place) -> None:
     wait_until(lambda: local.ask("active_tasks", group="pybk-bookies") == 0)
 
 
-def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, place: Place) -> None:
+def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, place: StoreOrUrl) -> None:
     bookies = beside(local, place)
     sink = {"ledgerType": "beside", "insecure": "true", "ensembleSize": "1", "writeQuorum": "1", "ackQuorum": "1"}
     local.ask("write", options={**place.options, **sink}, count=1000)
@@ -201,7 +201,7 @@ def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, p
     assert SECRET.decode() not in told
 
 
-def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: Place) -> None:
+def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: StoreOrUrl) -> None:
     beside(local, place)
     pages = local.ask("pages")
     assert b"PYBK_BOOKIES" in pages["environment"].encode(), "this is the page that shows settings"
@@ -216,7 +216,7 @@ def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: Place) -
     assert any("events" in str(path) for path in files)
 
 
-def test_secrets_of_a_read_are_in_no_plan_log_page_or_event(local: Driver, place: Place) -> None:
+def test_secrets_of_a_read_are_in_no_plan_log_page_or_event(local: Driver, place: StoreOrUrl) -> None:
     beside(local, place)
     with place.connect() as client:
         writer = client.create_ledger(password=PASSWORD, ensemble_size=2, ledger_type="secret")
@@ -268,7 +268,7 @@ def content(entry_id: int) -> bytes:
     return b"entry %d of a ledger; " % entry_id * 20
 
 
-def test_an_executor_that_is_lost_under_load_loses_nothing(local: Driver, place: Place, tmp_path: Path) -> None:
+def test_an_executor_that_is_lost_under_load_loses_nothing(local: Driver, place: StoreOrUrl, tmp_path: Path) -> None:
     spare = LedgerManager.open(
         tmp_path / "spare", listen="tcp://127.0.0.1:*", metadata=place.url, cluster_secret=SECRET, bookie_id="spare"
     )
@@ -280,7 +280,7 @@ def test_an_executor_that_is_lost_under_load_loses_nothing(local: Driver, place:
 
 @pytest.mark.skipif(not os.environ.get("PYBK_ALL_FAULTS"), reason="six more JVMs; PYBK_ALL_FAULTS=1 runs it")
 def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothing(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = StoreOrUrl(tmp_path)
     with standalone(tmp_path, cores=3) as master, driver(tmp_path) as session:
         conf = {**CONF, "spark.executor.cores": "1", "spark.cores.max": "3"}
         session.ask("begin", master=master, conf=conf, bookies=None)
@@ -289,7 +289,7 @@ def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothi
         wait_until(lambda: not place.running(), "the bookies to end with their executors")
 
 
-def lose_one(place: Place, started: list[dict[str, Any]]) -> None:
+def lose_one(place: StoreOrUrl, started: list[dict[str, Any]]) -> None:
     """Kill an executor, its bookie and the bookie's directory while a writer writes to it, and replicate."""
     with place.connect() as client:
         wait_until(lambda: len(client._backend.membership.bookies) == 3)  # type: ignore[attr-defined]  # a cluster's

@@ -11,7 +11,7 @@ import pytest
 
 from pybk.credentials import Secret
 from pybk.errors import MetadataError, UsageError
-from pybk.spark.connection import Where, close_connections, connection
+from pybk.spark.connection import StoreOrCluster, close_connections, connection
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import contents, open_quick
 
@@ -39,15 +39,15 @@ def filled(path: Path, payload: bytes) -> int:
 def test_a_place_is_connected_to_once(tmp_path: Path) -> None:
     filled(tmp_path / "a", b"a")
     filled(tmp_path / "b", b"b")
-    first = connection(Where(path=str(tmp_path / "a")))
-    assert connection(Where(path=str(tmp_path / "a"))) is first
-    assert connection(Where(path=str(tmp_path / "b"))) is not first
+    first = connection(StoreOrCluster(path=str(tmp_path / "a")))
+    assert connection(StoreOrCluster(path=str(tmp_path / "a"))) is first
+    assert connection(StoreOrCluster(path=str(tmp_path / "b"))) is not first
     assert first.manager.read_only
     assert first.metadata is None
 
 
 def test_a_store_that_was_made_again_is_opened_again(tmp_path: Path) -> None:
-    where = Where(path=str(tmp_path / "a"))
+    where = StoreOrCluster(path=str(tmp_path / "a"))
     old = filled(tmp_path / "a", b"old")
     assert contents(connection(where).manager, old) == [b"old"]
     new = filled(tmp_path / "b", b"new")
@@ -60,7 +60,7 @@ def test_a_store_that_was_made_again_is_opened_again(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_makes_its_own(tmp_path: Path) -> None:
-    where = Where(path=str(tmp_path / "a"))
+    where = StoreOrCluster(path=str(tmp_path / "a"))
     ledger_id = filled(tmp_path / "a", b"a")
     first = connection(where)
     child = os.fork()
@@ -74,17 +74,17 @@ def test_a_forked_child_makes_its_own(tmp_path: Path) -> None:
 
 
 def test_a_cluster_needs_its_secret(cluster: Inside) -> None:
-    found = connection(Where(metadata_uri=cluster.url, secret=Secret(SECRET)))
+    found = connection(StoreOrCluster(metadata_uri=cluster.url, secret=Secret(SECRET)))
     assert found.metadata is not None
     assert len(found.metadata.list_bookies()) == 3
     with pytest.raises(MetadataError, match="secret"):
-        connection(Where(metadata_uri=cluster.url, secret=Secret(b"another secret of the same length")))
+        connection(StoreOrCluster(metadata_uri=cluster.url, secret=Secret(b"another secret of the same length")))
     with pytest.raises(MetadataError, match="secret"):
-        connection(Where(metadata_uri=cluster.url))
+        connection(StoreOrCluster(metadata_uri=cluster.url))
 
 
 def test_the_near_bookie_comes_first(cluster: Inside) -> None:
-    where = Where(metadata_uri=cluster.url, secret=Secret(SECRET))
+    where = StoreOrCluster(metadata_uri=cluster.url, secret=Secret(SECRET))
     for name in ("bookie-0", "bookie-2"):
         near = connection(where, near=name)
         assert near is not connection(where)

@@ -11,7 +11,7 @@ from pybk.credentials import Secret
 from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
-from pybk.spark.connection import Where
+from pybk.spark.connection import StoreOrCluster
 from pybk.spark.options import Positions, sink_options, source_options
 
 STORE = {"path": "/data/store"}
@@ -26,7 +26,7 @@ def lowered(options: dict[str, str]) -> dict[str, str]:
 
 def test_a_read_with_nothing_but_what_it_needs() -> None:
     found = source_options(ONE)
-    assert found.where == Where(path="/data/store")
+    assert found.where == StoreOrCluster(path="/data/store")
     assert (found.ledgers, found.ledger_type) == (((7, 7),), None)
     assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (True, False, True)
     assert not found.require_seal
@@ -55,7 +55,7 @@ def test_every_option_of_a_batch_read_by_names_in_lower_case() -> None:
         "requireSeal": "true",
     }
     found = source_options(lowered(given), streaming=False)
-    assert found.where == Where(metadata_uri="lmdb:///meta", secret=Secret(b"s", None, "PYBK_CLUSTER_SECRET"))
+    assert found.where == StoreOrCluster(metadata_uri="lmdb:///meta", secret=Secret(b"s", None, "PYBK_CLUSTER_SECRET"))
     assert found.password.read() == "é".encode()
     assert found.ledgers == ((3, 3), (4, 6), (7, 8), (9, 9))
     assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (False, True, False)

@@ -22,7 +22,7 @@ _LMDB: Final = "lmdb://"
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class StoreOrCluster:
     """Where ledgers are: either the directory of an embedded store, or a cluster.
 
     It may be sent to other processes, a secret that was given as such with it.
@@ -54,14 +54,14 @@ class Connection(NamedTuple):
     metadata: ClusterMetadata | None
 
 
-_Key = tuple[Where, str | None, str | None, tuple[int, int] | None]
+_Key = tuple[StoreOrCluster, str | None, str | None, tuple[int, int] | None]
 
 _open: dict[_Key, Connection] = {}
 _opener = os.getpid()
 _lock = threading.Lock()
 
 
-def connection(where: Where, near: str | None = None, directory: str | None = None) -> Connection:
+def connection(where: StoreOrCluster, near: str | None = None, directory: str | None = None) -> Connection:
     """Return this process's connection to a place, made at the first call.
 
     Args:
@@ -100,7 +100,7 @@ def _close_replaced(key: _Key) -> None:
         _open.pop(old).manager.close()
 
 
-def task_connection(where: Where) -> Connection:
+def task_connection(where: StoreOrCluster) -> Connection:
     """Return this process's connection to a place, in which the bookie beside this task's executor comes first.
 
     What that bookie has is read from its files, without asking it.
@@ -118,7 +118,7 @@ def task_connection(where: Where) -> Connection:
     return connection(where) if beside is None else connection(where, beside.bookie_id, beside.directory)
 
 
-def _directory(where: Where) -> tuple[int, int] | None:
+def _directory(where: StoreOrCluster) -> tuple[int, int] | None:
     """Return which directory stands at the place now, as it may have been removed and made again; None if none does."""
     path = where.path
     if path is None and where.metadata_uri is not None and where.metadata_uri.startswith(_LMDB):
@@ -132,7 +132,7 @@ def _directory(where: Where) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connect(where: Where, near: str | None, directory: str | None) -> Connection:
+def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> Connection:
     if where.path is not None:
         if not os.path.isdir(where.path):
             raise UsageError(f"there is no directory {where.path} here; each machine that reads a store needs it")
@@ -143,7 +143,7 @@ def _connect(where: Where, near: str | None, directory: str | None) -> Connectio
     return Connection(LedgerManager(backend), backend.membership.metadata)
 
 
-def seal_with(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:
+def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:
     """Return what checks a ledger's entries and seal, None if the password is another.
 
     Args:

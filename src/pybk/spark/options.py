@@ -15,7 +15,7 @@ from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX
-from pybk.spark.connection import Where
+from pybk.spark.connection import StoreOrCluster
 
 BATCH_BYTES: Final = 8 << 20
 BATCH_BYTES_MAX: Final = 512 << 20
@@ -77,7 +77,7 @@ class SourceOptions:
         max_bytes_per_trigger: Payload bytes of a micro-batch at most, but for a single entry.
     """
 
-    where: Where
+    where: StoreOrCluster
     password: Secret
     ledgers: Ranges | None
     ledger_type: str | None
@@ -115,7 +115,7 @@ class SinkOptions:
         txn_version: Which of their writes this is; those up to the last one that was made are skipped.
     """
 
-    where: Where
+    where: StoreOrCluster
     password: Secret
     ledger_type: str
     storage_hints: frozenset[StorageHint]
@@ -129,7 +129,7 @@ class SinkOptions:
     txn_version: int | None
 
 
-class _Given:
+class _RawOptions:
     """Options as Spark hands them, which may have lower-cased their names."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
@@ -221,7 +221,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         False: ("a batch read", _BATCH),
         True: ("a streaming read", _STREAM),
     }[streaming]
-    given = _Given(options, (*_WHERE, *_READ, *more), what)
+    given = _RawOptions(options, (*_WHERE, *_READ, *more), what)
     where = _where(given)
     ledgers, ledger_type = _which(given)
     batch_bytes = given.size("batchBytes") or BATCH_BYTES
@@ -270,7 +270,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         UsageError: An option is unknown, of the other kind of write, or has a value that cannot be; or it names a path.
     """
     what, more = ("a streaming write", _SINK_STREAM) if streaming else ("a batch write", _SINK_BATCH)
-    given = _Given(options, (*_WHERE, *_SINK, *more), what)
+    given = _RawOptions(options, (*_WHERE, *_SINK, *more), what)
     if "path" in given:
         raise UsageError(
             "option path: the store in a directory is written by the one process that holds it, and Spark writes from "
@@ -301,7 +301,7 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     )
 
 
-def _where(given: _Given) -> Where:
+def _where(given: _RawOptions) -> StoreOrCluster:
     path, uri = given.text("path"), given.text("metadataUri")
     if (path is None) == (uri is None):
         raise UsageError(
@@ -315,10 +315,10 @@ def _where(given: _Given) -> Where:
     secret = given.secret("clusterSecret", None if uri is None else CLUSTER_SECRET)
     if path is not None and secret != Secret():
         raise UsageError("option clusterSecret goes with metadataUri; a store in a directory has none")
-    return Where(path, uri, secret)
+    return StoreOrCluster(path, uri, secret)
 
 
-def _which(given: _Given) -> tuple[Ranges | None, str | None]:
+def _which(given: _RawOptions) -> tuple[Ranges | None, str | None]:
     """Return the ids of ledgers, or their type."""
     names = [name for name in ("ledger", "ledgers", "ledgerType") if name in given]
     if len(names) != 1:
@@ -355,7 +355,7 @@ def _ranges(text: str) -> Ranges:
     return tuple(joined)
 
 
-def _positions(given: _Given, name: str) -> Positions:
+def _positions(given: _RawOptions, name: str) -> Positions:
     text = given.text(name)
     if text is None or text.strip() == "earliest":
         return Positions()

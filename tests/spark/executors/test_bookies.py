@@ -23,7 +23,7 @@ from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors import bookie_process, bookies
 from pybk.spark.executors.bookies import BookieSettings, ensure_bookie
-from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, bookie_beside, is_locked
+from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, executor_bookie, is_locked
 from tests.cluster.inside import SECRET, make_cluster
 from tests.storage.real_store import contents, numbered
 from tests.waiting import WAIT_S, stop, wait_until
@@ -133,7 +133,7 @@ def test_a_bookie_ends_with_its_executor(begin: Begin, settings: BookieSettings)
         sleeper.kill()
         wait_until(lambda: not process.alive)
         assert metadata.list_bookies() == [], "it said that it leaves"
-    assert bookie_beside(sleeper.executor, settings.metadata) is None
+    assert executor_bookie(sleeper.executor, settings.metadata) is None
     assert not [name for name in os.listdir(os.path.dirname(sleeper.executor.file("", "lock"))) if "executor" in name]
     assert "Traceback" not in Path(f"{found.directory}.log").read_text()
 
@@ -177,7 +177,7 @@ def test_a_bookie_that_was_killed_is_started_again(begin: Begin, settings: Booki
     executor = begin().executor
     first = ensure_bookie(settings, executor)
     kill(first)
-    assert bookie_beside(executor, settings.metadata) is None
+    assert executor_bookie(executor, settings.metadata) is None
     second = ensure_bookie(settings, executor)
     assert second.bookie == first.bookie
     assert second.pid != first.pid
@@ -243,7 +243,7 @@ def test_why_a_bookie_does_not_start_is_said(begin: Begin, settings: BookieSetti
     with pytest.raises(PybkError, match="MetadataForgedError") as caught:
         ensure_bookie(settings, executor)
     assert "another secret" not in str(caught.value)
-    assert bookie_beside(executor, settings.metadata) is None
+    assert executor_bookie(executor, settings.metadata) is None
     assert not os.path.exists(executor.file(settings.metadata, "lock")), "nothing is left behind"
     (tmp_path / "secret").write_bytes(SECRET)
     ensure_bookie(settings, executor)

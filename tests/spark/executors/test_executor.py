@@ -16,7 +16,7 @@ from pybk.spark.executors.executor import (
     Executor,
     ExecutorBookie,
     Process,
-    bookie_beside,
+    executor_bookie,
     is_locked,
     local_bookie,
     read_state,
@@ -112,14 +112,14 @@ def test_a_bookie_is_found_while_its_process_has_the_lock(sleeper: subprocess.Po
     executor = Executor.of(sleeper.pid)
     written = bookie_of(executor)
     written.write(executor.file(URL, "json"))
-    assert bookie_beside(executor, URL) is None, "its process is gone, and left the file behind"
+    assert executor_bookie(executor, URL) is None, "its process is gone, and left the file behind"
     fd = take_lock(executor.file(URL, "lock"))
     assert fd is not None
-    assert bookie_beside(executor, URL) == written
-    assert bookie_beside(executor, URL + "/else") is None
-    assert bookie_beside(Executor(executor.pid, executor.started + 1), URL) is None
+    assert executor_bookie(executor, URL) == written
+    assert executor_bookie(executor, URL + "/else") is None
+    assert executor_bookie(Executor(executor.pid, executor.started + 1), URL) is None
     os.unlink(executor.file(URL, "json"))
-    assert bookie_beside(executor, URL, wait_s=0.05) is None, "it is starting, and takes long"
+    assert executor_bookie(executor, URL, wait_s=0.05) is None, "it is starting, and takes long"
     os.close(fd)
 
 

@@ -22,10 +22,10 @@ from pybk.replication.replica_check import Span
 from pybk.spark.connection import close_connections
 from pybk.spark.jobs import verify as verifying
 from pybk.spark.jobs.inventory import inventory
-from pybk.spark.jobs.ledgers import chosen, where_of
+from pybk.spark.jobs.ledgers import selected_ledgers, where_of
 from pybk.spark.jobs.spreading import grouped
 from pybk.spark.jobs.tier import tier
-from pybk.spark.jobs.verify import Replica, verify
+from pybk.spark.jobs.verify import CheckedReplica, verify
 from pybk.storage.store import Store
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
@@ -102,7 +102,7 @@ def damage(store: Store, found: bytes) -> None:
     assert hits == 1
 
 
-def wrong(replicas: tuple[Replica, ...]) -> list[tuple[int, str, tuple[Span, ...], tuple[Span, ...]]]:
+def wrong(replicas: tuple[CheckedReplica, ...]) -> list[tuple[int, str, tuple[Span, ...], tuple[Span, ...]]]:
     """Return ledger, bookie, what is missing and what is damaged."""
     return [
         (each.ledger_id, "" if each.bookie is None else each.bookie.bookie_id, each.missing, each.damaged)
@@ -229,10 +229,10 @@ def test_what_a_bookie_of_an_open_ledger_misses_is_late_only_if_it_can_be_confir
 
     def sound(*missing: tuple[Span, ...], **arguments: Any) -> list[bool]:
         found = [
-            Replica(7, 0, 9, bookie, growing=True, missing=spans, **arguments)
+            CheckedReplica(7, 0, 9, bookie, growing=True, missing=spans, **arguments)
             for bookie, spans in zip(bookies, missing, strict=True)
         ]
-        return [each.sound for each in verifying.judged(found, {7: 1})]
+        return [each.sound for each in verifying.mark_short(found, {7: 1})]
 
     assert sound((Span(3, 9, 3),), (Span(4, 8, 4),), ()) == [True] * 3
     assert sound((Span(3, 9, 3),), (Span(4, 6, 2),), (Span(8, 8, 1),)) == [False, False, True]
@@ -258,7 +258,7 @@ def test_bookies_that_were_replaced_meanwhile_are_checked_too(spark: SparkSessio
     client = cluster.connect()
     moved, still, deleted = fill(client, 10), fill(client, 20, ensemble_size=4, write_quorum=4), fill(client, 30)
     where, passwords, left = where_of(cluster.url, SECRET), Passwords(PASSWORD), list[str]()
-    units = verifying._planned(where, passwords, chosen(where), left)
+    units = verifying._planned(where, passwords, selected_ledgers(where), left)
     leaving = client.ledger_metadata(moved).fragments[0].ensemble[1]
     assert leaving in client.ledger_metadata(still).fragments[0].ensemble
     client.replicate(leaving.bookie_id)

@@ -17,18 +17,27 @@ from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
-from pybk.spark.connection import Where, close_connections, connection
+from pybk.spark.connection import StoreOrCluster, close_connections, connection
 from pybk.spark.jobs import copy as copying
 from pybk.spark.jobs import export as exporting
 from pybk.spark.jobs.copy import copy
 from pybk.spark.jobs.export import export
 from pybk.spark.jobs.import_ import import_
-from pybk.spark.jobs.ledgers import chosen, secret_of, where_of
+from pybk.spark.jobs.ledgers import secret_of, selected_ledgers, where_of
 from pybk.spark.jobs.session import failure
-from pybk.spark.jobs.transfer import COPY_OF, IMPORT_OF, Header, Target, finish, rounds, safest, visible
+from pybk.spark.jobs.transfer import (
+    COPY_OF,
+    IMPORT_OF,
+    TransferHeader,
+    TransferTarget,
+    finish,
+    rounds,
+    safest_quorums,
+    visible,
+)
 from pybk.spark.jobs.verify import verify
-from pybk.spark.sink.manifest import SINK_KEY, Sink, Written
-from pybk.spark.sink.sink_record import Record
+from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
+from pybk.spark.sink.sink_record import SinkRecord
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.spark.jobs.test_jobs import until_confirmed
 from tests.storage.real_store import contents, open_quick
@@ -115,7 +124,7 @@ def check(
 def shown(cluster: Inside) -> list[int]:
     """Return the ledgers of a cluster that count."""
     where = where_of(cluster.url, cluster.secret)
-    return [each.ledger_id for each in visible(connection(where), partial(chosen, where))]
+    return [each.ledger_id for each in visible(connection(where), partial(selected_ledgers, where))]
 
 
 # ---- copy --------------------------------------------------------------------------------------------------------
@@ -171,11 +180,11 @@ def test_a_copy_killed_before_it_deleted_the_shorter_one_is_mended_by_the_next(
         copy(spark, source.url, target.url, **BOTH, open_too=True)
         writer.append(b"second")
 
-    def stop(self: Target, ledger_id: int) -> None:
+    def stop(self: TransferTarget, ledger_id: int) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Target, "_delete", stop)
+        patch.setattr(TransferTarget, "_delete", stop)
         with pytest.raises(KeyboardInterrupt):
             copy(spark, source.url, target.url, **BOTH)
     assert len(shown(target)) == 2
@@ -193,7 +202,7 @@ def test_what_another_job_commits_behind_the_look_is_not_written_twice(
     directory = str(tmp_path / "lake")
     if job == "import":
         export(spark, source.url, directory, **SOURCE)
-    there = Target.there
+    there = TransferTarget.there
 
     def run() -> None:
         if job == "import":
@@ -201,13 +210,13 @@ def test_what_another_job_commits_behind_the_look_is_not_written_twice(
         else:
             copy(spark, source.url, target.url, **BOTH)
 
-    def look(self: Target) -> dict[int, LedgerMetadata]:
+    def look(self: TransferTarget) -> dict[int, LedgerMetadata]:
         found = there(self)
-        monkeypatch.setattr(Target, "there", there)
+        monkeypatch.setattr(TransferTarget, "there", there)
         run()
         return found
 
-    monkeypatch.setattr(Target, "there", look)
+    monkeypatch.setattr(TransferTarget, "there", look)
     with pytest.raises(Exception, match="another job"):  # from the import's commit it comes as Spark's
         run()
     assert len(shown(target)) == 1
@@ -219,16 +228,16 @@ def test_a_copy_that_was_interrupted_goes_on(
     here, there = source.connect(), target.connect()
     payloads = {write(here, [b"%d" % number]): [b"%d" % number] for number in range(4)}
     monkeypatch.setattr(copying, "_ROUND_LEDGERS", 1)
-    commit, calls = Target.commit, []
+    commit, calls = TransferTarget.commit, []
 
-    def stop(self: Target, number: int, written: Any) -> None:
+    def stop(self: TransferTarget, number: int, written: Any) -> None:
         calls.append(written)
         if len(calls) == 3:
             raise KeyboardInterrupt
         commit(self, number, written)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Target, "commit", stop)
+        patch.setattr(TransferTarget, "commit", stop)
         with pytest.raises(KeyboardInterrupt):
             copy(spark, source.url, target.url, **BOTH)
     assert len(shown(target)) == 2  # what does not count is as if it were not there
@@ -242,14 +251,14 @@ def test_of_two_copies_at_once_one_counts(
     spark: SparkSession, source: Inside, target: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(source.connect(), [b"x"])
-    commit = Target.commit
+    commit = TransferTarget.commit
 
-    def be_late(self: Target, number: int, written: Any) -> None:
-        monkeypatch.setattr(Target, "commit", commit)
+    def be_late(self: TransferTarget, number: int, written: Any) -> None:
+        monkeypatch.setattr(TransferTarget, "commit", commit)
         copy(spark, source.url, target.url, **BOTH)
         commit(self, number, written)
 
-    monkeypatch.setattr(Target, "commit", be_late)
+    monkeypatch.setattr(TransferTarget, "commit", be_late)
     with pytest.raises(IllegalOperationError, match="another job"):
         copy(spark, source.url, target.url, **BOTH)
     (one,) = shown(target)
@@ -295,16 +304,18 @@ def test_a_copy_goes_to_another_cluster(spark: SparkSession, source: Inside, tmp
 
 def test_rounds_have_bytes_and_ledgers_to_their_limits() -> None:
     sizes = [5, 5, 20, 1, 1, 1]
-    headers = [Header(number, "", (), "NONE", {}, 1, size, (None, None, None)) for number, size in enumerate(sizes)]
+    headers = [
+        TransferHeader(number, "", (), "NONE", {}, 1, size, (None, None, None)) for number, size in enumerate(sizes)
+    ]
     assert [[each.ledger_id for each in group] for group in rounds(headers, 10, 2)] == [[0, 1], [2], [3, 4], [5]]
-    header = Header(7, "t", ("ssd",), "XXH3", {"k": b"\xff"}, 3, 9, (3, 2, None))
-    assert Header.decode(header.encode()) == header
+    header = TransferHeader(7, "t", ("ssd",), "XXH3", {"k": b"\xff"}, 3, 9, (3, 2, None))
+    assert TransferHeader.decode(header.encode()) == header
 
 
 def test_a_manifest_is_as_safe_as_the_safest_of_its_ledgers() -> None:
     quorums = [(5, 2, 2), (3, 3, 2), (3, 3, 1)]
-    assert safest(Header(1, "", (), "NONE", {}, 1, 1, each) for each in quorums) == (3, 3, 2)
-    assert safest([]) == (None, None, None)
+    assert safest_quorums(TransferHeader(1, "", (), "NONE", {}, 1, 1, each) for each in quorums) == (3, 3, 2)
+    assert safest_quorums([]) == (None, None, None)
 
 
 def test_a_cluster_of_one_bookie_takes_copies_and_imports(spark: SparkSession, tmp_path: Path) -> None:
@@ -319,18 +330,18 @@ def test_a_cluster_of_one_bookie_takes_copies_and_imports(spark: SparkSession, t
 # ---- without Spark -----------------------------------------------------------------------------------------------
 
 
-def made(to: Target, name: int) -> Written:
+def made(to: TransferTarget, name: int) -> WrittenLedger:
     """Write a ledger anew that does not count yet."""
-    header = Header(name, "logs", (), "CRC32C", {}, 1, 1, (None, None, None))
+    header = TransferHeader(name, "logs", (), "CRC32C", {}, 1, 1, (None, None, None))
     writer = to.create(header)
     return finish(writer, header, writer.append_many_async([b"x"]))
 
 
 def test_a_commit_whose_answer_was_lost_is_one(target: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    to = Target(where_of(target.url, OTHER_SECRET), secret_of(PASSWORD), COPY_OF, "a")
+    to = TransferTarget(where_of(target.url, OTHER_SECRET), secret_of(PASSWORD), COPY_OF, "a")
     swap = Sink._swap
 
-    def lose(self: Sink, record: Record, version: int | None) -> bool:
+    def lose(self: Sink, record: SinkRecord, version: int | None) -> bool:
         monkeypatch.setattr(Sink, "_swap", swap)
         assert swap(self, record, version)
         return False
@@ -346,11 +357,11 @@ def test_a_commit_whose_answer_was_lost_is_one(target: Inside, monkeypatch: pyte
 
 def test_a_commit_behind_the_listing_is_seen_whole_or_not_at_all(target: Inside) -> None:
     where = where_of(target.url, OTHER_SECRET)
-    to = Target(where, secret_of(PASSWORD), COPY_OF, "a")
+    to = TransferTarget(where, secret_of(PASSWORD), COPY_OF, "a")
     ledgers = [made(to, 1)]
 
     def listing() -> list[LedgerMetadata]:
-        found = chosen(where)
+        found = selected_ledgers(where)
         if len(ledgers) == 1:
             ledgers.append(made(to, 2))
             to.commit(0, ledgers)
@@ -483,4 +494,4 @@ def test_where_is_a_url_or_a_directory() -> None:
     cluster = where_of("zk://a:1/b", b"my own")
     assert (cluster.metadata_uri, cluster.path, cluster.secret.read()) == ("zk://a:1/b", None, b"my own")
     assert "my own" not in repr(cluster)
-    assert where_of("/a/b") == Where(path="/a/b")
+    assert where_of("/a/b") == StoreOrCluster(path="/a/b")

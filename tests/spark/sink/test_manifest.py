@@ -21,10 +21,10 @@ from pybk.errors import (
 )
 from pybk.flags import LedgerType
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.spark.connection import Connection, Where, close_connections, connection
+from pybk.spark.connection import Connection, StoreOrCluster, close_connections, connection
 from pybk.spark.sink import manifest, sink_record
-from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, Written, collect_orphans, committed, sink_ledgers
-from pybk.spark.sink.sink_record import Attempt, Record
+from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, WrittenLedger, collect_orphans, committed, sink_ledgers
+from pybk.spark.sink.sink_record import Attempt, SinkRecord
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import open_quick
 
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
 
 @pytest.fixture
 def place(cluster: Inside) -> Connection:
-    return connection(Where(metadata_uri=cluster.url, secret=Secret(SECRET)))
+    return connection(StoreOrCluster(metadata_uri=cluster.url, secret=Secret(SECRET)))
 
 
 def metadata_of(place: Connection) -> ClusterMetadata:
@@ -52,16 +52,16 @@ def sink_of(place: Connection, app: str, password: bytes = b"") -> Sink:
     return Sink(place.manager, metadata_of(place), app, password=password, quorums=QUORUMS)
 
 
-def write(place: Connection, app: str, *, password: bytes = b"") -> Written:
+def write(place: Connection, app: str, *, password: bytes = b"") -> WrittenLedger:
     """Write a ledger as a task does."""
     with place.manager.create_ledger(
         custom_metadata={SINK_KEY: app.encode()}, ensemble_size=1, password=password, insecure=not password
     ) as writer:
         writer.append_many([b"a", b"b"])
-    return Written(writer.ledger_id, 2, writer.length, writer.metadata.creation_time_ns)
+    return WrittenLedger(writer.ledger_id, 2, writer.length, writer.metadata.creation_time_ns)
 
 
-def commit(sink: Sink, number: int, *written: Written, run: str = "run", query: str = "query") -> bool:
+def commit(sink: Sink, number: int, *written: WrittenLedger, run: str = "run", query: str = "query") -> bool:
     """Commit ledgers."""
     oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
     return sink.commit(Attempt(number, oldest_ns, query, run), written)
@@ -113,7 +113,7 @@ def test_a_batch_write_that_is_skipped_is_told(
     from pyspark.sql.types import StructType
 
     from pybk.spark.options import sink_options
-    from pybk.spark.sink.writer import BatchWriter, TaskWrote
+    from pybk.spark.sink.writer import BatchWriter, LedgerCommitMessage
 
     schema = StructType().add("payload", "binary")
     written = []
@@ -121,7 +121,7 @@ def test_a_batch_write_that_is_skipped_is_told(
         given = {"metadatauri": cluster.url, "clustersecret": SECRET.decode(), "ensemblesize": "1", "writequorum": "1"}
         given |= {"ackquorum": "1", "txnappid": "each", "txnversion": str(version), "insecure": "true"}
         written.append(write(place, "each"))
-        BatchWriter(sink_options(given, streaming=False), schema, False).commit([TaskWrote(written[-1])])
+        BatchWriter(sink_options(given, streaming=False), schema, False).commit([LedgerCommitMessage(written[-1])])
         assert ("is skipped" in caplog.text) is (version == 0)
     assert "write 0 of 'each' is skipped" in caplog.text
     assert committed(place, "each") == left(place, "each") == {written[0].ledger_id}
@@ -243,7 +243,7 @@ def test_readers_see_all_commits_while_manifests_are_folded(place: Connection, m
 
     def look() -> None:
         while not done.is_set():
-            manifest._SEEN.clear()
+            manifest._MANIFESTS_READ.clear()
             seen.append(sink_of(place, "fold").committed())
 
     reader = threading.Thread(target=look)
@@ -262,7 +262,7 @@ def test_a_manifest_that_is_gone_or_open_is_damage(place: Connection) -> None:
     sink = sink_of(place, "damage")
     assert commit(sink, 0, write(place, "damage"))
     [(named, _)] = sink.record().chain
-    manifest._SEEN.clear()
+    manifest._MANIFESTS_READ.clear()
     place.manager.delete_ledger(named)
     with pytest.raises(CorruptError, match=r"sink 'damage' names a manifest ledger that is gone.*restore"):
         sink.committed()
@@ -270,7 +270,7 @@ def test_a_manifest_that_is_gone_or_open_is_damage(place: Connection) -> None:
     found = metadata_of(place).read_pointer(SINKS, "damage")
     assert found is not None
     metadata_of(place).write_pointer(
-        SINKS, "damage", Record(chain=((writer.ledger_id, 0),), last=0).encode(), found.version
+        SINKS, "damage", SinkRecord(chain=((writer.ledger_id, 0),), last=0).encode(), found.version
     )
     with pytest.raises(CorruptError, match="not closed"):
         committed(place, "damage")
@@ -308,7 +308,7 @@ def test_what_is_no_age_collects_nothing(place: Connection) -> None:
         with pytest.raises(UsageError, match="older_than"):
             collect_orphans(place, older_than=wrong)
     assert left(place, "ages") == {orphan.ledger_id}
-    assert sink_of(place, "ages").record() == Record()
+    assert sink_of(place, "ages").record() == SinkRecord()
 
 
 def test_orphans_are_collected_by_the_url_of_a_cluster(cluster: Inside, place: Connection) -> None:

@@ -27,7 +27,7 @@ from pybk.spark.connection import close_connections, connection
 from pybk.spark.options import SinkOptions, sink_options
 from pybk.spark.sink import sink_record
 from pybk.spark.sink.manifest import sink_ledgers
-from pybk.spark.sink.writer import BatchWriter, StreamWriter, check_schema, payloads_of, sink_of
+from pybk.spark.sink.writer import BatchWriter, StreamWriter, check_schema, payload_list, sink_of
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import Cluster, running
 from tests.spark.killing import stepping
@@ -267,8 +267,8 @@ def test_a_null_payload_is_refused_and_what_was_written_is_deleted(cluster: Clus
 def test_text_is_written_as_utf8_whatever_slice_of_a_batch_it_is(kind: pa.DataType) -> None:
     texts = ["", "ä", "b" * 1000, "z"]
     batch = pa.record_batch({"value": pa.array([text.encode() for text in texts], pa.binary()).cast(kind)})
-    assert payloads_of(batch) == [text.encode() for text in texts]
-    assert payloads_of(batch.slice(1, 2)) == ["ä".encode(), b"b" * 1000]
+    assert payload_list(batch) == [text.encode() for text in texts]
+    assert payload_list(batch.slice(1, 2)) == ["ä".encode(), b"b" * 1000]
 
 
 def test_nothing_is_overwritten(cluster: Cluster, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pybk.spark.sink.sink_record import (
     Attempt,
     Chain,
     Publish,
-    Record,
     Refuse,
     Rows,
+    SinkRecord,
     Skip,
     decide,
     decode_rows,
@@ -29,7 +29,7 @@ from pybk.spark.sink.sink_record import (
 RUNS = ("a", "b", "c", "d")
 
 records = st.builds(
-    Record,
+    SinkRecord,
     chain=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3))).map(tuple),
     epoch=st.integers(0, 9),
     runs=st.lists(st.sampled_from(RUNS[:3]), unique=True).map(tuple),
@@ -47,7 +47,7 @@ attempts = st.builds(
 
 
 @given(records, attempts)
-def test_what_is_published_was_not_and_nothing_is_left_out(record: Record, attempt: Attempt) -> None:
+def test_what_is_published_was_not_and_nothing_is_left_out(record: SinkRecord, attempt: Attempt) -> None:
     action = decide(record, attempt)
     if not isinstance(action, Publish):
         return
@@ -66,7 +66,7 @@ def test_what_is_published_was_not_and_nothing_is_left_out(record: Record, attem
 
 
 @given(records, attempts)
-def test_what_was_published_is_skipped_or_refused(record: Record, attempt: Attempt) -> None:
+def test_what_was_published_is_skipped_or_refused(record: SinkRecord, attempt: Attempt) -> None:
     action = decide(record, attempt)
     old = attempt.number <= record.last
     mine = record.query == attempt.query and attempt.run not in record.runs[:-1]
@@ -79,7 +79,7 @@ def test_what_was_published_is_skipped_or_refused(record: Record, attempt: Attem
 
 
 @given(records, attempts)
-def test_a_run_that_was_not_seen_takes_a_new_epoch(record: Record, attempt: Attempt) -> None:
+def test_a_run_that_was_not_seen_takes_a_new_epoch(record: SinkRecord, attempt: Attempt) -> None:
     action = decide(record, attempt)
     if isinstance(action, Refuse):
         return
@@ -93,26 +93,26 @@ def test_a_run_that_was_not_seen_takes_a_new_epoch(record: Record, attempt: Atte
 @pytest.mark.parametrize(
     ("record", "attempt", "expected"),
     [
-        (Record(), Attempt(0, 1, "q", "a"), Publish),
-        (Record(), Attempt(7, 1, "q", "a"), Publish),  # a sink that begins with an old checkpoint
-        (Record(last=3, query="q", runs=("a",)), Attempt(4, 1, "q", "a"), Publish),
-        (Record(last=3, query="q", runs=("a",)), Attempt(3, 1, "q", "b"), Skip),
-        (Record(last=3, query="q", runs=("a",)), Attempt(1, 1, "q", "b"), Skip),
-        (Record(last=3, query="q", runs=("a",)), Attempt(5, 1, "q", "a"), "between are missing"),
-        (Record(last=3, query="q", runs=("a", "b")), Attempt(4, 1, "q", "a"), "stop this one"),
-        (Record(last=3, query="q", runs=("a", "b")), Attempt(3, 1, "q", "a"), "stop this one"),
-        (Record(last=3, query="q", runs=("a",)), Attempt(4, 1, "r", "z"), "streaming query q, and .* query r"),
-        (Record(last=3, query="q", runs=("a",)), Attempt(4, 1), "streaming query q, and .* batch writes"),
-        (Record(last=3), Attempt(9, 1), Publish),
-        (Record(last=3), Attempt(3, 1), Skip),
-        (Record(last=3), Attempt(4, 1, "q", "a"), "batch writes, and .* query q"),
-        (Record(last=3, floor_ns=5), Attempt(4, 5), "counted as orphans"),
-        (Record(floor_ns=5), Attempt(0, 5, "q", "a"), "counted as orphans"),
-        (Record(last=3, floor_ns=5), Attempt(3, 5), Skip),
-        (Record(last=3, floor_ns=5), Attempt(4, 6), Publish),
+        (SinkRecord(), Attempt(0, 1, "q", "a"), Publish),
+        (SinkRecord(), Attempt(7, 1, "q", "a"), Publish),  # a sink that begins with an old checkpoint
+        (SinkRecord(last=3, query="q", runs=("a",)), Attempt(4, 1, "q", "a"), Publish),
+        (SinkRecord(last=3, query="q", runs=("a",)), Attempt(3, 1, "q", "b"), Skip),
+        (SinkRecord(last=3, query="q", runs=("a",)), Attempt(1, 1, "q", "b"), Skip),
+        (SinkRecord(last=3, query="q", runs=("a",)), Attempt(5, 1, "q", "a"), "between are missing"),
+        (SinkRecord(last=3, query="q", runs=("a", "b")), Attempt(4, 1, "q", "a"), "stop this one"),
+        (SinkRecord(last=3, query="q", runs=("a", "b")), Attempt(3, 1, "q", "a"), "stop this one"),
+        (SinkRecord(last=3, query="q", runs=("a",)), Attempt(4, 1, "r", "z"), "streaming query q, and .* query r"),
+        (SinkRecord(last=3, query="q", runs=("a",)), Attempt(4, 1), "streaming query q, and .* batch writes"),
+        (SinkRecord(last=3), Attempt(9, 1), Publish),
+        (SinkRecord(last=3), Attempt(3, 1), Skip),
+        (SinkRecord(last=3), Attempt(4, 1, "q", "a"), "batch writes, and .* query q"),
+        (SinkRecord(last=3, floor_ns=5), Attempt(4, 5), "counted as orphans"),
+        (SinkRecord(floor_ns=5), Attempt(0, 5, "q", "a"), "counted as orphans"),
+        (SinkRecord(last=3, floor_ns=5), Attempt(3, 5), Skip),
+        (SinkRecord(last=3, floor_ns=5), Attempt(4, 6), Publish),
     ],
 )
-def test_decisions(record: Record, attempt: Attempt, expected: type | str) -> None:
+def test_decisions(record: SinkRecord, attempt: Attempt, expected: type | str) -> None:
     action = decide(record, attempt)
     if isinstance(expected, type):
         assert type(action) is expected
@@ -123,7 +123,7 @@ def test_decisions(record: Record, attempt: Attempt, expected: type | str) -> No
 
 
 def test_runs_are_forgotten_after_many() -> None:
-    record = Record()
+    record = SinkRecord()
     for number in range(2 * RUNS_KEPT):
         action = decide(record, Attempt(number, 1, "q", f"run {number}"))
         assert isinstance(action, Publish)
@@ -133,14 +133,14 @@ def test_runs_are_forgotten_after_many() -> None:
 
 def test_a_new_sink_looks_for_orphans_only_once_there_may_be_some() -> None:
     age_ns = int(ORPHAN_AGE_S * 1e9)
-    action = decide(Record(), Attempt(0, 5 * age_ns))
+    action = decide(SinkRecord(), Attempt(0, 5 * age_ns))
     assert isinstance(action, Publish)
     assert action.record.floor_ns == 4 * age_ns
 
 
 @given(records)
-def test_a_record_is_what_was_encoded(record: Record) -> None:
-    assert Record.decode(record.encode(), where="here") == record
+def test_a_record_is_what_was_encoded(record: SinkRecord) -> None:
+    assert SinkRecord.decode(record.encode(), where="here") == record
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_a_record_is_what_was_encoded(record: Record) -> None:
     [{"format": 2}, {"last": None}, {"chain": [[1]]}, {"chain": 7}, {"runs": None}, {"floor_ns": "x"}, {"epoch": "x"}],
 )
 def test_a_damaged_record_says_where(change: dict[str, object]) -> None:
-    values = json.loads(Record(last=3, query="q").encode())
+    values = json.loads(SinkRecord(last=3, query="q").encode())
     with pytest.raises(CorruptError, match=r"the record of x.*restore"):
-        Record.decode(json.dumps({**values, **change}).encode(), where="the record of x")
+        SinkRecord.decode(json.dumps({**values, **change}).encode(), where="the record of x")
 
 
 @given(st.integers(1, 5 * FOLD * FOLD))
@@ -185,7 +185,7 @@ def test_manifests_say_what_they_were_told(count: int) -> None:
 
 
 def test_the_format_is_as_documented() -> None:
-    record = Record(chain=((7, 1), (9, 0)), epoch=2, runs=("a", "b"), last=3, query="q", floor_ns=5)
+    record = SinkRecord(chain=((7, 1), (9, 0)), epoch=2, runs=("a", "b"), last=3, query="q", floor_ns=5)
     assert record.encode() == (
         b'{"chain":[[7,1],[9,0]],"epoch":2,"floor_ns":5,"format":1,"last":3,"query":"q","runs":["a","b"]}'
     )

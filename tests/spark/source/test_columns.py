@@ -19,7 +19,7 @@ from pybk.entry import EntryBatch
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.spark.options import source_options
-from pybk.spark.source.columns import Columns, check_schema, payloads, schema_of
+from pybk.spark.source.columns import LedgerColumns, check_schema, payloads, schema_of
 from tests.storage.real_store import open_quick
 
 
@@ -83,7 +83,7 @@ def test_a_row_has_what_the_entry_and_its_ledger_have(tmp_path: Path, options: d
         writer.append_many([b"first", b"", b"third"])
         reader = manager.open_ledger(writer.ledger_id, recover=False)
         schema = schema_of(source_options({**options, "includeMetadata": "true"}))
-        found = Columns(schema, reader.metadata).batch(reader.read_batch(1))
+        found = LedgerColumns(schema, reader.metadata).batch(reader.read_batch(1))
     found.validate(full=True)
     same: dict[str, Any] = {
         "ledger_id": writer.ledger_id,
@@ -104,7 +104,7 @@ def test_a_schema_may_have_fewer_columns_in_another_order(tmp_path: Path) -> Non
         writer = manager.create_ledger(insecure=True)
         writer.append(b"four")
         reader = manager.open_ledger(writer.ledger_id, recover=False)
-        found = Columns(schema, reader.metadata).batch(reader.read_batch(0))
+        found = LedgerColumns(schema, reader.metadata).batch(reader.read_batch(0))
     assert found.to_pylist() == [{"length": 4, "ledger_type": ""}]
     assert not found.schema.field("length").nullable
 

@@ -16,13 +16,13 @@ from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.spark.connection import Connection, close_connections, connection
 from pybk.spark.options import Positions, SourceOptions, source_options
-from pybk.spark.sink.manifest import SINK_KEY, Sink, Written
+from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt
-from pybk.spark.source.batch_reader import PlainReader
+from pybk.spark.source.batch_reader import BatchReader
 from pybk.spark.source.columns import schema_of
-from pybk.spark.source.ledger_catalog import Catalog
-from pybk.spark.source.planning import Piece
-from pybk.spark.source.reading import read_pieces
+from pybk.spark.source.ledger_catalog import LedgerCatalog
+from pybk.spark.source.planning import EntryRange
+from pybk.spark.source.reading import read_ranges
 from pybk.spark.source.stream import StreamReader
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
@@ -51,7 +51,7 @@ def fill(manager: LedgerManager, kind: str, app: str | None = None, *, close: bo
 def commit(found: Connection, app: str, number: int, *ledger_ids: int) -> None:
     assert found.metadata is not None
     created = [found.manager.ledger_metadata(each).creation_time_ns for each in ledger_ids]
-    written = [Written(each, 3, 12, at) for each, at in zip(ledger_ids, created, strict=True)]
+    written = [WrittenLedger(each, 3, 12, at) for each, at in zip(ledger_ids, created, strict=True)]
     assert Sink(found.manager, found.metadata, app).commit(Attempt(number, min(created)), written)
 
 
@@ -61,8 +61,8 @@ def test_what_a_sink_wrote_counts_from_its_commit_on(cluster: Inside) -> None:
     plain = fill(manager, "sunk")
     ids = [fill(manager, "sunk", app) for app in ("app", "app", "other")]
     by_type, by_id = (
-        Catalog(options(cluster, ledgerType="sunk")),
-        Catalog(options(cluster, ledgers=f"{plain},{ids[1]}")),
+        LedgerCatalog(options(cluster, ledgerType="sunk")),
+        LedgerCatalog(options(cluster, ledgers=f"{plain},{ids[1]}")),
     )
     assert [*by_type.look()] == [plain]
     assert by_type.hidden == {each: manager.ledger_metadata(each).creation_time_ns for each in ids}
@@ -83,7 +83,7 @@ def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(
     other, found = cluster.connect(), connection(options(cluster, ledger="0").where)
     first, second = fill(found.manager, "halves"), fill(other, "halves")
     assert first < second
-    catalog = Catalog(options(cluster, ledgerType="halves"))
+    catalog = LedgerCatalog(options(cluster, ledgerType="halves"))
     there, both = catalog._there, list[int]()
 
     def late(found: Connection) -> Iterator[LedgerMetadata]:
@@ -120,13 +120,13 @@ def test_manifests_are_no_data(cluster: Inside) -> None:
     data = fill(cluster.connect(), "manifested", "third")
     commit(found, "third", 0, data)
     manifest = max(found.manager.list_ledgers(".metadata"))
-    assert [*Catalog(options(cluster, ledgers=f"{data},{manifest}-{manifest}")).look()] == [data]
+    assert [*LedgerCatalog(options(cluster, ledgers=f"{data},{manifest}-{manifest}")).look()] == [data]
 
 
 def test_how_far_ledgers_can_be_read(cluster: Inside) -> None:
     manager = cluster.connect()
     closed, open_id = fill(manager, "far"), fill(manager, "far", close=False)
-    catalog = Catalog(options(cluster, ledgerType="far"))
+    catalog = LedgerCatalog(options(cluster, ledgerType="far"))
     found = catalog.look()
     assert [(each.ledger_id, each.closed) for each in found.values()] == [(closed, True), (open_id, False)]
     assert (found[closed].end, found[closed].length, found[closed].entry_bytes) == (3, 12, 4)
@@ -141,10 +141,10 @@ def test_how_far_ledgers_can_be_read(cluster: Inside) -> None:
 def test_ledgers_that_are_missing(cluster: Inside) -> None:
     there = fill(cluster.connect(), "there")
     missing = there + 10_000  # ids are given in blocks, and other tests take some
-    catalog = Catalog(options(cluster, ledgers=f"{there},{missing},{missing + 1000}-{missing + 2000}"))
+    catalog = LedgerCatalog(options(cluster, ledgers=f"{there},{missing},{missing + 1000}-{missing + 2000}"))
     assert [*catalog.look()] == [there]
     assert catalog.missing == [missing]
-    asked = Catalog(options(cluster, ledgers=f"{there},{missing}"), ids=((0, there),))
+    asked = LedgerCatalog(options(cluster, ledgers=f"{there},{missing}"), ids=((0, there),))
     assert [*asked.look()] == [there]
     assert asked.missing == []
 
@@ -153,12 +153,12 @@ def test_positions_name_ledgers_that_are_read(cluster: Inside) -> None:
     manager = cluster.connect()
     ours, other, hidden = fill(manager, "ours"), fill(manager, "other"), fill(manager, "ours", "uncommitted")
     missing = ours + 10_000
-    catalog = Catalog(options(cluster, ledgerType="ours"))
+    catalog = LedgerCatalog(options(cluster, ledgerType="ours"))
     catalog.look()
     assert catalog.absent(Positions(entries={ours: 1, hidden: 2}), Positions(entries={missing: 1})) == [missing]
     with pytest.raises(UsageError, match=f"endingOffsets names ledger {other} of type 'other', which is not among"):
         catalog.absent(Positions(), Positions(entries={other: 1}))
-    pushed = Catalog(options(cluster, ledgerType="ours"), ids=((0, ours),))
+    pushed = LedgerCatalog(options(cluster, ledgerType="ours"), ids=((0, ours),))
     pushed.look()
     assert pushed.absent(Positions(entries={ours + 100_000: 1})) == []
 
@@ -173,7 +173,7 @@ def test_reads_refuse_positions_that_fit_nothing(cluster: Inside, streaming: boo
         which = {"ledgerType": "fit", option or "startingOffsets": f'{{"{ledger_id}": 1}}', **more}
         found = options(cluster, **which)
         schema = schema_of(found)
-        return StreamReader(found, schema).initialOffset() if streaming else PlainReader(found, schema).parts()
+        return StreamReader(found, schema).initialOffset() if streaming else BatchReader(found, schema).ranges()
 
     with pytest.raises(UsageError, match=f"names ledger {other} of type 'unfit'"):
         plan(other)
@@ -185,7 +185,7 @@ def test_reads_refuse_positions_that_fit_nothing(cluster: Inside, streaming: boo
 def test_listings_that_cost_are_put_off(cluster: Inside) -> None:
     manager = cluster.connect()
     fill(manager, "put off")
-    catalog = Catalog(options(cluster, ledgerType="put off"))
+    catalog = LedgerCatalog(options(cluster, ledgerType="put off"))
     assert len(catalog.look()) == 1
     catalog._list_at += 1000
     fill(manager, "put off")
@@ -196,7 +196,7 @@ def test_listings_that_cost_are_put_off(cluster: Inside) -> None:
 def test_a_wrong_password_is_told_of_a_closed_ledger_too(cluster: Inside) -> None:
     fill(cluster.connect(), "guarded")
     with pytest.raises(UnauthorizedError):
-        Catalog(options(cluster, ledgerType="guarded", password="another")).look()
+        LedgerCatalog(options(cluster, ledgerType="guarded", password="another")).look()
 
 
 def test_the_directory_of_a_bookie_is_told(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_directory_of_a_bookie_is_told(tmp_path: Path) -> None:
         root = next(path.parent for path in sorted((tmp_path / "cluster").glob("*/cookie")))
     for which in ({"ledgerType": "parts"}, {"ledgers": "0-9"}, {"ledger": str(ledger_id)}):
         with pytest.raises(UsageError, match="is the directory of a bookie"):
-            Catalog(source_options({"path": str(root), **which})).look()
+            LedgerCatalog(source_options({"path": str(root), **which})).look()
     close_connections()
 
 
@@ -227,8 +227,8 @@ def test_a_required_seal_is_checked_when_the_ledgers_are_listed(
     manager = cluster.connect()
     ledger_id = fill(manager, "guarded")
     rewrite(manager, ledger_id, **{"seal": b"", "last_digest": b"", **changes} if "state" in changes else changes)
-    plain = Catalog(options(cluster, ledger=str(ledger_id)))
-    required = Catalog(options(cluster, ledger=str(ledger_id), requireSeal="true"))
+    plain = LedgerCatalog(options(cluster, ledger=str(ledger_id)))
+    required = LedgerCatalog(options(cluster, ledger=str(ledger_id), requireSeal="true"))
     if error is None:
         assert required.look() == plain.look()
         assert required.look() == plain.look()
@@ -241,10 +241,10 @@ def test_a_task_refuses_a_ledger_whose_required_seal_was_taken_away_after_the_pl
     manager = cluster.connect()
     ledger_id = fill(manager, "guarded-later")
     asked = options(cluster, ledger=str(ledger_id), requireSeal="true")
-    end = Catalog(asked).look()[ledger_id].end
-    assert sum(map(len, read_pieces(asked, schema_of(asked), [Piece(ledger_id, 0, end - 1)]))) == 3
+    end = LedgerCatalog(asked).look()[ledger_id].end
+    assert sum(map(len, read_ranges(asked, schema_of(asked), [EntryRange(ledger_id, 0, end - 1)]))) == 3
     rewrite(manager, ledger_id, seal=b"", last_digest=b"")
     with pytest.raises(LedgerUnsealedError):
-        list(read_pieces(asked, schema_of(asked), [Piece(ledger_id, 0, end - 1)]))
+        list(read_ranges(asked, schema_of(asked), [EntryRange(ledger_id, 0, end - 1)]))
     unasked = options(cluster, ledger=str(ledger_id))
-    assert sum(map(len, read_pieces(unasked, schema_of(unasked), [Piece(ledger_id, 0, end - 1)]))) == 3
+    assert sum(map(len, read_ranges(unasked, schema_of(unasked), [EntryRange(ledger_id, 0, end - 1)]))) == 3

@@ -8,7 +8,7 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 
 from pybk.ledger import Bookie, Fragment
 from pybk.spark.source.local_read import split
-from pybk.spark.source.planning import Piece
+from pybk.spark.source.planning import EntryRange
 
 A, B, C = (Bookie(name, bytes(16)) for name in "abc")
 BESIDE = {A: "executor_h_0", B: "executor_h_1"}
@@ -27,10 +27,13 @@ FRAGMENTS = (Fragment(0, (A, B)), Fragment(10, (B, C)), Fragment(30, (C,)))
 def test_entries_are_cut_where_others_have_them(
     first: int, last: int, wanted: list[tuple[tuple[str, ...], int, int]]
 ) -> None:
-    found = [(where, piece.first, piece.last) for where, piece in split(Piece(7, first, last), FRAGMENTS, BESIDE)]
+    found = [
+        (where, entry_range.first, entry_range.last)
+        for where, entry_range in split(EntryRange(7, first, last), FRAGMENTS, BESIDE)
+    ]
     assert found == wanted
 
 
 def test_another_instance_of_a_name_has_nothing() -> None:
     again = Bookie("a", b"another instance")
-    assert [where for where, _ in split(Piece(7, 0, 3), FRAGMENTS[:1], {again: "executor_h_2"})] == [()]
+    assert [where for where, _ in split(EntryRange(7, 0, 3), FRAGMENTS[:1], {again: "executor_h_2"})] == [()]

@@ -14,25 +14,25 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 from pybk.errors import UnsupportedFormatError
 from pybk.spark.options import Positions
 from pybk.spark.source.offsets import LATE_NS, Offset, advance, between, first_offset
-from pybk.spark.source.planning import Piece, Readable, numbers_of, ranges_of
+from pybk.spark.source.planning import EntryRange, ReadableLedger, numbers_of, ranges_of
 
 NOW = 10 * LATE_NS
 
 
-def ledger(ledger_id: int, end: int, *, closed: bool = False, created_ns: int = NOW) -> Readable:
-    return Readable(ledger_id, created_ns, end, 10 * end, closed)
+def ledger(ledger_id: int, end: int, *, closed: bool = False, created_ns: int = NOW) -> ReadableLedger:
+    return ReadableLedger(ledger_id, created_ns, end, 10 * end, closed)
 
 
-def view(*ledgers: Readable) -> dict[int, Readable]:
+def view(*ledgers: ReadableLedger) -> dict[int, ReadableLedger]:
     return {each.ledger_id: each for each in ledgers}
 
 
-def everything(start: Offset, ledgers: dict[int, Readable]) -> dict[int, int]:
+def everything(start: Offset, ledgers: dict[int, ReadableLedger]) -> dict[int, int]:
     left = start.unfinished(ledgers.values())
     return {each.ledger_id: max(0, each.end - start.next_entry(each.ledger_id)) for each in left}
 
 
-def step(start: Offset, *ledgers: Readable, now_ns: int = NOW, deleted: Collection[int] = ()) -> Offset:
+def step(start: Offset, *ledgers: ReadableLedger, now_ns: int = NOW, deleted: Collection[int] = ()) -> Offset:
     """Read all there is."""
     there = view(*ledgers)
     return advance(start, there, {}, everything(start, there), now_ns, deleted)
@@ -40,9 +40,9 @@ def step(start: Offset, *ledgers: Readable, now_ns: int = NOW, deleted: Collecti
 
 def test_two_offsets_tell_what_lies_between_them() -> None:
     first = step(Offset(), ledger(3, 5), ledger(4, 7, closed=True), ledger(9, 0))
-    assert between(Offset(), first) == [Piece(3, 0, 4), Piece(4, 0, 6)]
+    assert between(Offset(), first) == [EntryRange(3, 0, 4), EntryRange(4, 0, 6)]
     second = step(first, ledger(3, 6, closed=True), ledger(4, 7, closed=True), ledger(9, 1), ledger(10, 2))
-    assert between(first, second) == [Piece(3, 5, 5), Piece(9, 0, 0), Piece(10, 0, 1)]
+    assert between(first, second) == [EntryRange(3, 5, 5), EntryRange(9, 0, 0), EntryRange(10, 0, 1)]
 
 
 def test_an_offset_changes_when_there_is_something_to_read_or_a_ledger_ends() -> None:
@@ -106,7 +106,7 @@ def test_a_ledger_that_a_listing_misses_is_not_forgotten(end: int, closed: bool)
         offset = step(offset, ledger(2, count))
     more = 0 if closed else 2
     again = step(offset, ledger(1, end + more, closed=closed), ledger(2, 4))
-    assert between(offset, again) == [*([Piece(1, end, end + 1)] if more else []), Piece(2, 3, 3)]
+    assert between(offset, again) == [*([EntryRange(1, end, end + 1)] if more else []), EntryRange(2, 3, 3)]
 
 
 def test_an_offset_names_what_is_not_read_yet() -> None:
@@ -131,7 +131,7 @@ def test_where_streams_begin() -> None:
     latest = first_offset(Positions(latest=True), there)
     assert latest == Offset({2: 4}, done=((1, 1), (4, 4)), due=((3, 3),))
     there |= view(ledger(2, 6), ledger(5, 2))
-    assert between(latest, step(latest, *there.values())) == [Piece(2, 4, 5), Piece(5, 0, 1)]
+    assert between(latest, step(latest, *there.values())) == [EntryRange(2, 4, 5), EntryRange(5, 0, 1)]
 
 
 def test_an_offset_is_the_same_text_each_time() -> None:
@@ -162,8 +162,8 @@ class World:
     now_ns: int = NOW
 
     def __post_init__(self) -> None:
-        self.ledgers: dict[int, Readable] = {}
-        self.hidden: dict[int, Readable] = {}
+        self.ledgers: dict[int, ReadableLedger] = {}
+        self.hidden: dict[int, ReadableLedger] = {}
         self.blocks = [list(range(8 * n, 8 * n + 8)) for n in range(40)]
         self.written: dict[int, int] = {}
         self.deleted: set[int] = set()
@@ -179,7 +179,7 @@ class World:
                 self.blocks = self.blocks[5:]
                 return
             created_ns = self.now_ns - self.chance.randrange(LATE_NS // 2)
-            found = Readable(block.pop(0), created_ns, 0, 0, False)
+            found = ReadableLedger(block.pop(0), created_ns, 0, 0, False)
             (self.hidden if self.chance.random() < 0.3 else self.ledgers)[found.ledger_id] = found
         elif what < 0.4 and self.hidden:
             ledger_id = self.chance.choice(sorted(self.hidden))
@@ -208,9 +208,9 @@ def test_every_entry_is_read_once_and_in_order(seed: int) -> None:
             taken = {each: chance.randrange(count + 1) for each, count in taken.items()}
         hidden = {each: found.created_ns for each, found in world.hidden.items()}
         following = advance(offset, listed, hidden, taken, world.now_ns, world.deleted)
-        for piece in between(offset, following):
-            assert piece.first == read.get(piece.ledger_id, 0)
-            read[piece.ledger_id] = piece.last + 1
+        for entry_range in between(offset, following):
+            assert entry_range.first == read.get(entry_range.ledger_id, 0)
+            read[entry_range.ledger_id] = entry_range.last + 1
         offset = Offset.from_json(json.loads(json.dumps(following.to_json())))
         for each in [each for each in offset.ended if chance.random() < 0.2]:
             if world.ledgers.pop(each, None):  # deleted once it was read
@@ -224,7 +224,9 @@ def test_every_entry_is_read_once_and_in_order(seed: int) -> None:
     assert read == {each: end for each, end in world.written.items() if end}
     world.now_ns += 2 * LATE_NS
     for _ in range(2):  # nothing happens but one ledger, each time
-        world.ledgers[1000] = Readable(1000, world.now_ns, world.ledgers.get(1000, ledger(1000, 0)).end + 1, 0, False)
+        world.ledgers[1000] = ReadableLedger(
+            1000, world.now_ns, world.ledgers.get(1000, ledger(1000, 0)).end + 1, 0, False
+        )
         read_some(limited=False)
     unfinished = [*world.hidden, *(each for each, found in world.ledgers.items() if not found.closed)]
     assert sorted({*offset.at, *numbers_of(offset.due)}) == sorted(unfinished)

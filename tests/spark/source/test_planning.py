@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from pybk.errors import UsageError
 from pybk.spark.options import Ranges
-from pybk.spark.source.planning import PARTITION_BYTES, PARTITIONS_MAX, Part, Piece, cut, intersect, limited, within
+from pybk.spark.source.planning import (
+    PARTITION_BYTES,
+    PARTITIONS_MAX,
+    EntryRange,
+    SizedRange,
+    first_entries,
+    intersect,
+    split_into_tasks,
+    within,
+)
 
 NUMBERS = st.integers(0, 40)
 
@@ -36,8 +45,8 @@ def test_no_ranges_at_all_have_every_number() -> None:
     assert not within(5, ())
 
 
-def part(ledger_id: int, first: int, last: int, entry_bytes: float = 1000) -> Part:
-    return Part(Piece(ledger_id, first, last), entry_bytes)
+def part(ledger_id: int, first: int, last: int, entry_bytes: float = 1000) -> SizedRange:
+    return SizedRange(EntryRange(ledger_id, first, last), entry_bytes)
 
 
 parts = st.lists(
@@ -52,22 +61,22 @@ parts = st.lists(
 )
 
 
-def flat(tasks: list[tuple[Piece, ...]]) -> list[Piece]:
-    """Return the pieces of all tasks, those that were cut joined again."""
-    joined: list[Piece] = []
-    for piece in (piece for task in tasks for piece in task):
-        if joined and joined[-1].ledger_id == piece.ledger_id and joined[-1].last + 1 == piece.first:
-            joined[-1] = Piece(piece.ledger_id, joined[-1].first, piece.last)
+def flat(tasks: list[tuple[EntryRange, ...]]) -> list[EntryRange]:
+    """Return the ranges of all tasks, those that were split joined again."""
+    joined: list[EntryRange] = []
+    for entry_range in (entry_range for task in tasks for entry_range in task):
+        if joined and joined[-1].ledger_id == entry_range.ledger_id and joined[-1].last + 1 == entry_range.first:
+            joined[-1] = EntryRange(entry_range.ledger_id, joined[-1].first, entry_range.last)
         else:
-            joined.append(piece)
+            joined.append(entry_range)
     return joined
 
 
 @given(parts, st.none() | st.integers(1000, 10**6))
-def test_every_entry_is_read_once_and_in_order(some: list[Part], entries: int | None) -> None:
-    tasks = cut(some, entries)
-    assert flat(tasks) == flat([(each.piece,) for each in some])
-    assert tasks == cut(some, entries)
+def test_every_entry_is_read_once_and_in_order(some: list[SizedRange], entries: int | None) -> None:
+    tasks = split_into_tasks(some, entries)
+    assert flat(tasks) == flat([(each.entry_range,) for each in some])
+    assert tasks == split_into_tasks(some, entries)
     assert all(tasks)
     if entries is not None:
         assert all(sum(map(len, task)) == entries for task in tasks[:-1])
@@ -76,31 +85,31 @@ def test_every_entry_is_read_once_and_in_order(some: list[Part], entries: int | 
 
 def test_tasks_are_of_even_size() -> None:
     """200 MB make two tasks of 100 MB, neither one of 200 nor a large and a small one."""
-    [one, other] = cut([part(1, 0, 99_999), part(2, 0, 99_999)])
+    [one, other] = split_into_tasks([part(1, 0, 99_999), part(2, 0, 99_999)])
     assert abs(sum(map(len, one)) - sum(map(len, other))) < 2000
-    assert len(cut([part(1, 0, 9)])) == 1
-    tasks = cut([part(1, 0, 10**7 - 1)])
+    assert len(split_into_tasks([part(1, 0, 9)])) == 1
+    tasks = split_into_tasks([part(1, 0, 10**7 - 1)])
     assert 0 <= len(tasks) - 10**10 / PARTITION_BYTES < 2
     assert max(sum(map(len, task)) for task in tasks) * 1000 <= PARTITION_BYTES
 
 
 def test_many_small_ledgers_are_shared_among_tasks() -> None:
-    tasks = cut([part(number, 0, 0) for number in range(1000)])
+    tasks = split_into_tasks([part(number, 0, 0) for number in range(1000)])
     assert 5 < len(tasks) < 12
 
 
 def test_nothing_to_read_makes_no_task() -> None:
-    assert cut([]) == []
-    assert cut([], 5) == []
+    assert split_into_tasks([]) == []
+    assert split_into_tasks([], 5) == []
 
 
 def test_a_limit_takes_the_first_entries() -> None:
     some = [part(1, 5, 9), part(2, 0, 9), part(3, 0, 9)]
-    assert [each.piece for each in limited(some, 7)] == [Piece(1, 5, 9), Piece(2, 0, 1)]
-    assert [each.piece for each in limited(some, 5)] == [Piece(1, 5, 9)]
-    assert list(limited(some, None)) == some
+    assert [each.entry_range for each in first_entries(some, 7)] == [EntryRange(1, 5, 9), EntryRange(2, 0, 1)]
+    assert [each.entry_range for each in first_entries(some, 5)] == [EntryRange(1, 5, 9)]
+    assert list(first_entries(some, None)) == some
 
 
 def test_more_tasks_than_spark_bears_are_refused() -> None:
     with pytest.raises(UsageError, match="entriesPerPartition"):
-        cut([part(1, 0, PARTITIONS_MAX)], 1)
+        split_into_tasks([part(1, 0, PARTITIONS_MAX)], 1)

@@ -16,8 +16,8 @@ from pybk.spark.connection import close_connections
 from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.source import reading
 from pybk.spark.source.columns import schema_of
-from pybk.spark.source.planning import Piece
-from pybk.spark.source.reading import payload_bytes, read_pieces
+from pybk.spark.source.planning import EntryRange
+from pybk.spark.source.reading import payload_bytes, read_ranges
 from pybk.writer import LedgerWriter
 from tests.cluster.inside import SECRET, inside
 
@@ -37,16 +37,18 @@ def options(tmp_path: Path, writer: LedgerWriter) -> SourceOptions:
     return source_options({"metadataUri": url, "clusterSecret": SECRET.decode(), "ledger": str(writer.ledger_id)})
 
 
-def read(options: SourceOptions, *pieces: Piece) -> list[int]:
-    return [row["entry_id"] for batch in read_pieces(options, schema_of(options), pieces) for row in batch.to_pylist()]
+def read(options: SourceOptions, *entry_ranges: EntryRange) -> list[int]:
+    return [
+        row["entry_id"] for batch in read_ranges(options, schema_of(options), entry_ranges) for row in batch.to_pylist()
+    ]
 
 
 def test_pieces_are_read_in_order(options: SourceOptions, writer: LedgerWriter) -> None:
     ledger_id = writer.ledger_id
-    assert read(options, Piece(ledger_id, 10, 12), Piece(ledger_id, 3, 3)) == [10, 11, 12, 3]
+    assert read(options, EntryRange(ledger_id, 10, 12), EntryRange(ledger_id, 3, 3)) == [10, 11, 12, 3]
     assert read(options) == []
-    assert payload_bytes(options, Piece(ledger_id, 8, 11)) == 6
-    assert payload_bytes(options, Piece(ledger_id, 0, 0)) == 1
+    assert payload_bytes(options, EntryRange(ledger_id, 8, 11)) == 6
+    assert payload_bytes(options, EntryRange(ledger_id, 0, 0)) == 1
 
 
 def test_what_another_process_knew_to_be_confirmed_is_waited_for(options: SourceOptions, writer: LedgerWriter) -> None:
@@ -56,14 +58,14 @@ def test_what_another_process_knew_to_be_confirmed_is_waited_for(options: Source
 
     timer = threading.Timer(0.3, append)
     timer.start()
-    assert read(options, Piece(writer.ledger_id, 18, 25)) == list(range(18, 26))
+    assert read(options, EntryRange(writer.ledger_id, 18, 25)) == list(range(18, 26))
     timer.join()
 
 
 def test_sizes_wait_for_what_another_process_knew_to_be_confirmed(options: SourceOptions, writer: LedgerWriter) -> None:
     timer = threading.Timer(0.3, lambda: writer.append_many([b"more"] * 10))
     timer.start()
-    assert payload_bytes(options, Piece(writer.ledger_id, 20, 24)) == 20
+    assert payload_bytes(options, EntryRange(writer.ledger_id, 20, 24)) == 20
     timer.join()
 
 
@@ -72,8 +74,8 @@ def test_what_nobody_knows_of_is_told(
 ) -> None:
     monkeypatch.setattr(reading, "_LATE_SECONDS", 0.2)
     with pytest.raises(EntryUnknownError, match="confirmed up to entry 99 when this was planned"):
-        read(options, Piece(writer.ledger_id, 0, 99))
+        read(options, EntryRange(writer.ledger_id, 0, 99))
     writer.close()
     monkeypatch.setattr(reading, "_LATE_SECONDS", 60.0)
     with pytest.raises(EntryUnknownError, match="those who answer know of 19"):
-        read(options, Piece(writer.ledger_id, 0, 99))
+        read(options, EntryRange(writer.ledger_id, 0, 99))

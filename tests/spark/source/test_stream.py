@@ -20,7 +20,7 @@ from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.options import source_options
 from pybk.spark.source.columns import schema_of
-from pybk.spark.source.ledger_catalog import Catalog
+from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.stream import StreamReader
 from tests.cluster.inside import SECRET, inside
 from tests.storage.real_store import python
@@ -56,7 +56,7 @@ class Store:
         self.options = {"path": str(path), "password": PASSWORD.decode()}
         self._process = python(WRITER, path)
 
-    def _tell(self, *words: Any) -> int:
+    def _own_bookie(self, *words: Any) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(*words, file=self._process.stdin, flush=True)
@@ -64,7 +64,7 @@ class Store:
 
     def create(self, name: str, count: int = 0, size: int = 10, *, kind: str = "t", close: bool = False) -> int:
         """Create a ledger."""
-        ledger_id = self._tell("create", name, kind)
+        ledger_id = self._own_bookie("create", name, kind)
         if count:
             self.append(name, count, size)
         if close:
@@ -73,15 +73,15 @@ class Store:
 
     def append(self, name: str, count: int, size: int = 10) -> None:
         """Append entries to a ledger."""
-        self._tell("append", name, count, size)
+        self._own_bookie("append", name, count, size)
 
     def close(self, name: str) -> None:
         """Close a ledger."""
-        self._tell("close", name)
+        self._own_bookie("close", name)
 
     def delete(self, name: str) -> None:
         """Delete a ledger."""
-        self._tell("delete", name)
+        self._own_bookie("delete", name)
 
     def end(self) -> None:
         """End the writer."""
@@ -216,7 +216,11 @@ def test_where_a_query_begins(store: Store) -> None:
     assert [list(range(query.offset["at"][str(one)], 5)), query.latest()["at"]] == [[], {str(one): 7, str(two): 1}]
     named = Query(store.options, startingOffsets=json.dumps({one: 6}))
     [partition] = named.reader.partitions(named.offset, named.latest())
-    assert [(piece.first, piece.last) for piece in vars(partition)["pieces"]] == [(0, 4), (6, 6), (0, 0)]
+    assert [(entry_range.first, entry_range.last) for entry_range in vars(partition)["entry_ranges"]] == [
+        (0, 4),
+        (6, 6),
+        (0, 0),
+    ]
 
 
 def test_partitions_are_the_same_each_time(store: Store) -> None:
@@ -288,9 +292,9 @@ def test_a_ledger_that_a_listing_misses_is_neither_lost_nor_read_again(
     store.create("three", 5)
     query = Query(store.options)
     query.batch()
-    look = Catalog.look
+    look = LedgerCatalog.look
     monkeypatch.setattr(
-        Catalog,
+        LedgerCatalog,
         "look",
         lambda self, **when: {each: found for each, found in look(self, **when).items() if each not in (one, two)},
     )

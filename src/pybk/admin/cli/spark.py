@@ -30,7 +30,7 @@ from pybk.flags import StorageHint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.spark.jobs.verify import Replica, Verified
+    from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers
 
 _CLUSTER: Final = "the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
 _SPANS_SHOWN: Final = 5
@@ -265,7 +265,7 @@ def _verify(spark: SparkSession, parsed: argparse.Namespace) -> int:
     return SOUND if found.sound and (found.complete or not parsed.strict) else DAMAGED
 
 
-def _problem(replica: Replica) -> dict[str, Any]:
+def _problem(replica: CheckedReplica) -> dict[str, Any]:
     """Return how JSON has a replica that is not sound."""
     return {
         "ledger": replica.ledger_id,
@@ -279,7 +279,7 @@ def _problem(replica: Replica) -> dict[str, Any]:
     }
 
 
-def _problem_row(replica: Replica) -> tuple[Any, ...]:
+def _problem_row(replica: CheckedReplica) -> tuple[Any, ...]:
     spans = (
         ", ".join(map(str, each[:_SPANS_SHOWN])) + (", …" if len(each) > _SPANS_SHOWN else "")
         for each in (replica.missing, replica.damaged, replica.unknown)
@@ -289,7 +289,7 @@ def _problem_row(replica: Replica) -> tuple[Any, ...]:
     return (replica.ledger_id, f"{replica.first_entry_id}-{replica.last_entry_id}", bookie, *spans, silent)
 
 
-def _summary(found: Verified) -> str:
+def _summary(found: VerifiedLedgers) -> str:
     problems = len(found.problems) + len(found.ledger_problems)
     text = (
         f"{problems or 'no'} problem{'' if problems == 1 else 's'} in {counted(found.ledgers, 'ledger')}, "

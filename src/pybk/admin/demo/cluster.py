@@ -18,7 +18,7 @@ from tabulate import tabulate
 from pybk.admin.demo.child import Child
 from pybk.admin.demo.progress import meter
 from pybk.admin.demo.reading import LostEntryError, read_back
-from pybk.admin.demo.replicas import BookieDirectory, Replica, fragments_of, unlocked
+from pybk.admin.demo.replicas import BookieDirectory, ReplicaContents, fragments_of, unlocked
 from pybk.admin.demo.source import Source
 from pybk.admin.demo.writing import Progress
 from pybk.connect import open_cluster
@@ -37,7 +37,7 @@ HEADERS: Final = ["ledger", "entries", "bookie", "held", "bytes", "replica"]
 
 
 @dataclass(slots=True)
-class Written:
+class WriterReport:
     """What a writer process reported of its ledger.
 
     Attributes:
@@ -126,13 +126,13 @@ class Cluster:
                 raise PybkError(f"{name} ended with an error; it is above")
 
 
-def write_and_kill(cluster: Cluster) -> Written:
+def write_and_kill(cluster: Cluster) -> WriterReport:
     """Have a writer write; kill a bookie of its ensemble, then, once writing has gone on, the writer."""
     total = min(cluster.source.file_bytes, INPUT_BYTES)
     victim = ""
     killed_at = 0.0
     with cluster.writer() as writer, meter("writing to three bookies", total, "B") as bar:
-        written = Written(writer.answer()["ledger"])
+        written = WriterReport(writer.answer()["ledger"])
         for report in writer.reports():
             progress = Progress(*report["progress"])
             written.add(progress)
@@ -162,7 +162,7 @@ def write_and_kill(cluster: Cluster) -> Written:
     return written
 
 
-def check_kept(written: Written, last: int) -> None:
+def check_kept(written: WriterReport, last: int) -> None:
     """Raise unless all that was acknowledged is in a recovered ledger."""
     if written.confirmed > last:
         raise LostEntryError(
@@ -171,10 +171,10 @@ def check_kept(written: Written, last: int) -> None:
         )
 
 
-def pause_and_refuse(cluster: Cluster) -> Written:
+def pause_and_refuse(cluster: Cluster) -> WriterReport:
     """Stop a writer, have its ledger recovered meanwhile, let it go on, and see it refused."""
     with cluster.writer() as writer:
-        written = Written(writer.answer()["ledger"])
+        written = WriterReport(writer.answer()["ledger"])
         for report in islice(writer.reports(), PAUSED_AFTER):
             written.add(Progress(*report["progress"]))
         writer.signal(signal.SIGSTOP)
@@ -198,7 +198,7 @@ def pause_and_refuse(cluster: Cluster) -> Written:
     return written
 
 
-def read_all(cluster: Cluster, written: Iterable[Written]) -> None:
+def read_all(cluster: Cluster, written: Iterable[WriterReport]) -> None:
     """Read ledgers through the client and compare them with the input."""
     for one in written:
         with cluster.client.open_ledger(one.ledger_id, password=cluster.password) as reader:
@@ -238,7 +238,7 @@ def check_replicas(
     return rows, lacking
 
 
-def _row(ledger_id: int, first: int, last: int, name: str, replica: Replica | None) -> list[str]:
+def _row(ledger_id: int, first: int, last: int, name: str, replica: ReplicaContents | None) -> list[str]:
     head = [str(ledger_id), f"{first:,} to {last:,}", name]
     if replica is None:
         return [*head, "", "", "killed"]

@@ -16,7 +16,7 @@ from pybk.admin.demo.child import Child
 from pybk.admin.demo.progress import meter
 from pybk.admin.demo.reading import LostEntryError, ReadBack, lines_of, read_back
 from pybk.admin.demo.source import Source
-from pybk.admin.demo.writing import BATCH_LINES, KINDS, Kind, Progress, write_lines
+from pybk.admin.demo.writing import BATCH_LINES, KINDS, LedgerKind, Progress, write_lines
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
@@ -40,7 +40,7 @@ HEADERS: Final = [
 
 
 @dataclass(slots=True)
-class Written:
+class LedgerProgress:
     """What is known of one ledger that was written.
 
     Attributes:
@@ -73,9 +73,9 @@ class Written:
         self.latencies += progress.latencies
 
 
-def write_and_kill(store: str, source: Source, password: bytes) -> list[Written]:
+def write_and_kill(store: str, source: Source, password: bytes) -> list[LedgerProgress]:
     """Have a child process write everything, and kill it when it is half-way; return what it acknowledged."""
-    written = [Written(kind) for kind in range(len(KINDS))]
+    written = [LedgerProgress(kind) for kind in range(len(KINDS))]
     seen = 0
     killed = False
     task = {"store": store, "files": source.files, "bytes": source.file_bytes, "password": password.hex()}
@@ -96,7 +96,7 @@ def write_and_kill(store: str, source: Source, password: bytes) -> list[Written]
     return [one for one in written if one.ledger_id >= 0]
 
 
-def recover(manager: LedgerManager, source: Source, password: bytes, written: Iterable[Written]) -> list[int]:
+def recover(manager: LedgerManager, source: Source, password: bytes, written: Iterable[LedgerProgress]) -> list[int]:
     """Recover the killed process's ledgers and prove that all it acknowledged is there; return each kind's lines."""
     kept = [0] * len(KINDS)
     for one in written:
@@ -111,9 +111,9 @@ def recover(manager: LedgerManager, source: Source, password: bytes, written: It
     return kept
 
 
-def write_rest(manager: LedgerManager, source: Source, password: bytes, kept: list[int]) -> list[Written]:
+def write_rest(manager: LedgerManager, source: Source, password: bytes, kept: list[int]) -> list[LedgerProgress]:
     """Write what the killed process did not get to into new ledgers."""
-    written = [Written(kind, skip) for kind, skip in enumerate(kept)]
+    written = [LedgerProgress(kind, skip) for kind, skip in enumerate(kept)]
     with meter("writing the rest", source.file_bytes // 2, "B") as bar:
 
         def report(progress: Progress) -> None:
@@ -125,7 +125,11 @@ def write_rest(manager: LedgerManager, source: Source, password: bytes, kept: li
 
 
 def read_all(
-    manager: LedgerManager, source: Source, password: bytes, written: list[Written], tier: StorageHint | None = None
+    manager: LedgerManager,
+    source: Source,
+    password: bytes,
+    written: list[LedgerProgress],
+    tier: StorageHint | None = None,
 ) -> list[ReadBack]:
     """Move all ledgers to a tier, or each to the one that its hint asks for, and read them there."""
     results = []
@@ -145,9 +149,9 @@ def check_total(results: list[ReadBack], lines: int) -> None:
         raise LostEntryError(f"{total:,} entries were read, but the input has {lines:,} lines")
 
 
-def row(manager: LedgerManager, one: Written, read: ReadBack) -> list[object]:
+def row(manager: LedgerManager, one: LedgerProgress, read: ReadBack) -> list[object]:
     """Return a ledger's row of the table."""
-    kind: Kind = KINDS[one.kind]
+    kind: LedgerKind = KINDS[one.kind]
     metadata = manager.ledger_metadata(one.ledger_id)
     latencies = sorted(one.latencies)
 

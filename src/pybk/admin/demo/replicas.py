@@ -23,7 +23,7 @@ from pybk.seal import LedgerSeal, keys_of
 READ_BYTES: Final = 1 << 20
 
 
-class Replica(NamedTuple):
+class ReplicaContents(NamedTuple):
     """What a bookie was found to hold of a fragment.
 
     Attributes:
@@ -71,7 +71,7 @@ class BookieDirectory:
         """Give it free."""
         self._replicas.close()
 
-    def check(self, ledger: RemoteLedger, first: int, last: int, source: Source) -> Replica:
+    def check(self, ledger: RemoteLedger, first: int, last: int, source: Source) -> ReplicaContents:
         """Read what it holds of a ledger, check each digest, and compare each entry with the input's line.
 
         Raises:
@@ -99,7 +99,7 @@ class BookieDirectory:
                     )
                 payload_bytes += len(payload)
             at += len(batch)
-        return Replica(self.bookie_id, last - first + 1 - len(missing), payload_bytes, missing)
+        return ReplicaContents(self.bookie_id, last - first + 1 - len(missing), payload_bytes, missing)
 
     def _read(self, ledger: RemoteLedger, first: int, last: int) -> EntryBatch | None:
         """Read some entries from one on; None if that one is not here."""

@@ -19,7 +19,7 @@ FORCE_CHUNKS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LedgerKind:
     """A kind of ledger that the demonstration writes."""
 
     ledger_type: str
@@ -29,10 +29,10 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("orders", StorageHint.NVME, DigestType.HMAC_SHA256),
-    Kind("sessions", StorageHint.SSD, DigestType.CRC32C),
-    Kind("archive", StorageHint.HDD, DigestType.XXH3),
-    Kind("clicks", StorageHint.NVME, DigestType.HMAC_SHA256, WriteFlag.DEFERRED_FORCE),
+    LedgerKind("orders", StorageHint.NVME, DigestType.HMAC_SHA256),
+    LedgerKind("sessions", StorageHint.SSD, DigestType.CRC32C),
+    LedgerKind("archive", StorageHint.HDD, DigestType.XXH3),
+    LedgerKind("clicks", StorageHint.NVME, DigestType.HMAC_SHA256, WriteFlag.DEFERRED_FORCE),
 )
 
 
@@ -60,7 +60,7 @@ class Progress(NamedTuple):
     longest: float = 0.0
 
 
-def create(manager: LedgerManager, kind: Kind, password: bytes) -> LedgerWriter:
+def create(manager: LedgerManager, kind: LedgerKind, password: bytes) -> LedgerWriter:
     """Create a ledger of a kind."""
     return manager.create_ledger(
         password=password,

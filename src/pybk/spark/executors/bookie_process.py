@@ -47,7 +47,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
     """
     with ExitStack() as stack:
         stack.callback(_forget, executor, settings.metadata, "lock")
-        end = _End(executor)
+        end = _Shutdown(executor)
         place = _take_slot(settings.directory, executor)
         _log_to(f"{place}.log")
         metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
@@ -76,7 +76,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         _serve(bookie, end, settings.linger_s)
 
 
-def _serve(bookie: BookieServer, end: _End, linger_s: float) -> None:
+def _serve(bookie: BookieServer, end: _Shutdown, linger_s: float) -> None:
     """Serve until told to end, or the executor's end; then, for a while, for those who copy what is here."""
     retired_until: float | None = None
     while not end.told(_LOOK_MS):
@@ -97,7 +97,7 @@ def _retire(bookie: BookieServer) -> None:
         logger.warning("others are not told yet that %s takes no more entries: %s", bookie.bookie, error)
 
 
-class _End:
+class _Shutdown:
     """What ends the process: SIGTERM, or the end of the executor; watched until the process ends."""
 
     def __init__(self, executor: Executor) -> None:

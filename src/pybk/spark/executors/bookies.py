@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
-from pybk.spark.executors.executor import Executor, ExecutorBookie, bookie_beside, local_bookie, read_state, take_lock
+from pybk.spark.executors.executor import Executor, ExecutorBookie, executor_bookie, local_bookie, read_state, take_lock
 from pybk.spark.executors.placement import ask_executors, executor_locations, hold_executors
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) ->
     executor = executor or Executor.of_task()
     until = time.monotonic() + _START_SECONDS
     while True:
-        found = bookie_beside(executor, settings.metadata, _START_SECONDS)
+        found = executor_bookie(executor, settings.metadata, _START_SECONDS)
         if found is not None:
             if os.path.dirname(found.directory) != settings.directory:
                 raise UsageError(f"{found.bookie} of this executor has {found.directory}, not {settings.directory}")

@@ -125,8 +125,8 @@ class Executor(Process):
             metadata: The URL of the cluster's metadata, in any spelling.
             kind: ``lock`` or ``json``.
         """
-        cluster = blake2b(_plain(metadata).encode(), digest_size=8).hexdigest()
-        return os.path.join(_run_directory(), f"executor-{self.pid}-{self.started}-{cluster}.{kind}")
+        cluster = blake2b(_canonical(metadata).encode(), digest_size=8).hexdigest()
+        return os.path.join(_state_directory(), f"executor-{self.pid}-{self.started}-{cluster}.{kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class ExecutorBookie:
         write_state(path, asdict(self))
 
 
-def bookie_beside(executor: Executor, metadata: str, wait_s: float = _WAIT_SECONDS) -> ExecutorBookie | None:
+def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SECONDS) -> ExecutorBookie | None:
     """Return the bookie of a cluster beside an executor.
 
     Args:
@@ -192,7 +192,7 @@ def local_bookie(metadata: str) -> ExecutorBookie | None:
     None if this is no task, too, or if the files cannot be looked at, which the log tells: a task goes on without.
     """
     try:
-        return bookie_beside(Executor.of_task(), metadata)
+        return executor_bookie(Executor.of_task(), metadata)
     except IllegalOperationError:
         return None
     except (UsageError, OSError) as error:
@@ -200,7 +200,7 @@ def local_bookie(metadata: str) -> ExecutorBookie | None:
         return None
 
 
-def _plain(metadata: str) -> str:
+def _canonical(metadata: str) -> str:
     """Return a metadata URL in the one spelling that stands for all that name the same place."""
     scheme, _, rest = metadata.partition("?")[0].partition("://")
     hosts, _, path = rest.partition("/")
@@ -212,7 +212,7 @@ def _plain(metadata: str) -> str:
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def _run_directory() -> str:
+def _state_directory() -> str:
     """Return the directory of this user's for files that do not outlive the host's uptime, made if it is missing.
 
     Raises:

@@ -26,7 +26,7 @@ _SPREAD_SECONDS: Final = 0.3
 _held: dict[str, set[str]] = {}
 
 
-def context(spark: SparkSession) -> SparkContext | None:
+def spark_context(spark: SparkSession) -> SparkContext | None:
     """Return a session's context, None with Spark Connect, which has none."""
     from pyspark.errors import PySparkException
 
@@ -38,7 +38,7 @@ def context(spark: SparkSession) -> SparkContext | None:
 
 def executor_locations(spark: SparkSession) -> list[str] | None:
     """Return the locations of the executors that are there; None with Spark Connect, where that cannot be known."""
-    sc = context(spark)
+    sc = spark_context(spark)
     if sc is None:
         return None
     listed: Any = sc._jsc.sc().statusStore().executorList(True)
@@ -49,7 +49,7 @@ def executor_locations(spark: SparkSession) -> list[str] | None:
     return sorted(locations.values())
 
 
-def placed(sc: SparkContext, items: Sequence[tuple[bytes, Sequence[str]]]) -> RDD[bytes]:
+def located_rdd(sc: SparkContext, items: Sequence[tuple[bytes, Sequence[str]]]) -> RDD[bytes]:
     """Return an RDD with an item per partition, and preferred locations of each: hosts, or ``executor_<host>_<id>``."""
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
@@ -78,10 +78,10 @@ def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Cal
             slots, each of which takes a moment, so that they spread.
         ask: The function; it can be pickled.
     """
-    sc = context(spark)
+    sc = spark_context(spark)
     if sc is not None:
         items = [(b"", [location]) for location in locations or ()]
-        return placed(sc, items).mapPartitions(partial(_answer, ask)).collect() if items else []
+        return located_rdd(sc, items).mapPartitions(partial(_answer, ask)).collect() if items else []
     answers = spark.range(1 << 10).mapInArrow(partial(_slow_answer, ask), "answer string").collect()
     return [row.answer for row in answers]
 
@@ -99,7 +99,7 @@ def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: 
     """
     from pyspark import InheritableThread
 
-    sc = context(spark)
+    sc = spark_context(spark)
     if sc is None:
         raise IllegalOperationError("hold_slot=True needs a session that is none of Spark Connect; leave it out")
     held = _held.setdefault(str(sc.applicationId), set())
@@ -112,7 +112,7 @@ def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: 
         sc.setJobGroup(HOLD_GROUP, "bookies hold their executors", interruptOnCancel=False)
         try:
             items = [(location.encode(), [location]) for location in wanted]
-            placed(sc, items).foreachPartition(partial(_hold, watch))
+            located_rdd(sc, items).foreachPartition(partial(_hold, watch))
         except Exception as error:  # noqa: BLE001  # cancelled, or the session ended
             logger.info("executors are held no more: %s", type(error).__name__)
         finally:

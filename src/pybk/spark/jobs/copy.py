@@ -8,16 +8,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, PybkError, UsageError
-from pybk.spark.connection import Where, connection
-from pybk.spark.jobs.ledgers import Place, chosen, cluster_of, secret_of, where_of
+from pybk.spark.connection import StoreOrCluster, connection
+from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, secret_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread
-from pybk.spark.jobs.transfer import COPY_OF, Header, Plan, Quorums, Target, finish, is_there, planned, rounds, safest
+from pybk.spark.jobs.transfer import (
+    COPY_OF,
+    Quorums,
+    TransferHeader,
+    TransferPlan,
+    TransferTarget,
+    finish,
+    is_there,
+    plan_transfer,
+    rounds,
+    safest_quorums,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
-    from pybk.spark.sink.manifest import Written
+    from pybk.spark.sink.manifest import WrittenLedger
 
 _ROUND_BYTES: Final = 4 << 30
 _ROUND_LEDGERS: Final = 1000
@@ -49,8 +60,8 @@ class Copied:
 
 def copy(
     spark: SparkSession,
-    source: Place,
-    target: Place,
+    source: StoreOrUrl,
+    target: StoreOrUrl,
     *,
     cluster_secret: bytes | Secret | None = None,
     target_secret: bytes | Secret | None = None,
@@ -98,9 +109,9 @@ def copy(
     origin = found.manager._backend.identity.store_id.hex()
     if origin == connection(there).manager._backend.identity.store_id.hex():
         raise UsageError(f"{there} is where the ledgers are already; a copy is made in another cluster")
-    to = Target(there, secret, COPY_OF, origin)
-    wanted = partial(chosen, place, None if ledgers is None else tuple(ledgers), ledger_type)
-    plan = planned(found, secret.read(), wanted, open_too=open_too, quorums=quorums)
+    to = TransferTarget(there, secret, COPY_OF, origin)
+    wanted = partial(selected_ledgers, place, None if ledgers is None else tuple(ledgers), ledger_type)
+    plan = plan_transfer(found, secret.read(), wanted, open_too=open_too, quorums=quorums)
     copied = _copy_all(spark, place, to, plan, quiet)
     now = to.there()
     return Copied(
@@ -115,14 +126,16 @@ def copy(
     )
 
 
-def _copy_all(spark: SparkSession, place: Where, to: Target, plan: Plan, quiet: bool) -> list[Header]:
+def _copy_all(
+    spark: SparkSession, place: StoreOrCluster, to: TransferTarget, plan: TransferPlan, quiet: bool
+) -> list[TransferHeader]:
     """Copy what is not there, round by round; return what was copied."""
     # Read before what is there: so a commit of somebody else that this does not see has taken the number.
     number = to.sink.record().last + 1
     to.drop_outdated()  # an interrupted copy may have left some
     before = to.there()
     wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]
-    copied: list[Header] = []
+    copied: list[TransferHeader] = []
     for group in rounds(wanted, _ROUND_BYTES, _ROUND_LEDGERS):
         done = _copy_round(spark, place, to, group, plan, number, quiet)
         number += bool(done)
@@ -132,8 +145,14 @@ def _copy_all(spark: SparkSession, place: Where, to: Target, plan: Plan, quiet: 
 
 
 def _copy_round(
-    spark: SparkSession, place: Where, to: Target, group: Sequence[Header], plan: Plan, number: int, quiet: bool
-) -> list[Header]:
+    spark: SparkSession,
+    place: StoreOrCluster,
+    to: TransferTarget,
+    group: Sequence[TransferHeader],
+    plan: TransferPlan,
+    number: int,
+    quiet: bool,
+) -> list[TransferHeader]:
     """Copy some ledgers, which count then all at once, as the commit of a number; return those that were copied."""
     done = spread(
         spark,
@@ -143,8 +162,8 @@ def _copy_round(
         what=f"pybk: copy {place} to {to.where}",
         quiet=quiet,
     )
-    written: list[Written] = []
-    copied: list[Header] = []
+    written: list[WrittenLedger] = []
+    copied: list[TransferHeader] = []
     for header, outcome in zip(group, done, strict=True):
         if outcome is None:
             continue
@@ -154,11 +173,11 @@ def _copy_round(
             written.append(outcome)
             copied.append(header)
     if written:
-        replace(to, quorums=safest(copied)).commit(number, written)
+        replace(to, quorums=safest_quorums(copied)).commit(number, written)
     return copied
 
 
-def _copy(place: Where, to: Target, header: Header) -> Written | str | None:
+def _copy(place: StoreOrCluster, to: TransferTarget, header: TransferHeader) -> WrittenLedger | str | None:
     """Copy one ledger, in an executor; return why that failed, or None if it was deleted meanwhile."""
     writer = None
     try:

@@ -12,9 +12,9 @@ from pybk.errors import CorruptError, UsageError
 from pybk.spark.connection import connection
 from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, row_of
 from pybk.spark.jobs.formats import register_source
-from pybk.spark.jobs.ledgers import Place, chosen, secret_of, where_of
+from pybk.spark.jobs.ledgers import StoreOrUrl, secret_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
-from pybk.spark.jobs.transfer import Header, planned
+from pybk.spark.jobs.transfer import TransferHeader, plan_transfer
 from pybk.spark.options import BATCH_BYTES, Positions, SourceOptions
 from pybk.spark.source.planning import ranges_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
-    from pybk.spark.connection import Where
+    from pybk.spark.connection import StoreOrCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Exported:
 
 def export(
     spark: SparkSession,
-    where: Place,
+    where: StoreOrUrl,
     directory: str,
     *,
     cluster_secret: bytes | Secret | None = None,
@@ -89,8 +89,8 @@ def export(
     secret = secret_of(password)
     found = connection(place)
     export_id = secrets.token_hex(16)
-    wanted = partial(chosen, place, None if ledgers is None else tuple(ledgers), ledger_type)
-    plan = planned(found, secret.read(), wanted, open_too=open_too)
+    wanted = partial(selected_ledgers, place, None if ledgers is None else tuple(ledgers), ledger_type)
+    plan = plan_transfer(found, secret.read(), wanted, open_too=open_too)
     entries = sum(header.entries for header in plan.headers)
     with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
         to, last = (f"{directory.rstrip('/')}/{name}" for name in (ENTRIES_DIRECTORY, LEDGERS_DIRECTORY))
@@ -126,7 +126,7 @@ def _make_room(spark: SparkSession, table: str, *, overwrite: bool) -> None:
     files.delete(path, True)
 
 
-def _options(where: Where, password: Secret, headers: Sequence[Header]) -> SourceOptions:
+def _options(where: StoreOrCluster, password: Secret, headers: Sequence[TransferHeader]) -> SourceOptions:
     """Return what is read: exactly the entries that headers say."""
     ids = [header.ledger_id for header in headers if header.entries]
     return SourceOptions(

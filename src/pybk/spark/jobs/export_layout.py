@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pybk.spark.jobs.transfer import Header
+from pybk.spark.jobs.transfer import TransferHeader
 
 if TYPE_CHECKING:
     from pybk.ledger import LedgerMetadata
@@ -48,7 +48,7 @@ LEDGERS: Final = StructType(
 """Columns of ``ledgers``, one row per ledger; the quorums are null for ledgers of a store."""
 
 
-def row_of(export_id: str, metadata: LedgerMetadata, header: Header) -> tuple[Any, ...]:
+def row_of(export_id: str, metadata: LedgerMetadata, header: TransferHeader) -> tuple[Any, ...]:
     """Return the row of ``ledgers`` for a ledger that is exported as its header says."""
     return (
         export_id,
@@ -64,9 +64,9 @@ def row_of(export_id: str, metadata: LedgerMetadata, header: Header) -> tuple[An
     )
 
 
-def header_of(row: Any) -> Header:
+def header_of(row: Any) -> TransferHeader:
     """Return the header that a row of ``ledgers`` describes."""
-    return Header(
+    return TransferHeader(
         ledger_id=row.ledger_id,
         ledger_type=row.ledger_type,
         storage_hints=tuple(row.storage_hints),

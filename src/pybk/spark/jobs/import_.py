@@ -15,16 +15,24 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from pybk.errors import CorruptError, IllegalOperationError, UsageError
 from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, header_of
 from pybk.spark.jobs.formats import register_sink
-from pybk.spark.jobs.ledgers import Place, cluster_of, secret_of
+from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, secret_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
-from pybk.spark.jobs.transfer import IMPORT_OF, Header, Quorums, Target, finish, is_there, safest
+from pybk.spark.jobs.transfer import (
+    IMPORT_OF,
+    Quorums,
+    TransferHeader,
+    TransferTarget,
+    finish,
+    is_there,
+    safest_quorums,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
     from pybk.futures import AppendFuture
-    from pybk.spark.sink.manifest import Written
+    from pybk.spark.sink.manifest import WrittenLedger
     from pybk.writer import LedgerWriter
 
 _TASKS_PER_CORE: Final = 4
@@ -36,7 +44,7 @@ _ENTRIES: Final = StructType(
         StructField("payload", BinaryType()),
     ]
 )
-"""Columns of the rows that a ledger is written from: its ``Header`` as entry -1, then its entries."""
+"""Columns of the rows that a ledger is written from: its ``TransferHeader`` as entry -1, then its entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Imported:
 
 def import_(
     spark: SparkSession,
-    where: Place,
+    where: StoreOrUrl,
     directory: str,
     *,
     cluster_secret: bytes | Secret | None = None,
@@ -105,7 +113,7 @@ def import_(
     headers = [header_of(row) for row in rows]
     if quorums is not None:
         headers = [replace(header, quorums=quorums) for header in headers]
-    to = Target(place, secret_of(password), IMPORT_OF, rows[0].export_id, safest(headers))
+    to = TransferTarget(place, secret_of(password), IMPORT_OF, rows[0].export_id, safest_quorums(headers))
     # Read before what is there: so a commit of somebody else that this does not see has taken the number.
     number = to.sink.record().last + 1
     before = to.there()
@@ -123,7 +131,7 @@ def import_(
     )
 
 
-def _write(spark: SparkSession, to: Target, root: str, wanted: Sequence[Header], number: int) -> None:
+def _write(spark: SparkSession, to: TransferTarget, root: str, wanted: Sequence[TransferHeader], number: int) -> None:
     """Bring the rows of each ledger together, behind its header and in their order, and have them written."""
     heads = spark.createDataFrame([(header.ledger_id, -1, header.encode()) for header in wanted], _ENTRIES)
     ids = spark.createDataFrame([(header.ledger_id,) for header in wanted], _ENTRIES.fieldNames()[:1])
@@ -135,10 +143,10 @@ def _write(spark: SparkSession, to: Target, root: str, wanted: Sequence[Header],
 
 
 @dataclass(frozen=True, slots=True)
-class TaskMade(WriterCommitMessage):
+class LedgersCommitMessage(WriterCommitMessage):
     """What a task tells the driver: its ledgers."""
 
-    written: tuple[Written, ...]
+    written: tuple[WrittenLedger, ...]
 
 
 Messages = Sequence[WriterCommitMessage | None]
@@ -147,13 +155,13 @@ Messages = Sequence[WriterCommitMessage | None]
 class LedgersWriter(DataSourceArrowWriter):
     """Writes rows of whole ledgers, each behind its header and in order, as new ledgers."""
 
-    def __init__(self, target: Target, number: int) -> None:
+    def __init__(self, target: TransferTarget, number: int) -> None:
         self._target = target
         self._number = number
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task attempt."""
-        making = _Making(self._target)
+        making = _LedgerMaker(self._target)
         try:
             for batch in iterator:
                 ledger_ids, entry_ids = (column.to_numpy() for column in batch.columns[:2])
@@ -165,11 +173,11 @@ class LedgersWriter(DataSourceArrowWriter):
         except BaseException:
             making.give_up()
             raise
-        return TaskMade(tuple(making.written))
+        return LedgersCommitMessage(tuple(making.written))
 
     def commit(self, messages: Messages) -> None:
         """Make all ledgers count."""
-        told = [message for message in messages if isinstance(message, TaskMade)]
+        told = [message for message in messages if isinstance(message, LedgersCommitMessage)]
         if len(told) != len(messages):
             raise IllegalOperationError(
                 f"{len(messages) - len(told)} of {len(messages)} tasks did not say what they made"
@@ -178,30 +186,30 @@ class LedgersWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Messages) -> None:
         """Delete what tasks made, unless it counts all the same."""
-        told = [message for message in messages if isinstance(message, TaskMade)]
+        told = [message for message in messages if isinstance(message, LedgersCommitMessage)]
         self._target.sink.abort([each.ledger_id for message in told for each in message.written])
 
 
-class _Making:
+class _LedgerMaker:
     """Ledgers that one task makes, one after the other.
 
     Attributes:
         written: Those that are complete.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TransferTarget) -> None:
         self._target = target
-        self._header: Header | None = None
+        self._header: TransferHeader | None = None
         self._writer: LedgerWriter | None = None
         self._pending: AppendFuture[range] | None = None
         self._next = 0
-        self.written: list[Written] = []
+        self.written: list[WrittenLedger] = []
 
     def take(self, ledger_id: int, entry_ids: np.ndarray[tuple[int], np.dtype[np.int64]], payloads: pa.Array) -> None:
         """Take rows of one ledger, which go on where the last ones ended."""
         if entry_ids[0] == -1:
             self.finish()
-            self._header = Header.decode(payloads[0].as_py())
+            self._header = TransferHeader.decode(payloads[0].as_py())
             self._writer = self._target.create(self._header)
             entry_ids, payloads = entry_ids[1:], payloads.slice(1)
         if self._writer is None or self._header is None or self._header.ledger_id != ledger_id:

@@ -26,8 +26,8 @@ from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.replication.reader import stretches
 from pybk.replication.replica_check import spans_of
 from pybk.seal import end_is_sealed
-from pybk.spark.connection import Connection, Where, connection
-from pybk.spark.jobs.ledgers import Place, chosen, end_of, secret_of, where_of
+from pybk.spark.connection import Connection, StoreOrCluster, connection
+from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, secret_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread_rows
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Inventory(NamedTuple):
         return self.replicas.filter("under_replicated").sort("ledger_id", "first_entry_id", "bookie")
 
 
-class _Known(NamedTuple):
+class _ClusterState(NamedTuple):
     """What is the same for all ledgers.
 
     Attributes:
@@ -143,7 +143,7 @@ class _Known(NamedTuple):
 
 def inventory(
     spark: SparkSession,
-    where: Place,
+    where: StoreOrUrl,
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
@@ -173,7 +173,7 @@ def inventory(
     Cost: Reads metadata, and asks the bookies of ledgers that are open how far these are; reads no entries.
     """
     place = where_of(where, cluster_secret)
-    ids = [each.ledger_id for each in chosen(place, ledgers, ledger_type, system=ledger_type is None)]
+    ids = [each.ledger_id for each in selected_ledgers(place, ledgers, ledger_type, system=ledger_type is None)]
     known = _known(connection(place))
     chunks = [ids[low : low + _CHUNK] for low in range(0, len(ids), _CHUNK)]
     sizes = list(map(len, chunks))
@@ -187,22 +187,22 @@ def inventory(
     return Inventory(frame(_ledgers, LEDGERS, "ledgers"), frame(_replicas, REPLICAS, "replicas"))
 
 
-def _known(found: Connection) -> _Known:
+def _known(found: Connection) -> _ClusterState:
     """Look who is there, and what is recorded of those who miss entries."""
     metadata = found.metadata
     if metadata is None:
-        return _Known(time.time_ns(), frozenset(), frozenset())
+        return _ClusterState(time.time_ns(), frozenset(), frozenset())
     recorded: set[tuple[int, str]] = set()
     after = -1
     while page := metadata.list_under_replicated(after=after, count=_PAGE):
         recorded.update((each.ledger_id, str(each.bookie)) for each in page)
         after = page[-1].ledger_id
     registered = frozenset(str(each.bookie) for each in metadata.list_bookies())
-    return _Known(time.time_ns(), registered, frozenset(recorded))
+    return _ClusterState(time.time_ns(), registered, frozenset(recorded))
 
 
 def _looked(
-    where: Where, password: Secret, ids: Iterable[int]
+    where: StoreOrCluster, password: Secret, ids: Iterable[int]
 ) -> Iterator[tuple[LedgerMetadata, int | None, int | None]]:
     """Yield metadata, entries and payload bytes of ledgers, None where they are not known; in an executor."""
     found = connection(where)
@@ -227,7 +227,9 @@ def _extent(found: Connection, metadata: LedgerMetadata, password: bytes | None)
     return last + 1, length
 
 
-def _ledgers(where: Where, password: Secret, known: _Known, ids: list[int]) -> Iterator[tuple[Any, ...]]:
+def _ledgers(
+    where: StoreOrCluster, password: Secret, known: _ClusterState, ids: list[int]
+) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of some ledgers."""
     for metadata, entries, length in _looked(where, password, ids):
         created_ns = metadata.creation_time_ns
@@ -247,7 +249,9 @@ def _ledgers(where: Where, password: Secret, known: _Known, ids: list[int]) -> I
         )
 
 
-def _replicas(where: Where, password: Secret, known: _Known, ids: list[int]) -> Iterator[tuple[Any, ...]]:
+def _replicas(
+    where: StoreOrCluster, password: Secret, known: _ClusterState, ids: list[int]
+) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the replicas of some ledgers."""
     for metadata, entries, length in _looked(where, password, ids):
         kinds = metadata.ledger_id, str(metadata.ledger_type), metadata.tier.value

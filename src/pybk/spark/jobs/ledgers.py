@@ -12,7 +12,7 @@ from pybk.flags import LedgerType
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.ledger_check import find_seal
 from pybk.seal import LedgerSeal, unlocked
-from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.storage.format.extent import Extent
 
 if TYPE_CHECKING:
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 500
 
-Place = str | Where
+StoreOrUrl = str | StoreOrCluster
 """Where ledgers are: the directory of a store, or the metadata URL of a cluster."""
 
 
-def where_of(place: Place, cluster_secret: bytes | Secret | None = None) -> Where:
+def where_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None = None) -> StoreOrCluster:
     """Return where ledgers are.
 
     Args:
         place: A directory, or a metadata URL: ``zk://host:port/path``, ``lmdb:///path``; or that with its secret.
         cluster_secret: The cluster's, as such, or where executors find it; None for none.
     """
-    if isinstance(place, Where):
+    if isinstance(place, StoreOrCluster):
         return place
     secret = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
     if "://" in place:
-        return Where(metadata_uri=place, secret=secret)
-    return Where(path=place)
+        return StoreOrCluster(metadata_uri=place, secret=secret)
+    return StoreOrCluster(path=place)
 
 
-def cluster_of(place: Place, cluster_secret: bytes | Secret | None, what: str) -> Where:
+def cluster_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None, what: str) -> StoreOrCluster:
     """Return where a cluster's ledgers are.
 
     Raises:
@@ -56,8 +56,8 @@ def secret_of(password: bytes | Secret | None) -> Secret:
     return password if isinstance(password, Secret) else Secret(password)
 
 
-def chosen(
-    where: Where, ledgers: Iterable[int] | None = None, ledger_type: str | None = None, *, system: bool = False
+def selected_ledgers(
+    where: StoreOrCluster, ledgers: Iterable[int] | None = None, ledger_type: str | None = None, *, system: bool = False
 ) -> list[LedgerMetadata]:
     """Return the ledgers that a job is about, by ascending id.
 
@@ -95,7 +95,7 @@ def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) 
     return find_seal(found.manager._keys, found.manager._backend.verifier, passwords, metadata)
 
 
-def opens(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
+def unlocks(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
     """Tell whether a password, None for the empty one, is that of a ledger."""
     return unlocked(manager._keys, manager._backend.verifier, password or b"", metadata) is not None
 
@@ -127,7 +127,7 @@ def exact_end_of(found: Connection, metadata: LedgerMetadata, password: bytes | 
         return last, next(reader.read(last, last)).length if last >= 0 else 0
 
 
-def those_there(found: Connection, ledger_ids: Iterable[int]) -> list[LedgerMetadata]:
+def existing(found: Connection, ledger_ids: Iterable[int]) -> list[LedgerMetadata]:
     """Return those of some ledgers that were not deleted meanwhile, as they are now, by ascending id."""
     there = []
     for ledger_id in sorted(set(ledger_ids)):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
-from pybk.spark.connection import Where, connection
-from pybk.spark.jobs.ledgers import Place, chosen, cluster_of, opens, secret_of
+from pybk.spark.connection import StoreOrCluster, connection
+from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, secret_of, selected_ledgers, unlocks
 from pybk.spark.jobs.spreading import spread
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Tiered:
 
 def tier(
     spark: SparkSession,
-    where: Place,
+    where: StoreOrUrl,
     target: StorageHint,
     *,
     cluster_secret: bytes | Secret | None = None,
@@ -87,7 +87,7 @@ def tier(
     before_ns = None if older_than is None else time.time_ns() - int(older_than * 1e9)
     wanted = [
         each
-        for each in chosen(place, ledgers, ledger_type)
+        for each in selected_ledgers(place, ledgers, ledger_type)
         if each.state is LedgerState.CLOSED
         and each.tier is not target
         and (hint is None or StorageHint(hint) in each.storage_hints)
@@ -95,7 +95,7 @@ def tier(
         and (larger_than is None or each.length > larger_than)
     ]
     manager = connection(place).manager
-    opened = {each.ledger_id: opens(manager, each, secret.read()) for each in wanted}
+    opened = {each.ledger_id: unlocks(manager, each, secret.read()) for each in wanted}
     movable = [each for each in wanted if opened[each.ledger_id]]
     failed = {} if dry_run else _moved(spark, place, secret, movable, target, quiet)
     moved = [each for each in movable if each.ledger_id not in failed]
@@ -111,7 +111,7 @@ def tier(
 
 def _moved(
     spark: SparkSession,
-    where: Where,
+    where: StoreOrCluster,
     password: Secret,
     movable: list[LedgerMetadata],
     target: StorageHint,
@@ -130,7 +130,7 @@ def _moved(
     return {ledger_id: reason for ledger_id, reason in zip(ids, reasons, strict=True) if reason is not None}
 
 
-def _move(where: Where, password: Secret, target: StorageHint, ledger_id: int) -> str | None:
+def _move(where: StoreOrCluster, password: Secret, target: StorageHint, ledger_id: int) -> str | None:
     """Move a ledger, asked for by an executor; return why that failed."""
     try:
         connection(where).manager.move_ledger(ledger_id, target, password=password.read() or b"")

@@ -14,9 +14,9 @@ from pybk.errors import IllegalOperationError, LedgerRecoveryError, NoSuchLedger
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
 from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
-from pybk.spark.connection import Connection, Where, connection
-from pybk.spark.jobs.ledgers import exact_end_of, opens
-from pybk.spark.sink.manifest import SINK_KEY, Sink, Written, committed, sink_ledgers
+from pybk.spark.connection import Connection, StoreOrCluster, connection
+from pybk.spark.jobs.ledgers import exact_end_of, unlocks
+from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger, committed, sink_ledgers
 from pybk.spark.sink.sink_record import Attempt
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Listing = Callable[[], list["LedgerMetadata"]]
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class TransferHeader:
     """What a ledger takes over from the one that it is written after.
 
     Attributes:
@@ -63,7 +63,7 @@ class Header:
     quorums: Quorums
 
     @classmethod
-    def of(cls, metadata: LedgerMetadata, last: int, length: int, quorums: Quorums | None = None) -> Header:
+    def of(cls, metadata: LedgerMetadata, last: int, length: int, quorums: Quorums | None = None) -> TransferHeader:
         """Return what is taken over from a ledger, up to an entry.
 
         Args:
@@ -92,19 +92,21 @@ class Header:
         return encode_json({**asdict(self), "custom_metadata": custom})
 
     @classmethod
-    def decode(cls, data: bytes) -> Header:
+    def decode(cls, data: bytes) -> TransferHeader:
         """Decode what ``encode`` made; raises CorruptError if it is something else."""
         return decode_json(data, _header_of, where="the header of a ledger")
 
 
-def _header_of(values: dict[str, Any]) -> Header:
+def _header_of(values: dict[str, Any]) -> TransferHeader:
     custom = {str(key): from_base64(value) for key, value in values.pop("custom_metadata").items()}
     hints, quorums = tuple(values.pop("storage_hints")), values.pop("quorums")
-    return Header(**values, custom_metadata=custom, storage_hints=hints, quorums=(quorums[0], quorums[1], quorums[2]))
+    return TransferHeader(
+        **values, custom_metadata=custom, storage_hints=hints, quorums=(quorums[0], quorums[1], quorums[2])
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TransferTarget:
     """Where ledgers are written anew.
 
     Attributes:
@@ -115,7 +117,7 @@ class Target:
         quorums: Ensemble size, write quorum and ack quorum of the manifests that name the ledgers.
     """
 
-    where: Where
+    where: StoreOrCluster
     password: Secret
     key: str
     origin: str
@@ -164,7 +166,7 @@ class Target:
             several.sort(key=lambda metadata: (-metadata.last_entry_id, metadata.ledger_id))
         return there
 
-    def create(self, header: Header) -> LedgerWriter:
+    def create(self, header: TransferHeader) -> LedgerWriter:
         """Create a ledger; it counts once it is committed."""
         ensemble_size, write_quorum, ack_quorum = header.quorums
         digest_type = DigestType[header.digest_type]
@@ -193,7 +195,7 @@ class Target:
     def _delete(self, ledger_id: int) -> None:
         connection(self.where).manager.delete_ledger(ledger_id, password=self.password.read() or b"")
 
-    def commit(self, number: int, written: Sequence[Written]) -> None:
+    def commit(self, number: int, written: Sequence[WrittenLedger]) -> None:
         """Make ledgers count, all at once.
 
         Args:
@@ -214,7 +216,7 @@ class Target:
             )
 
 
-def finish(writer: LedgerWriter, header: Header, pending: AppendFuture[range] | None) -> Written:
+def finish(writer: LedgerWriter, header: TransferHeader, pending: AppendFuture[range] | None) -> WrittenLedger:
     """Close a ledger, and make sure that it is what it was to be.
 
     Args:
@@ -235,16 +237,16 @@ def finish(writer: LedgerWriter, header: Header, pending: AppendFuture[range] | 
             f"ledger {writer.ledger_id}, written after ledger {header.ledger_id}, has {found[0]} entries of {found[1]} "
             f"bytes, and was to have {header.entries} of {header.length}: what was read is not whole"
         )
-    return Written(writer.ledger_id, header.entries, header.length, writer.metadata.creation_time_ns)
+    return WrittenLedger(writer.ledger_id, header.entries, header.length, writer.metadata.creation_time_ns)
 
 
-def safest(headers: Iterable[Header]) -> Quorums:
+def safest_quorums(headers: Iterable[TransferHeader]) -> Quorums:
     """Return the quorums of those ledgers that lose the most bookies without harm: their manifest is as safe."""
     quorums = [header.quorums for header in headers]
     return max(quorums, key=lambda each: (each[1] or 0, each[2] or 0), default=(None, None, None))
 
 
-def is_there(metadata: LedgerMetadata | None, header: Header) -> bool:
+def is_there(metadata: LedgerMetadata | None, header: TransferHeader) -> bool:
     """Tell whether a ledger was written already, and equals."""
     return (
         metadata is not None
@@ -254,7 +256,7 @@ def is_there(metadata: LedgerMetadata | None, header: Header) -> bool:
 
 
 @dataclass(slots=True)
-class Plan:
+class TransferPlan:
     """Which ledgers are written anew, and which are not.
 
     Attributes:
@@ -264,25 +266,25 @@ class Plan:
         failed: Ledgers that are left out for other reasons, and why.
     """
 
-    ledgers: list[tuple[LedgerMetadata, Header]] = field(default_factory=list)
+    ledgers: list[tuple[LedgerMetadata, TransferHeader]] = field(default_factory=list)
     not_opened: list[int] = field(default_factory=list)
     still_open: list[int] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
 
     @property
-    def headers(self) -> list[Header]:
+    def headers(self) -> list[TransferHeader]:
         """What is taken over from each ledger."""
         return [header for _, header in self.ledgers]
 
 
-def planned(
+def plan_transfer(
     found: Connection,
     password: bytes | None,
     wanted: Listing,
     *,
     open_too: bool,
     quorums: Quorums | None = None,
-) -> Plan:
+) -> TransferPlan:
     """Decide which ledgers are written anew, and how far.
 
     Args:
@@ -292,12 +294,12 @@ def planned(
         open_too: Also those that are not closed, as far as they are confirmed now.
         quorums: Other ones than the ledgers'.
     """
-    plan = Plan()
+    plan = TransferPlan()
     for metadata in visible(found, wanted):
         ledger_id = metadata.ledger_id
         if metadata.state is not LedgerState.CLOSED and not open_too:
             plan.still_open.append(ledger_id)
-        elif not opens(found.manager, metadata, password):
+        elif not unlocks(found.manager, metadata, password):
             plan.not_opened.append(ledger_id)
         else:
             try:
@@ -307,7 +309,7 @@ def planned(
             except PybkError as error:
                 plan.failed.append((ledger_id, str(error)))
             else:
-                plan.ledgers.append((metadata, Header.of(metadata, last, length, quorums)))
+                plan.ledgers.append((metadata, TransferHeader.of(metadata, last, length, quorums)))
     return plan
 
 
@@ -333,9 +335,9 @@ def _app(metadata: LedgerMetadata) -> str | None:
     return None if app is None else app.decode(errors="replace")
 
 
-def rounds(headers: Sequence[Header], most_bytes: int, most: int) -> list[list[Header]]:
+def rounds(headers: Sequence[TransferHeader], most_bytes: int, most: int) -> list[list[TransferHeader]]:
     """Return ledgers in groups of so many bytes and so many ledgers at most, but at least one."""
-    groups: list[list[Header]] = []
+    groups: list[list[TransferHeader]] = []
     held = 0
     for header in headers:
         if not groups or len(groups[-1]) >= most or held + header.length > most_bytes:

@@ -29,8 +29,8 @@ from pybk.local_backend import StoreBackend
 from pybk.replication.reader import fragment_of, stretches
 from pybk.replication.replica_check import Span, joined
 from pybk.replication.rereplication import fragment_end
-from pybk.spark.connection import Connection, Where, connection
-from pybk.spark.jobs.ledgers import Place, chosen, end_of, seal_for, secret_of, those_there, where_of
+from pybk.spark.connection import Connection, StoreOrCluster, connection
+from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, existing, seal_for, secret_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class CheckedReplica:
     """What was found of one bookie's part of a fragment; or of a store's ledger, of which there is one copy.
 
     Attributes:
@@ -96,7 +96,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedLedgers:
     """What a verification found.
 
     Attributes:
@@ -123,7 +123,7 @@ class Verified:
     replicas: int
     entries: int
     bytes: int
-    problems: tuple[Replica, ...] = ()
+    problems: tuple[CheckedReplica, ...] = ()
     repaired: int = 0
     not_opened: tuple[int, ...] = ()
     unauthenticated: tuple[int, ...] = ()
@@ -151,7 +151,7 @@ class Verified:
         return tuple(sorted({str(each.bookie) for each in self.problems if each.silent}))
 
 
-class _Unit(NamedTuple):
+class _CheckUnit(NamedTuple):
     """Entries of one replica that are checked at a time."""
 
     ledger_id: int
@@ -166,7 +166,7 @@ class _Unit(NamedTuple):
 
 def verify(
     spark: SparkSession,
-    where: Place,
+    where: StoreOrUrl,
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
@@ -175,7 +175,7 @@ def verify(
     ledger_type: str | None = None,
     repair: bool = False,
     quiet: bool = False,
-) -> Verified:
+) -> VerifiedLedgers:
     """Read every entry from every bookie that should have it, and check it, its ledger's lengths and seal.
 
     Args:
@@ -212,7 +212,7 @@ def verify(
     known = passwords or Passwords(secret_of(password).read())
     left: list[str] = []
     unread: list[int] = []
-    wanted = chosen(place, ledgers, ledger_type, system=ledger_type is None)
+    wanted = selected_ledgers(place, ledgers, ledger_type, system=ledger_type is None)
     units = _planned(place, known, wanted, left, unread)
     found = _checked(spark, place, known, units, left, quiet)
     bad = [each for each in found if not each.sound]
@@ -234,13 +234,15 @@ def verify(
     )
 
 
-def _verified(place: Where, known: Passwords, wanted: Sequence[LedgerMetadata], found: Sequence[Replica]) -> Verified:
+def _verified(
+    place: StoreOrCluster, known: Passwords, wanted: Sequence[LedgerMetadata], found: Sequence[CheckedReplica]
+) -> VerifiedLedgers:
     """Return what was found of ledgers by their replicas and their metadata."""
     sealing = _sealing(connection(place), known, wanted)
     unchecked = {each.ledger_id for each in found if not each.authenticated} - {each for each, _ in sealing.problems}
     plain = [each for each in wanted if each.ledger_id in unchecked]
     given = {each.ledger_id for each in plain if known.of(each.ledger_id, str(each.ledger_type)) is not None}
-    return Verified(
+    return VerifiedLedgers(
         ledgers=len(wanted),
         replicas=len(found),
         entries=sum(each.entries for each in found),
@@ -257,7 +259,7 @@ def _verified(place: Where, known: Passwords, wanted: Sequence[LedgerMetadata], 
 # ---- ledgers as a whole ------------------------------------------------------------------------------------------
 
 
-class _Sealing(NamedTuple):
+class _SealFindings(NamedTuple):
     """What was found of the seals of ledgers."""
 
     problems: list[tuple[int, str]]
@@ -265,9 +267,9 @@ class _Sealing(NamedTuple):
     unchecked: list[int]
 
 
-def _sealing(found: Connection, passwords: Passwords, wanted: Iterable[LedgerMetadata]) -> _Sealing:
+def _sealing(found: Connection, passwords: Passwords, wanted: Iterable[LedgerMetadata]) -> _SealFindings:
     """Check the seals of ledgers against their metadata."""
-    sealing = _Sealing([], [], [])
+    sealing = _SealFindings([], [], [])
     for metadata in wanted:
         try:
             state = check_seal(metadata, seal_for(found, metadata, passwords))
@@ -281,7 +283,7 @@ def _sealing(found: Connection, passwords: Passwords, wanted: Iterable[LedgerMet
     return sealing
 
 
-def _contradictions(wanted: Iterable[LedgerMetadata], found: Iterable[Replica]) -> Iterator[tuple[int, str]]:
+def _contradictions(wanted: Iterable[LedgerMetadata], found: Iterable[CheckedReplica]) -> Iterator[tuple[int, str]]:
     """Yield ledgers, and what their replicas say that contradicts itself, the others or the metadata."""
     marks: dict[int, set[tuple[int, int]]] = {}
     for each in found:
@@ -296,15 +298,15 @@ def _contradictions(wanted: Iterable[LedgerMetadata], found: Iterable[Replica]) 
 
 
 def _planned(
-    where: Where,
+    where: StoreOrCluster,
     passwords: Passwords,
     wanted: Sequence[LedgerMetadata],
     left: list[str],
     unread: list[int] | None = None,
-) -> list[_Unit]:
+) -> list[_CheckUnit]:
     """Return what is to be read of some ledgers; note those whose end is not, in ``left`` or in ``unread``."""
     found = connection(where)
-    units: list[_Unit] = []
+    units: list[_CheckUnit] = []
     for metadata in wanted:
         try:
             if found.metadata is None:
@@ -338,7 +340,7 @@ def _end(
         return (-1 if ended is None else ended), 0
 
 
-def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_Unit]:
+def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_CheckUnit]:
     """Cut what bookies should have of a ledger into units: one bookie's after another's, so that all have work."""
     units = []
     entry_bytes = _entry_bytes(last, length)
@@ -346,21 +348,21 @@ def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_Unit]:
     for number, (fragment, low, high) in enumerate(stretches(metadata.fragments, 0, last)):
         growing = fragment_end(metadata, number) is None
         units += [
-            _Unit(metadata.ledger_id, low, place, bookie, first, min(first + step - 1, high), entry_bytes, growing)
+            _CheckUnit(metadata.ledger_id, low, place, bookie, first, min(first + step - 1, high), entry_bytes, growing)
             for first in range(low, high + 1, step)
             for place, bookie in enumerate(fragment.ensemble)
         ]
     return units
 
 
-def _units_of_store(found: Connection, metadata: LedgerMetadata) -> list[_Unit]:
+def _units_of_store(found: Connection, metadata: LedgerMetadata) -> list[_CheckUnit]:
     """Cut a store's ledger into units."""
     descriptor = found.manager._backend.descriptor(metadata.ledger_id)
     last = descriptor.last_add_confirmed
     entry_bytes = _entry_bytes(last, descriptor.length_durable)
     step = max(1, _UNIT_BYTES // entry_bytes)
     return [
-        _Unit(metadata.ledger_id, 0, 0, None, first, min(first + step - 1, last), entry_bytes, False)
+        _CheckUnit(metadata.ledger_id, 0, 0, None, first, min(first + step - 1, last), entry_bytes, False)
         for first in range(0, last + 1, step)
     ]
 
@@ -373,26 +375,31 @@ def _entry_bytes(last: int, length: int) -> int:
 
 
 def _checked(
-    spark: SparkSession, where: Where, passwords: Passwords, units: Sequence[_Unit], left: list[str], quiet: bool
-) -> list[Replica]:
+    spark: SparkSession,
+    where: StoreOrCluster,
+    passwords: Passwords,
+    units: Sequence[_CheckUnit],
+    left: list[str],
+    quiet: bool,
+) -> list[CheckedReplica]:
     """Check units on executors, and return what was found by replica."""
     parts, moved = _parts(spark, where, passwords, units, quiet)
     if moved:  # meanwhile other bookies took the places of some
-        wanted = those_there(connection(where), moved)
+        wanted = existing(connection(where), moved)
         again, still = _parts(spark, where, passwords, _planned(where, passwords, wanted, left), quiet)
         parts = {name: pieces for name, pieces in parts.items() if name[0] not in moved} | again
-        changing = those_there(connection(where), still)
+        changing = existing(connection(where), still)
         left += [f"ledger {each.ledger_id}: its bookies change while it is checked: check again" for each in changing]
-    whole = [_together(pieces) for pieces in parts.values()]
-    behind = those_there(connection(where), {each.ledger_id for each in whole if each.growing and each.missing})
-    whole = judged(whole, {each.ledger_id: each.write_quorum - each.ack_quorum for each in behind})
-    there = {each.ledger_id for each in those_there(connection(where), (r.ledger_id for r in whole if not r.sound))}
+    whole = [_merged(pieces) for pieces in parts.values()]
+    behind = existing(connection(where), {each.ledger_id for each in whole if each.growing and each.missing})
+    whole = mark_short(whole, {each.ledger_id: each.write_quorum - each.ack_quorum for each in behind})
+    there = {each.ledger_id for each in existing(connection(where), (r.ledger_id for r in whole if not r.sound))}
     return [each for each in whole if each.sound or each.ledger_id in there]
 
 
 def _parts(
-    spark: SparkSession, where: Where, passwords: Passwords, units: Sequence[_Unit], quiet: bool
-) -> tuple[dict[tuple[int, int, Bookie | None], list[Replica]], set[int]]:
+    spark: SparkSession, where: StoreOrCluster, passwords: Passwords, units: Sequence[_CheckUnit], quiet: bool
+) -> tuple[dict[tuple[int, int, Bookie | None], list[CheckedReplica]], set[int]]:
     """Check units on executors.
 
     Returns:
@@ -402,7 +409,7 @@ def _parts(
     sizes = [(unit.last - unit.first + 1) * unit.entry_bytes for unit in units]
     work = partial(_check, where, passwords)  # sent with the tasks: in no setting, plan, event log or page
     found = spread(spark, work, units, sizes=sizes, what=f"pybk: verify {where}", quiet=quiet)
-    parts: dict[tuple[int, int, Bookie | None], list[Replica]] = {}
+    parts: dict[tuple[int, int, Bookie | None], list[CheckedReplica]] = {}
     moved = set()
     for unit, part in zip(units, found, strict=True):
         if part is None:
@@ -412,7 +419,7 @@ def _parts(
     return parts, moved
 
 
-def _together(pieces: Sequence[Replica]) -> Replica:
+def _merged(pieces: Sequence[CheckedReplica]) -> CheckedReplica:
     """Return what was found of several pieces of one replica."""
     return replace(
         pieces[0],
@@ -429,14 +436,14 @@ def _together(pieces: Sequence[Replica]) -> Replica:
     )
 
 
-def judged(replicas: Sequence[Replica], spare: Mapping[int, int]) -> list[Replica]:
+def mark_short(replicas: Sequence[CheckedReplica], spare: Mapping[int, int]) -> list[CheckedReplica]:
     """Return replicas, those marked as ``short`` that are.
 
     Args:
         replicas: What was found.
         spare: How many bookies may miss a confirmed entry while its writer sends, by ledger.
     """
-    groups: dict[tuple[int, int], list[Replica]] = {}
+    groups: dict[tuple[int, int], list[CheckedReplica]] = {}
     for each in replicas:
         if each.growing and each.missing and each.ledger_id in spare:
             groups.setdefault((each.ledger_id, each.first_entry_id), []).append(each)
@@ -454,7 +461,7 @@ def judged(replicas: Sequence[Replica], spare: Mapping[int, int]) -> list[Replic
     return [replace(each, short=True) if each in short else each for each in replicas]
 
 
-def _check(where: Where, passwords: Passwords, unit: _Unit) -> Replica | None:
+def _check(where: StoreOrCluster, passwords: Passwords, unit: _CheckUnit) -> CheckedReplica | None:
     """Check one unit, in an executor; None if the ledger, or the bookie's part in it, is no more."""
     found = connection(where)
     backend = found.manager._backend
@@ -486,7 +493,9 @@ def _contradicting(metadata: LedgerMetadata, seal: LedgerSeal | None, lengths: L
     return tuple(found)
 
 
-def _check_replica(found: Connection, backend: ClusterBackend, passwords: Passwords, unit: _Unit) -> Replica | None:
+def _check_replica(
+    found: Connection, backend: ClusterBackend, passwords: Passwords, unit: _CheckUnit
+) -> CheckedReplica | None:
     """Check what one bookie has."""
     stored = backend.membership.metadata.read_ledger(unit.ledger_id)
     if fragment_of(stored.metadata.fragments, unit.first).ensemble[unit.place] != unit.bookie:
@@ -494,7 +503,7 @@ def _check_replica(found: Connection, backend: ClusterBackend, passwords: Passwo
     seal = _seal_of(found, stored.metadata, passwords)
     digest = digest_with(seal, stored.metadata, unit.ledger_id)
     audited = audit(backend, stored, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes)
-    return Replica(
+    return CheckedReplica(
         unit.ledger_id,
         unit.fragment,
         unit.last,
@@ -512,7 +521,7 @@ def _check_replica(found: Connection, backend: ClusterBackend, passwords: Passwo
     )
 
 
-def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords, unit: _Unit) -> Replica:
+def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords, unit: _CheckUnit) -> CheckedReplica:
     """Check what a store has; what cannot be read whole is read in ever smaller pieces."""
     backend.catch_up()
     descriptor = backend.descriptor(unit.ledger_id)
@@ -543,7 +552,7 @@ def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords,
             size += int(batch.sizes.sum())
             at = int(batch.entry_ids[-1]) + 1
             most = min(_BATCH_BYTES, most * 8)
-    return Replica(
+    return CheckedReplica(
         unit.ledger_id,
         unit.fragment,
         unit.last,
@@ -561,8 +570,8 @@ def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords,
 
 
 def _repaired(
-    spark: SparkSession, where: Where, passwords: Passwords, bad: Sequence[Replica], quiet: bool
-) -> tuple[list[Replica], list[str]]:
+    spark: SparkSession, where: StoreOrCluster, passwords: Passwords, bad: Sequence[CheckedReplica], quiet: bool
+) -> tuple[list[CheckedReplica], list[str]]:
     """Have the ledgers replicated that are not sound everywhere, and check them again.
 
     Returns:
@@ -573,15 +582,15 @@ def _repaired(
     for each in bad:
         if each.bookie is not None and not each.silent and not each.growing:
             here.metadata.mark_under_replicated(each.ledger_id, each.bookie, each.first_entry_id)
-    before = those_there(here, (each.ledger_id for each in bad))
+    before = existing(here, (each.ledger_id for each in bad))
     ledgers, sizes = [each.ledger_id for each in before], [each.length for each in before]
     done = spread(spark, partial(_replicate, where), ledgers, sizes=sizes, what=f"pybk: repair {where}", quiet=quiet)
     left = [reason for replicated in filter(None, done) for reason in replicated.left]
-    wanted = those_there(here, ledgers)
+    wanted = existing(here, ledgers)
     return _checked(spark, where, passwords, _planned(where, passwords, wanted, left), left, quiet), left
 
 
-def _replicate(where: Where, ledger_id: int) -> Replicated | None:
+def _replicate(where: StoreOrCluster, ledger_id: int) -> Replicated | None:
     """Complete a ledger, in an executor; None if it was deleted meanwhile."""
     try:
         return connection(where).manager.replicate(ledger_id)

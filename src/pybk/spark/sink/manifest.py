@@ -27,14 +27,14 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import LedgerType
-from pybk.spark.connection import Connection, Where, connection
+from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.sink.sink_record import (
     ORPHAN_AGE_S,
     Attempt,
     Chain,
-    Record,
     Refuse,
     Rows,
+    SinkRecord,
     Skip,
     decide,
     decode_rows,
@@ -59,7 +59,7 @@ _AGE_S_MAX: Final = 1e9
 logger = logging.getLogger(__name__)
 
 
-class Written(NamedTuple):
+class WrittenLedger(NamedTuple):
     """A closed ledger of one task attempt.
 
     Attributes:
@@ -75,7 +75,7 @@ class Written(NamedTuple):
     created_ns: int
 
 
-_SEEN: dict[tuple[bytes, str], dict[int, Rows]] = {}
+_MANIFESTS_READ: dict[tuple[bytes, str], dict[int, Rows]] = {}
 """Manifests read before, by cluster and app id: they never change, and their ids are not given again."""
 
 
@@ -109,17 +109,17 @@ class Sink:
 
     # ---- the record ----------------------------------------------------------------------------------------------
 
-    def record(self) -> Record:
+    def record(self) -> SinkRecord:
         """Return the record as it is now; a new one if there is none."""
         return self._read()[0]
 
-    def _read(self) -> tuple[Record, int | None]:
+    def _read(self) -> tuple[SinkRecord, int | None]:
         found = self._metadata.read_pointer(SINKS, self._app_id)
         if found is None:
-            return Record(), None
-        return Record.decode(found.value, where=f"the record of sink {self._app_id!r}"), found.version
+            return SinkRecord(), None
+        return SinkRecord.decode(found.value, where=f"the record of sink {self._app_id!r}"), found.version
 
-    def _swap(self, record: Record, version: int | None) -> bool:
+    def _swap(self, record: SinkRecord, version: int | None) -> bool:
         """Put a record in place of the one read before; False if there is another by now."""
         try:
             self._metadata.write_pointer(SINKS, self._app_id, record.encode(), version)
@@ -129,7 +129,7 @@ class Sink:
 
     # ---- committing ----------------------------------------------------------------------------------------------
 
-    def commit(self, attempt: Attempt, written: Sequence[Written]) -> bool:
+    def commit(self, attempt: Attempt, written: Sequence[WrittenLedger]) -> bool:
         """Make ledgers count, all of them at once.
 
         Args:
@@ -170,7 +170,7 @@ class Sink:
                 return True
 
     def _extended(
-        self, chain: Chain, number: int, written: Sequence[Written]
+        self, chain: Chain, number: int, written: Sequence[WrittenLedger]
     ) -> tuple[int | None, Chain, tuple[int, ...]]:
         """Write a manifest of more ledgers; it is durable and closed on return.
 
@@ -226,7 +226,7 @@ class Sink:
         """
         return self._read_committed()[2]
 
-    def _read_committed(self) -> tuple[Record, int | None, list[int]]:
+    def _read_committed(self) -> tuple[SinkRecord, int | None, list[int]]:
         """Return the record, its version, and the ledgers that count."""
         while True:
             record, version = self._read()
@@ -242,13 +242,13 @@ class Sink:
                 f"the record of sink {self._app_id!r} names a manifest ledger that is gone: {error}; restore it"
             ) from error
 
-    def _committed(self, record: Record) -> list[int]:
+    def _committed(self, record: SinkRecord) -> list[int]:
         place = (self._metadata.cluster_id, self._app_id)
-        seen = _SEEN.get(place, {})
+        seen = _MANIFESTS_READ.get(place, {})
         manifests = {
             ledger_id: seen[ledger_id] if ledger_id in seen else self._rows(ledger_id) for ledger_id, _ in record.chain
         }
-        _SEEN[place] = manifests
+        _MANIFESTS_READ[place] = manifests
         return [ledger_id for rows in manifests.values() for ledger_id, _, _ in rows]
 
     # ---- deleting ------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Sink:
                 logger.warning("sink %r: orphan ledger %d stays: %s", self._app_id, ledger_id, error)
         return deleted
 
-    def _collect_sometimes(self, record: Record) -> None:
+    def _collect_sometimes(self, record: SinkRecord) -> None:
         """Collect orphans if that was not done for long; what goes wrong is no matter of the commit before it."""
         age_ns = int(ORPHAN_AGE_S * 1e9)
         before_ns = time.time_ns() - age_ns
@@ -394,5 +394,5 @@ def collect(
     """
     secret = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
     known = password.read() if isinstance(password, Secret) else password
-    place = connection(Where(metadata_uri=metadata, secret=secret))
+    place = connection(StoreOrCluster(metadata_uri=metadata, secret=secret))
     return collect_orphans(place, older_than=older_than, password=known or b"")

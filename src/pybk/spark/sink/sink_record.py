@@ -23,7 +23,7 @@ Chain = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SinkRecord:
     """What the metadata store keeps of a sink.
 
     Attributes:
@@ -47,16 +47,16 @@ class Record:
         return encode_json({"format": FORMAT, **asdict(self)})
 
     @classmethod
-    def decode(cls, data: bytes, *, where: str) -> Record:
+    def decode(cls, data: bytes, *, where: str) -> SinkRecord:
         """Decode what ``encode`` made; ``where`` names the place in errors."""
         return decode_json(data, _record_of, where=where)
 
 
-def _record_of(values: dict[str, Any]) -> Record:
+def _record_of(values: dict[str, Any]) -> SinkRecord:
     if values["format"] != FORMAT:
         raise ValueError("another format: use a newer pybk")
     chain = tuple((int(ledger_id), int(tier)) for ledger_id, tier in values["chain"])
-    return Record(
+    return SinkRecord(
         chain=chain,
         epoch=int(values["epoch"]),
         runs=tuple(map(str, values["runs"])),
@@ -87,14 +87,14 @@ class Attempt:
 class Publish:
     """Name the attempt's ledgers in a manifest, and put this record, with that manifest in its chain."""
 
-    record: Record
+    record: SinkRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
     """It was published before: put this record if it is another, and delete the attempt's ledgers."""
 
-    record: Record
+    record: SinkRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Refuse:
     reason: str
 
 
-def decide(record: Record, attempt: Attempt) -> Publish | Skip | Refuse:
+def decide(record: SinkRecord, attempt: Attempt) -> Publish | Skip | Refuse:
     """Decide on a commit; this reads and changes nothing.
 
     Args:

@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
 from pybk.spark.connection import connection, task_connection
-from pybk.spark.sink.manifest import SINK_KEY, Sink, Written
+from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TaskWrote(WriterCommitMessage):
+class LedgerCommitMessage(WriterCommitMessage):
     """What a task tells the driver.
 
     Attributes:
@@ -48,7 +48,7 @@ class TaskWrote(WriterCommitMessage):
         run: The run of the query; empty in a batch write.
     """
 
-    written: Written | None
+    written: WrittenLedger | None
     query: str = ""
     run: str = ""
 
@@ -86,7 +86,7 @@ def refuse_overwrite(overwrite: bool) -> None:
         )
 
 
-def payloads_of(batch: pa.RecordBatch) -> list[bytes]:
+def payload_list(batch: pa.RecordBatch) -> list[bytes]:
     """Return the payloads of rows.
 
     Raises:
@@ -103,7 +103,7 @@ def payloads_of(batch: pa.RecordBatch) -> list[bytes]:
     return payloads
 
 
-def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordBatch]) -> Written | None:
+def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordBatch]) -> WrittenLedger | None:
     """Write rows to a new ledger and close it.
 
     Args:
@@ -127,7 +127,7 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
         for batch in batches:
             if batch.num_rows:
                 writer = writer or _new_ledger(manager, options, app_id, password)
-                pending = writer.append_many_async(payloads_of(batch))
+                pending = writer.append_many_async(payload_list(batch))
         if writer is None or pending is None:
             return None
         entries = pending.result().stop
@@ -141,7 +141,7 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
             with suppress(PybkError):  # it stays an orphan then, which nobody sees
                 manager.delete_ledger(writer.ledger_id, password=password)
         raise
-    return Written(writer.ledger_id, entries, writer.length, writer.metadata.creation_time_ns)
+    return WrittenLedger(writer.ledger_id, entries, writer.length, writer.metadata.creation_time_ns)
 
 
 def _new_ledger(manager: LedgerManager, options: SinkOptions, app_id: str, password: bytes) -> LedgerWriter:
@@ -172,12 +172,12 @@ def sink_of(options: SinkOptions, app_id: str) -> Sink:
     )
 
 
-def _told(messages: Messages) -> list[TaskWrote]:
+def _told(messages: Messages) -> list[LedgerCommitMessage]:
     """Return what tasks told."""
-    return [message for message in messages if isinstance(message, TaskWrote)]
+    return [message for message in messages if isinstance(message, LedgerCommitMessage)]
 
 
-def _all_told(messages: Messages) -> list[TaskWrote]:
+def _all_told(messages: Messages) -> list[LedgerCommitMessage]:
     """Return what every task told."""
     told = _told(messages)
     if not told or len(told) != len(messages):
@@ -187,11 +187,11 @@ def _all_told(messages: Messages) -> list[TaskWrote]:
     return told
 
 
-def _ledgers(told: list[TaskWrote]) -> list[Written]:
+def _ledgers(told: list[LedgerCommitMessage]) -> list[WrittenLedger]:
     return [message.written for message in told if message.written is not None]
 
 
-def _commit(sink: Sink, number: int, told: list[TaskWrote]) -> bool:
+def _commit(sink: Sink, number: int, told: list[LedgerCommitMessage]) -> bool:
     written = _ledgers(told)
     oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
     return sink.commit(Attempt(number, oldest_ns, told[0].query, told[0].run), written)
@@ -214,7 +214,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task attempt."""
-        return TaskWrote(write_ledger(self._options, self._app_id, iterator))
+        return LedgerCommitMessage(write_ledger(self._options, self._app_id, iterator))
 
     def commit(self, messages: Messages) -> None:
         """Make everything count, or skip it if this version or a later one was written before."""
@@ -247,7 +247,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         run = None if context is None else context.getLocalProperty(_RUN)
         if not query or not run:
             raise IllegalOperationError("a stream is written by tasks of a streaming query, and this is none")
-        return TaskWrote(write_ledger(self._options, self._options.app_id or query, iterator), query, run)
+        return LedgerCommitMessage(write_ledger(self._options, self._options.app_id or query, iterator), query, run)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Make a micro-batch count, or skip it if it was committed before."""

@@ -10,9 +10,16 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from pybk.spark.source.columns import check_schema
 from pybk.spark.source.filters import EVERY, push
-from pybk.spark.source.ledger_catalog import Catalog
-from pybk.spark.source.planning import Part, Piece, Readable, cut, intersect, limited
-from pybk.spark.source.reading import LedgerPartition, gone, read_pieces
+from pybk.spark.source.ledger_catalog import LedgerCatalog
+from pybk.spark.source.planning import (
+    EntryRange,
+    ReadableLedger,
+    SizedRange,
+    first_entries,
+    intersect,
+    split_into_tasks,
+)
+from pybk.spark.source.reading import LedgerPartition, lost_ledgers_error, read_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 _PUSHING_MODULE: Final = "data_source_pushdown_filters"
 
 
-def new_reader(options: SourceOptions, schema: StructType) -> PlainReader:
+def new_reader(options: SourceOptions, schema: StructType) -> BatchReader:
     """Return a reader that takes filters if Spark hands them over, which a setting says that is not visible here.
 
     Only the name of the module that Spark runs for planning tells: a reader that takes filters when they are not
@@ -31,10 +38,10 @@ def new_reader(options: SourceOptions, schema: StructType) -> PlainReader:
     """
     check_schema(schema)
     pushing = any(_PUSHING_MODULE in argument for argument in sys.argv)
-    return PushingReader(options, schema) if pushing else PlainReader(options, schema)
+    return PushdownReader(options, schema) if pushing else BatchReader(options, schema)
 
 
-class PlainReader(DataSourceReader):
+class BatchReader(DataSourceReader):
     """Reads everything that options ask for.
 
     Open ledgers are read up to their last add confirmed at the time of planning, and left alone otherwise.
@@ -48,10 +55,10 @@ class PlainReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return what each task reads; raises as ``parts``."""
-        tasks = cut(self.parts(), self._options.entries_per_partition)
-        return [LedgerPartition(pieces) for pieces in tasks] or [LedgerPartition(())]
+        tasks = split_into_tasks(self.ranges(), self._options.entries_per_partition)
+        return [LedgerPartition(entry_ranges) for entry_ranges in tasks] or [LedgerPartition(())]
 
-    def parts(self) -> list[Part]:
+    def ranges(self) -> list[SizedRange]:
         """Return what there is to read now, in order.
 
         Raises:
@@ -61,15 +68,15 @@ class PlainReader(DataSourceReader):
             UnauthorizedError: The password is another.
         """
         options = self._options
-        catalog = Catalog(options, self._ledgers)
+        catalog = LedgerCatalog(options, self._ledgers)
         found = catalog.look()
         lost = [*catalog.missing, *catalog.absent(options.starting, options.ending)]
         if lost and options.fail_on_data_loss:
-            raise gone(sorted({*lost}))
-        parts = [part for readable in found.values() for part in self._parts(readable)]
-        return list(limited(parts, options.max_entries))
+            raise lost_ledgers_error(sorted({*lost}))
+        ranges = [part for readable in found.values() for part in self._parts(readable)]
+        return list(first_entries(ranges, options.max_entries))
 
-    def _parts(self, readable: Readable) -> Iterator[Part]:
+    def _parts(self, readable: ReadableLedger) -> Iterator[SizedRange]:
         """Yield what is read of a ledger."""
         options, ledger_id = self._options, readable.ledger_id
         first = max(options.start_entry, options.starting.entries.get(ledger_id, 0))
@@ -78,15 +85,15 @@ class PlainReader(DataSourceReader):
             last = last if bound is None else min(last, bound)
         if first <= last:
             for low, high in intersect(((first, last),), self._entries):
-                yield Part(Piece(ledger_id, low, high), readable.entry_bytes)
+                yield SizedRange(EntryRange(ledger_id, low, high), readable.entry_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read what one task has to."""
         assert isinstance(partition, LedgerPartition)
-        return read_pieces(self._options, self._schema, partition.pieces)
+        return read_ranges(self._options, self._schema, partition.entry_ranges)
 
 
-class PushingReader(PlainReader):
+class PushdownReader(BatchReader):
     """Reads only what filters on ids leave."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802

@@ -64,7 +64,7 @@ def check_schema(schema: StructType) -> None:
             )
 
 
-class Columns:
+class LedgerColumns:
     """Makes the columns of one ledger.
 
     Args:

@@ -28,7 +28,7 @@ EVERY: Final[Ranges] = ((0, _MOST),)
 _NONE: Final[Ranges] = ()
 
 
-class Pushed(NamedTuple):
+class PushedFilters(NamedTuple):
     """What filters leave.
 
     Attributes:
@@ -42,7 +42,7 @@ class Pushed(NamedTuple):
     rest: tuple[Filter, ...]
 
 
-def push(filters: Iterable[Filter]) -> Pushed:
+def push(filters: Iterable[Filter]) -> PushedFilters:
     """Say what filters leave; those that are not in ``rest`` are applied by that exactly."""
     left = {"ledger_id": EVERY, "entry_id": EVERY}
     rest = []
@@ -55,7 +55,7 @@ def push(filters: Iterable[Filter]) -> Pushed:
             rest.append(each)
         else:
             left[name] = intersect(left[name], ranges)
-    return Pushed(left["ledger_id"], left["entry_id"], tuple(rest))
+    return PushedFilters(left["ledger_id"], left["entry_id"], tuple(rest))
 
 
 def _ranges(found: Filter) -> Ranges | None:

@@ -10,9 +10,9 @@ from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import LedgerType
 from pybk.ledger import LedgerState
 from pybk.manager import HOW_TO_SEAL
-from pybk.spark.connection import Connection, connection, seal_with
+from pybk.spark.connection import Connection, connection, ledger_seal
 from pybk.spark.sink.manifest import SINK_KEY, committed
-from pybk.spark.source.planning import Readable, intersect, within
+from pybk.spark.source.planning import ReadableLedger, intersect, within
 from pybk.storage.format.extent import Extent
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LIST_SHARE: Final = 10
 
 
-class Catalog:
+class LedgerCatalog:
     """The ledgers of a read.
 
     Ledgers that a sink wrote and has not committed are hidden; those of the system are never shown.
@@ -48,7 +48,7 @@ class Catalog:
         self._ids: Final = asked if ids is None else ids if asked is None else intersect(asked, ids)
         self._named: Final = tuple(low for low, high in asked or () if low == high and within(low, ids))
         self._all_named: Final = asked is not None and all(low == high for low, high in asked)
-        self._closed: dict[int, Readable] = {}
+        self._closed: dict[int, ReadableLedger] = {}
         self._open: dict[int, LedgerReader] = {}
         self._unlocked = False
         self._require_seal: Final = options.require_seal
@@ -112,7 +112,7 @@ class Catalog:
                 )
         return absent
 
-    def look(self, *, now: bool = True) -> dict[int, Readable]:
+    def look(self, *, now: bool = True) -> dict[int, ReadableLedger]:
         """Return the ledgers by id, ascending, and how far each can be read.
 
         Args:
@@ -144,7 +144,7 @@ class Catalog:
                 self._check_password(found, ledger_id)
                 self._check_seal(found, metadata)
                 end, length = metadata.last_entry_id + 1, metadata.length
-                self._closed[ledger_id] = Readable(ledger_id, metadata.creation_time_ns, end, length, True)
+                self._closed[ledger_id] = ReadableLedger(ledger_id, metadata.creation_time_ns, end, length, True)
             elif ledger_id in before:
                 self._open[ledger_id] = before[ledger_id]
             else:
@@ -206,7 +206,7 @@ class Catalog:
         """
         if not self._require_seal or self._checked.get(metadata.ledger_id) == metadata:
             return
-        seal = seal_with(found, metadata, self._password)
+        seal = ledger_seal(found, metadata, self._password)
         if seal is None:
             raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}")
         seal.require(metadata, HOW_TO_SEAL)
@@ -221,7 +221,7 @@ class Catalog:
             return
         self._unlocked = True
 
-    def _advanced(self) -> Iterator[tuple[int, Readable]]:
+    def _advanced(self) -> Iterator[tuple[int, ReadableLedger]]:
         """Look how far the open ledgers are."""
         for ledger_id, reader in list(self._open.items()):
             try:
@@ -232,7 +232,10 @@ class Catalog:
             closed = reader.is_closed
             if closed:  # perhaps after the look
                 last = reader.metadata.last_entry_id
-            yield ledger_id, Readable(ledger_id, reader.metadata.creation_time_ns, last + 1, reader.length, closed)
+            yield (
+                ledger_id,
+                ReadableLedger(ledger_id, reader.metadata.creation_time_ns, last + 1, reader.length, closed),
+            )
 
 
 def _app(metadata: LedgerMetadata) -> str:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from pybk.spark.connection import connection
 from pybk.spark.executors.executor import ExecutorBookie, local_bookie
-from pybk.spark.executors.placement import ask_executors, context, executor_locations, placed
+from pybk.spark.executors.placement import ask_executors, executor_locations, located_rdd, spark_context
 from pybk.spark.options import source_options
-from pybk.spark.source.batch_reader import PlainReader
+from pybk.spark.source.batch_reader import BatchReader
 from pybk.spark.source.columns import schema_of
-from pybk.spark.source.planning import Part, Piece, cut
-from pybk.spark.source.reading import read_pieces
+from pybk.spark.source.planning import EntryRange, SizedRange, split_into_tasks
+from pybk.spark.source.reading import read_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,50 +50,50 @@ def read_local(spark: SparkSession, **options: str) -> DataFrame:
     Cost: One small task on each executor, to ask for its bookie.
     """
     found = source_options(options, streaming=False)
-    sc = context(spark)
+    sc = spark_context(spark)
     url = found.where.metadata_uri
     if sc is None or url is None or find_spec("pandas") is None:
         return spark.read.format("pybk").options(**options).load()
     schema = schema_of(found)
-    groups: dict[Locations, list[Part]] = {}
+    groups: dict[Locations, list[SizedRange]] = {}
     for locations, part in _placed_parts(
-        spark, url, connection(found.where).manager, PlainReader(found, schema).parts()
+        spark, url, connection(found.where).manager, BatchReader(found, schema).ranges()
     ):
         groups.setdefault(locations, []).append(part)
     tasks = [
-        (locations, pieces)
+        (locations, entry_ranges)
         for locations, group in sorted(groups.items())
-        for pieces in cut(group, found.entries_per_partition)
+        for entry_ranges in split_into_tasks(group, found.entries_per_partition)
     ]
     items = [(b"%d" % number, locations) for number, (locations, _) in enumerate(tasks)]
-    numbers = placed(sc, items).map(lambda number: (int(number),))
-    read = partial(_read, partial(read_pieces, found, schema), [pieces for _, pieces in tasks])
+    numbers = located_rdd(sc, items).map(lambda number: (int(number),))
+    read = partial(_read, partial(read_ranges, found, schema), [entry_ranges for _, entry_ranges in tasks])
     return spark.createDataFrame(numbers, "task int").mapInArrow(read, schema)
 
 
 def _placed_parts(
-    spark: SparkSession, url: str, manager: LedgerManager, parts: Sequence[Part]
-) -> Iterator[tuple[Locations, Part]]:
+    spark: SparkSession, url: str, manager: LedgerManager, ranges: Sequence[SizedRange]
+) -> Iterator[tuple[Locations, SizedRange]]:
     """Yield what is to be read, and where."""
-    answers = map(json.loads, ask_executors(spark, executor_locations(spark), partial(_tell, url)))
+    answers = map(json.loads, ask_executors(spark, executor_locations(spark), partial(_own_bookie, url)))
     bookies = [ExecutorBookie(**answer) for answer in answers if answer is not None]
     beside = {found.bookie: found.location for found in bookies if found.location is not None}
     known: dict[int, tuple[Fragment, ...]] = {}
-    for part in parts:
-        ledger_id = part.piece.ledger_id
+    for part in ranges:
+        ledger_id = part.entry_range.ledger_id
         if ledger_id not in known:
             known[ledger_id] = manager.ledger_metadata(ledger_id).fragments
-        for locations, piece in split(part.piece, known[ledger_id], beside):
-            yield locations, Part(piece, part.entry_bytes)
+        for locations, entry_range in split(part.entry_range, known[ledger_id], beside):
+            yield locations, SizedRange(entry_range, part.entry_bytes)
 
 
 def split(
-    piece: Piece, fragments: Sequence[Fragment], beside: Mapping[Bookie, str]
-) -> Iterator[tuple[Locations, Piece]]:
+    entry_range: EntryRange, fragments: Sequence[Fragment], beside: Mapping[Bookie, str]
+) -> Iterator[tuple[Locations, EntryRange]]:
     """Cut entries where another ensemble has them.
 
     Args:
-        piece: The entries.
+        entry_range: The entries.
         fragments: The ledger's.
         beside: Locations of bookies.
 
@@ -101,23 +101,23 @@ def split(
         Entries, and where their bookies are.
     """
     firsts = [fragment.first_entry_id for fragment in fragments]
-    ends = [*firsts[1:], piece.last + 1]
+    ends = [*firsts[1:], entry_range.last + 1]
     for fragment, first, end in zip(fragments, firsts, ends, strict=True):
-        low, high = max(piece.first, first), min(piece.last, end - 1)
+        low, high = max(entry_range.first, first), min(entry_range.last, end - 1)
         if low <= high:
             locations = sorted({beside[bookie] for bookie in fragment.ensemble if bookie in beside})
-            yield tuple(locations), Piece(piece.ledger_id, low, high)
+            yield tuple(locations), EntryRange(entry_range.ledger_id, low, high)
 
 
-def _tell(url: str) -> str:
+def _own_bookie(url: str) -> str:
     """Return the bookie beside this task's executor as JSON, null for none."""
     found = local_bookie(url)
     return json.dumps(None if found is None else asdict(found))
 
 
 def _read(
-    read: Callable[[tuple[Piece, ...]], Iterator[pa.RecordBatch]],
-    tasks: Sequence[tuple[Piece, ...]],
+    read: Callable[[tuple[EntryRange, ...]], Iterator[pa.RecordBatch]],
+    tasks: Sequence[tuple[EntryRange, ...]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 from pybk.errors import UnsupportedFormatError
 from pybk.spark.options import Positions, Ranges
-from pybk.spark.source.planning import Piece, Readable, numbers_of, ranges_of, within
+from pybk.spark.source.planning import EntryRange, ReadableLedger, numbers_of, ranges_of, within
 
 LATE_NS: Final = 3600 * 10**9
 """Clocks of the machines that create ledgers, and the time between a ledger's creation and its being seen, differ by
@@ -107,7 +107,7 @@ class Offset:
         """Return the ledgers that are named and were not read to their end, though they can be read."""
         return {*(ledger_id for ledger_id, entry in self.at.items() if entry), *numbers_of(self.due)}
 
-    def unfinished(self, ledgers: Iterable[Readable]) -> list[Readable]:
+    def unfinished(self, ledgers: Iterable[ReadableLedger]) -> list[ReadableLedger]:
         """Return the ledgers that were not read to their end, in the order in which they were created."""
         left = [each for each in ledgers if not self.finished(each.ledger_id, each.created_ns)]
         return sorted(left, key=lambda each: (each.created_ns, each.ledger_id))
@@ -117,7 +117,7 @@ class Offset:
         return self.at.get(ledger_id, 0)
 
 
-def first_offset(starting: Positions, ledgers: Mapping[int, Readable], of: str = "") -> Offset:
+def first_offset(starting: Positions, ledgers: Mapping[int, ReadableLedger], of: str = "") -> Offset:
     """Return where a new stream begins.
 
     Args:
@@ -135,7 +135,7 @@ def first_offset(starting: Positions, ledgers: Mapping[int, Readable], of: str =
 
 def advance(
     start: Offset,
-    ledgers: Mapping[int, Readable],
+    ledgers: Mapping[int, ReadableLedger],
     hidden: Mapping[int, int],
     taken: Mapping[int, int],
     now_ns: int,
@@ -191,11 +191,11 @@ def advance(
     )
 
 
-def between(start: Offset, end: Offset) -> list[Piece]:
+def between(start: Offset, end: Offset) -> list[EntryRange]:
     """Return the entries between two offsets, by ledger."""
     ends = {**end.at, **end.ended}
     return [
-        Piece(ledger_id, start.next_entry(ledger_id), end_entry - 1)
+        EntryRange(ledger_id, start.next_entry(ledger_id), end_entry - 1)
         for ledger_id, end_entry in sorted(ends.items())
         if ledger_id not in start.ended and end_entry > start.next_entry(ledger_id)
     ]

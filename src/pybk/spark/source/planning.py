@@ -20,7 +20,7 @@ _OPEN_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EntryRange:
     """Consecutive entries of one ledger.
 
     Attributes:
@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Readable:
+class ReadableLedger:
     """How far a ledger can be read.
 
     Attributes:
@@ -62,15 +62,15 @@ class Readable:
         return self.length / self.end if self.end else 0.0
 
 
-class Part(NamedTuple):
+class SizedRange(NamedTuple):
     """Entries that are to be read, and how large they are.
 
     Attributes:
-        piece: The entries.
+        entry_range: The entries.
         entry_bytes: Bytes of one of them, on average.
     """
 
-    piece: Piece
+    entry_range: EntryRange
     entry_bytes: float
 
 
@@ -111,11 +111,11 @@ def numbers_of(ranges: Ranges) -> Iterator[int]:
         yield from range(low, high + 1)
 
 
-def cut(parts: Iterable[Part], entries: int | None = None) -> list[tuple[Piece, ...]]:
+def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -> list[tuple[EntryRange, ...]]:
     """Share entries among tasks.
 
     Args:
-        parts: The entries, in order.
+        ranges: The entries, in order.
         entries: Entries of a task at most; None: as many as have about ``PARTITION_BYTES``. To open a ledger weighs
             something then, so that small ledgers are neither read all by one task, nor each by its own.
 
@@ -126,39 +126,41 @@ def cut(parts: Iterable[Part], entries: int | None = None) -> list[tuple[Piece, 
         UsageError: There would be more than ``PARTITIONS_MAX`` tasks.
     """
     opening = 0 if entries else _OPEN_BYTES
-    given = [(part.piece, 1.0 if entries else max(1.0, part.entry_bytes)) for part in parts]
-    total = sum(opening + len(piece) * weight for piece, weight in given)
+    given = [(part.entry_range, 1.0 if entries else max(1.0, part.entry_bytes)) for part in ranges]
+    total = sum(opening + len(entry_range) * weight for entry_range, weight in given)
     room = float(entries) if entries else total / max(1, -(-total // PARTITION_BYTES)) + 1
     if total > room * PARTITIONS_MAX:
         raise UsageError(
             f"{total:.0f} entries in tasks of {room:.0f} would be more than {PARTITIONS_MAX} tasks; make "
             "entriesPerPartition larger"
         )
-    tasks: list[tuple[Piece, ...]] = []
-    task: list[Piece] = []
+    tasks: list[tuple[EntryRange, ...]] = []
+    task: list[EntryRange] = []
     left = room
-    for piece, weight in given:
-        first = piece.first
-        while first <= piece.last:
+    for entry_range, weight in given:
+        first = entry_range.first
+        while first <= entry_range.last:
             fits = int((left - opening) / weight)
             if fits < 1 and task:
                 tasks.append(tuple(task))
                 task, left = [], room
                 continue
-            last = min(piece.last, first + max(1, fits) - 1)
-            task.append(Piece(piece.ledger_id, first, last))
+            last = min(entry_range.last, first + max(1, fits) - 1)
+            task.append(EntryRange(entry_range.ledger_id, first, last))
             left -= opening + len(task[-1]) * weight
             first = last + 1
     return [*tasks, tuple(task)] if task else tasks
 
 
-def limited(parts: Iterable[Part], entries: int | None) -> Iterator[Part]:
+def first_entries(ranges: Iterable[SizedRange], entries: int | None) -> Iterator[SizedRange]:
     """Yield the first so many entries; None for all."""
-    for part in parts:
+    for part in ranges:
         if entries is None:
             yield part
         elif entries > 0:
-            piece = part.piece
-            piece = Piece(piece.ledger_id, piece.first, min(piece.last, piece.first + entries - 1))
-            entries -= len(piece)
-            yield Part(piece, part.entry_bytes)
+            entry_range = part.entry_range
+            entry_range = EntryRange(
+                entry_range.ledger_id, entry_range.first, min(entry_range.last, entry_range.first + entries - 1)
+            )
+            entries -= len(entry_range)
+            yield SizedRange(entry_range, part.entry_bytes)

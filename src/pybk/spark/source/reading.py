@@ -12,8 +12,8 @@ from pyspark.sql.datasource import InputPartition
 
 from pybk.errors import EntryUnknownError, NoSuchLedgerError
 from pybk.spark.connection import connection, task_connection
-from pybk.spark.source.columns import Columns
-from pybk.spark.source.planning import Piece
+from pybk.spark.source.columns import LedgerColumns
+from pybk.spark.source.planning import EntryRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,13 +33,13 @@ class LedgerPartition(InputPartition):
     """What one task reads.
 
     Attributes:
-        pieces: Entries, in order.
+        entry_ranges: Entries, in order.
     """
 
-    pieces: tuple[Piece, ...]
+    entry_ranges: tuple[EntryRange, ...]
 
 
-def gone(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
+def lost_ledgers_error(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
     """Return what is raised when ledgers are gone that were to be read."""
     names = ", ".join(map(str, ledger_ids))
     return NoSuchLedgerError(
@@ -48,13 +48,15 @@ def gone(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
     )
 
 
-def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+def read_ranges(
+    options: SourceOptions, schema: StructType, entry_ranges: Iterable[EntryRange]
+) -> Iterator[pa.RecordBatch]:
     """Read entries, each of them verified.
 
     Args:
         options: Where they are.
         schema: The columns wanted.
-        pieces: The entries; each piece is within what can be read.
+        entry_ranges: The entries; each range is within what can be read.
 
     Returns:
         Batches of about ``options.batch_bytes``, in order.
@@ -68,22 +70,24 @@ def read_pieces(options: SourceOptions, schema: StructType, pieces: Iterable[Pie
     """
     manager = task_connection(options.where).manager
     password = options.password.read() or b""
-    for piece in pieces:
-        first = piece.first
+    for entry_range in entry_ranges:
+        first = entry_range.first
         try:
             with manager.open_ledger(
-                piece.ledger_id, password=password, recover=False, require_seal=options.require_seal
+                entry_range.ledger_id, password=password, recover=False, require_seal=options.require_seal
             ) as reader:
-                columns = Columns(schema, reader.metadata)
-                _wait_for(reader, piece.last)
-                while first <= piece.last:
-                    entries = reader.read_batch(first, max_bytes=options.batch_bytes, last=piece.last)
+                columns = LedgerColumns(schema, reader.metadata)
+                _wait_for(reader, entry_range.last)
+                while first <= entry_range.last:
+                    entries = reader.read_batch(first, max_bytes=options.batch_bytes, last=entry_range.last)
                     yield columns.batch(entries)
                     first = int(entries.entry_ids[-1]) + 1
         except NoSuchLedgerError as error:
             if options.fail_on_data_loss:
-                raise gone([piece.ledger_id]) from error
-            logger.warning("ledger %d is gone; entries %d to %d are left out", piece.ledger_id, first, piece.last)
+                raise lost_ledgers_error([entry_range.ledger_id]) from error
+            logger.warning(
+                "ledger %d is gone; entries %d to %d are left out", entry_range.ledger_id, first, entry_range.last
+            )
 
 
 def _wait_for(reader: LedgerReader, last: int) -> None:
@@ -104,22 +108,22 @@ def _wait_for(reader: LedgerReader, last: int) -> None:
         )
 
 
-def payload_bytes(options: SourceOptions, piece: Piece) -> int:
+def payload_bytes(options: SourceOptions, entry_range: EntryRange) -> int:
     """Return how many payload bytes entries have; it takes two entries to tell.
 
     Raises:
         NoSuchLedgerError: The ledger is gone.
-        PybkError: As ``read_pieces``.
+        PybkError: As ``read_ranges``.
 
     Cost: Waits up to 10 s for entries that only others know to be confirmed.
     """
     password = options.password.read() or b""
     with connection(options.where).manager.open_ledger(
-        piece.ledger_id, password=password, recover=False, require_seal=options.require_seal
+        entry_range.ledger_id, password=password, recover=False, require_seal=options.require_seal
     ) as reader:
-        _wait_for(reader, piece.last)
+        _wait_for(reader, entry_range.last)
         before, last = (
             next(reader.read(entry_id, entry_id)).length if entry_id >= 0 else 0
-            for entry_id in (piece.first - 1, piece.last)
+            for entry_id in (entry_range.first - 1, entry_range.last)
         )
     return last - before

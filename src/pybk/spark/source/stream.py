@@ -22,10 +22,10 @@ from pyspark.sql.streaming.datasource import (
 from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.source.columns import check_schema
-from pybk.spark.source.ledger_catalog import Catalog
+from pybk.spark.source.ledger_catalog import LedgerCatalog
 from pybk.spark.source.offsets import Offset, advance, between, first_offset
-from pybk.spark.source.planning import Part, Piece, Readable, cut
-from pybk.spark.source.reading import LedgerPartition, gone, payload_bytes, read_pieces
+from pybk.spark.source.planning import EntryRange, ReadableLedger, SizedRange, split_into_tasks
+from pybk.spark.source.reading import LedgerPartition, lost_ledgers_error, payload_bytes, read_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,10 +39,10 @@ _ENTRY_BYTES: Final = 1 << 10
 logger = logging.getLogger(__name__)
 
 
-class _View(NamedTuple):
+class _Snapshot(NamedTuple):
     """What there was to read at one moment."""
 
-    ledgers: Mapping[int, Readable]
+    ledgers: Mapping[int, ReadableLedger]
     hidden: Mapping[int, int]
 
     def advance(self, begin: Offset, taken: Mapping[int, int], deleted: Collection[int]) -> Offset:
@@ -61,10 +61,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_schema(schema)
         self._options = options
         self._schema = schema
-        self._catalog: Catalog | None = None
-        self._target: _View | None = None
+        self._catalog: LedgerCatalog | None = None
+        self._target: _Snapshot | None = None
         self._deleted: set[int] = set()
-        self._seen: tuple[Offset, _View] | None = None
+        self._seen: tuple[Offset, _Snapshot] | None = None
 
     # ---- in the driver -------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ledgers = catalog.look()
         lost = [*catalog.missing, *catalog.absent(self._options.starting)]
         if lost and self._options.fail_on_data_loss:
-            raise gone(sorted({*lost}))
+            raise lost_ledgers_error(sorted({*lost}))
         return first_offset(self._options.starting, ledgers, catalog.of).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -95,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             NoSuchLedgerError: A ledger is gone that was not read to its end, unless that is to be borne.
             UsageError: The checkpoint is of other ledgers.
-            PybkError: As ``Catalog.look``.
+            PybkError: As ``LedgerCatalog.look``.
         """
         begin = self._offset(start)
         view = self._target or self._look(now=False)
@@ -116,8 +116,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return what each task reads of a micro-batch: for the same offsets always the same."""
-        pieces = between(self._offset(start), self._offset(end))
-        tasks = cut((Part(piece, self._entry_bytes(piece)) for piece in pieces), self._options.entries_per_partition)
+        entry_ranges = between(self._offset(start), self._offset(end))
+        tasks = split_into_tasks(
+            (SizedRange(entry_range, self._entry_bytes(entry_range)) for entry_range in entry_ranges),
+            self._options.entries_per_partition,
+        )
         return [LedgerPartition(task) for task in tasks]
 
     def stop(self) -> None:
@@ -126,17 +129,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._catalog = None
             close_connections()
 
-    def _on_driver(self) -> Catalog:
+    def _on_driver(self) -> LedgerCatalog:
         """Return what is known of the ledgers; and have ``stop`` called when Spark ends the process by a signal."""
         if self._catalog is None:
-            self._catalog = Catalog(self._options)
+            self._catalog = LedgerCatalog(self._options)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         return self._catalog
 
-    def _look(self, *, now: bool) -> _View:
+    def _look(self, *, now: bool) -> _Snapshot:
         catalog = self._on_driver()
-        return _View(catalog.look(now=now), catalog.hidden)
+        return _Snapshot(catalog.look(now=now), catalog.hidden)
 
     def _offset(self, values: dict[str, Any]) -> Offset:
         """Return an offset of a checkpoint, which is of the ledgers that are read here."""
@@ -148,18 +151,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return found
 
-    def _check_loss(self, begin: Offset, view: _View) -> None:
+    def _check_loss(self, begin: Offset, view: _Snapshot) -> None:
         """Look for ledgers that are gone with entries that were not read, or that nobody can say of."""
         missing = begin.named().difference(view.ledgers, view.hidden, self._deleted)
         deleted = self._on_driver().deleted(missing)
         self._deleted |= deleted
         unread = begin.unread()
         if self._options.fail_on_data_loss and (lost := unread & self._deleted):
-            raise gone(sorted(lost))
+            raise lost_ledgers_error(sorted(lost))
         if lost := unread & deleted:
             logger.warning("ledgers %s are gone; what was not read of them is left out", sorted(lost))
 
-    def _admitted(self, begin: Offset, left: list[Readable]) -> dict[int, int]:
+    def _admitted(self, begin: Offset, left: list[ReadableLedger]) -> dict[int, int]:
         """Return how many entries are read of each ledger, oldest ledgers first, within the limits of the options."""
         entries, size = self._options.max_entries_per_trigger, self._options.max_bytes_per_trigger
         taken: dict[int, int] = {}
@@ -170,7 +173,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             count = available if entries is None else min(available, entries - sum(taken.values()))
             if size is not None:
-                count, used = self._fitting(Piece(each.ledger_id, first, first + count - 1), size, 0 if taken else 1)
+                count, used = self._fitting(
+                    EntryRange(each.ledger_id, first, first + count - 1), size, 0 if taken else 1
+                )
                 size -= used
             if count:
                 taken[each.ledger_id] = count
@@ -178,32 +183,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
         return taken
 
-    def _fitting(self, piece: Piece, size: int, least: int) -> tuple[int, int]:
+    def _fitting(self, entry_range: EntryRange, size: int, least: int) -> tuple[int, int]:
         """Return how many of some entries have at most ``size`` bytes, or ``least``, and how many bytes those have."""
-        low, high = min(least, len(piece)), len(piece)
+        low, high = min(least, len(entry_range)), len(entry_range)
         try:
-            used = self._size(piece, high)
+            used = self._size(entry_range, high)
             if used <= size:
                 return high, used
             while low < high - 1:  # low fits, high does not
                 middle = (low + high) // 2
-                low, high = (middle, high) if self._size(piece, middle) <= size else (low, middle)
-            return low, self._size(piece, low)
+                low, high = (middle, high) if self._size(entry_range, middle) <= size else (low, middle)
+            return low, self._size(entry_range, low)
         except NoSuchLedgerError:  # gone since it was listed, which the task that reads it tells
-            return len(piece), 0
+            return len(entry_range), 0
 
-    def _size(self, piece: Piece, count: int) -> int:
-        """Return the payload bytes of the first entries of a piece."""
+    def _size(self, entry_range: EntryRange, count: int) -> int:
+        """Return the payload bytes of the first entries of a range."""
         if not count:
             return 0
-        return payload_bytes(self._options, Piece(piece.ledger_id, piece.first, piece.first + count - 1))
+        return payload_bytes(
+            self._options, EntryRange(entry_range.ledger_id, entry_range.first, entry_range.first + count - 1)
+        )
 
-    def _entry_bytes(self, piece: Piece) -> float:
+    def _entry_bytes(self, entry_range: EntryRange) -> float:
         """Return the average size of entries, which is the same each time; of a few entries a guess will do."""
-        if len(piece) < _MEASURED:
+        if len(entry_range) < _MEASURED:
             return _ENTRY_BYTES
         try:
-            return payload_bytes(self._options, piece) / len(piece)
+            return payload_bytes(self._options, entry_range) / len(entry_range)
         except NoSuchLedgerError:  # the task that reads it tells
             return _ENTRY_BYTES
 
@@ -212,9 +219,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read what one task has to."""
         assert isinstance(partition, LedgerPartition)
-        return read_pieces(self._options, self._schema, partition.pieces)
+        return read_ranges(self._options, self._schema, partition.entry_ranges)
 
 
-def _all(begin: Offset, left: list[Readable]) -> dict[int, int]:
+def _all(begin: Offset, left: list[ReadableLedger]) -> dict[int, int]:
     """Return how many entries there are of each ledger."""
     return {each.ledger_id: max(0, each.end - begin.next_entry(each.ledger_id)) for each in left}
