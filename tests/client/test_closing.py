@@ -406,8 +406,8 @@ def close_under(client: LedgerManager, threads: list[threading.Thread], busy: Ca
 
 def writing_of(writer: LedgerWriter) -> Writing:
     assert isinstance(writer._descriptor, RemoteLedger)
-    assert writer._descriptor.writing is not None
-    return writer._descriptor.writing
+    assert isinstance(writer._manager, LedgerManager)
+    return backend_of(writer._manager)._writing(writer._descriptor)
 
 
 def test_readers_of_a_client_that_is_closed_meanwhile_end(tmp_path: Path) -> None:

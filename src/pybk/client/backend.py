@@ -140,7 +140,8 @@ class ClusterBackend:
         self._following = Followers(self.driver, membership)
         self._held: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         """The ledgers that somebody has, by identity."""
-        self._writers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
+        self._writings: WeakValueDictionary[int, Writing] = WeakValueDictionary()
+        """The writers of this client by ledger id; a handle and its futures keep theirs alive through its appender."""
         self._mender = None if bookie is None else LimboRepair(self.driver, membership, bookie)
         membership.on_change = self._bookies_changed
         _BACKENDS.add(self)
@@ -169,9 +170,8 @@ class ClusterBackend:
         """Have writers look again for bookies in the places of those that they went on without."""
 
         def look_again() -> None:
-            for ledger in self._ledgers():
-                if ledger.writing is not None:
-                    ledger.writing.bookies_changed(time.monotonic_ns())
+            for writing in self._live_writings():
+                writing.bookies_changed(time.monotonic_ns())
 
         self.driver.post(look_again)
 
@@ -188,17 +188,17 @@ class ClusterBackend:
         for ledger in self._ledgers():
             ledger.lock = threading.Lock()
             ledger.place_lock = threading.Lock()
-            if ledger.writing is not None:
-                ledger.writing.appender.after_fork(error)
+        for writing in self._live_writings():
+            writing.appender.after_fork(error)
 
     def _fork_error(self) -> ForkedProcessError:
         return ForkedProcessError(f"{self.where} was opened before this process was forked; open it here again")
 
     def close(self) -> None:
         """Wait for what is outstanding, and record what bookies miss of closed ledgers; open ledgers stay open."""
-        for ledger in self._ledgers():
-            if ledger.writing is not None and ledger.writing.appender.error is None:
-                self._settle(ledger.writing)
+        for writing in self._live_writings():
+            if writing.appender.error is None:
+                self._finish_appends(writing)
         self.ended = True
         with ExitStack() as closing:  # each step is done, whichever of those before it fails
             closing.callback(self._metadata.close)
@@ -216,8 +216,8 @@ class ClusterBackend:
             for ledger in self._ledgers():
                 ledger.wake_followers()
 
-    def _settle(self, writing: Writing) -> None:
-        """Wait for a writer's appends; those that fail tell who waits for them."""
+    def _finish_appends(self, writing: Writing) -> None:
+        """Wait for a writer's appends; a failure is logged here, and raised to the threads that wait for them."""
         try:
             if writing.ledger.deferred:
                 self._force(writing, writing.ledger.last_pushed)
@@ -228,9 +228,7 @@ class ClusterBackend:
 
     def health(self) -> Health:
         """Return how the client is."""
-        outstanding = sum(
-            ledger.writing.appender.outstanding_bytes for ledger in self._ledgers() if ledger.writing is not None
-        )
+        outstanding = sum(writing.appender.outstanding_bytes for writing in self._live_writings())
         if self.bookie is not None:
             health = self.bookie.health()
             return replace(health, outstanding_bytes=health.outstanding_bytes + outstanding)
@@ -286,6 +284,17 @@ class ClusterBackend:
         """Return the ledgers that somebody has; other threads may open some meanwhile."""
         return [ledger for reference in self._held.valuerefs() if (ledger := reference()) is not None]
 
+    def _live_writings(self) -> list[Writing]:
+        """Return the writers of this client; other threads may create more meanwhile."""
+        return [writing for reference in self._writings.valuerefs() if (writing := reference()) is not None]
+
+    def _writing(self, ledger: RemoteLedger) -> Writing:
+        """Return the writer of a ledger that a ``LedgerWriter`` of this client has open."""
+        writing = self._writings.get(ledger.ledger_id)
+        assert writing is not None, "the ledger was created by this client"
+        assert writing.ledger is ledger, "a ledger has one writer"
+        return writing
+
     def descriptor(self, ledger_id: int) -> RemoteLedger:
         """Return a ledger as the metadata store has it now."""
         return self._hold(*self._metadata.read_ledger(ledger_id))
@@ -304,8 +313,7 @@ class ClusterBackend:
             straggler_bytes=STRAGGLER_BYTES,
             outstanding_bytes_max=self.config.max_outstanding_bytes,
         )
-        ledger.writing = writing
-        self._writers[ledger.ledger_id] = ledger
+        self._writings[ledger.ledger_id] = writing
         return writing.appender
 
     def recover(self, descriptor: LedgerDescriptor) -> None:
@@ -318,8 +326,7 @@ class ClusterBackend:
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Close behind everything appended."""
         ledger = _remote(descriptor)
-        writing = ledger.writing
-        assert writing is not None, "only a writer closes a ledger"
+        writing = self._writing(ledger)
         if writing.commit.done:
             if writing.commit.error is not None:
                 raise writing.commit.error.with_traceback(None)
@@ -357,8 +364,7 @@ class ClusterBackend:
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Have everything pushed so far made durable by its quorums."""
         ledger = _remote(descriptor)
-        writing = ledger.writing
-        assert writing is not None, "only a writer forces"
+        writing = self._writing(ledger)
         if ledger.is_final:
             return ledger.last_add_confirmed  # closing forced everything
         with ledger.lock:
@@ -387,12 +393,15 @@ class ClusterBackend:
             except MetadataVersionError:
                 continue
         gone = NoSuchLedgerError(f"ledger {ledger_id} was deleted")
-        for ledger in [held for held in self._ledgers() if held.ledger_id == ledger_id]:
+        held = [ledger for ledger in self._ledgers() if ledger.ledger_id == ledger_id]
+        for ledger in held:
             ledger.deleted = True
-            if ledger.writing is not None:
-                # The driver may be finishing the ledger's appends, so the driver alone fails them. It is not waited
-                # for, because it may be the frame that a signal handler interrupted to delete the ledger.
-                self.driver.post(partial(ledger.writing.appender.fail, gone))
+        writing = self._writings.get(ledger_id)
+        if writing is not None:
+            # The driver may be finishing the ledger's appends, so the driver alone fails them. It is not waited for,
+            # because it may be the frame that a signal handler interrupted to delete the ledger.
+            self.driver.post(partial(writing.appender.fail, gone))
+        for ledger in held:
             ledger.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
@@ -460,7 +469,8 @@ class ClusterBackend:
         fails because too few bookies answer, the long poll of ``Following`` finds what it missed.
         """
         ledger = _remote(descriptor)
-        if ledger.writing is not None or ledger.is_final:
+        writing = self._writings.get(ledger.ledger_id)
+        if ledger.is_final or (writing is not None and writing.ledger is ledger):
             return
         if not follows:
             self._look(ledger)
@@ -482,8 +492,9 @@ class ClusterBackend:
         if not ledger.is_final:
             if error is not None:
                 raise error.with_traceback(None)
-            writer = self._writers.get(ledger.ledger_id, ledger)  # one in this process knows best
-            ledger.heard(max(reading.last_add_confirmed, writer.last_add_confirmed))
+            writing = self._writings.get(ledger.ledger_id)  # a writer in this client knows the latest LAC
+            known = -1 if writing is None else writing.ledger.last_add_confirmed
+            ledger.heard(max(reading.last_add_confirmed, known))
 
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
@@ -532,8 +543,7 @@ class ClusterBackend:
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
         """Wait until fewer bytes are outstanding; a deferred writer forces."""
         ledger = _remote(descriptor)
-        writing = ledger.writing
-        assert writing is not None, "only a writer waits for room"
+        writing = self._writing(ledger)
         if ledger.deferred:
             self._force(writing, ledger.last_pushed)  # the caller may hold the ledger's lock
         else:

@@ -26,14 +26,13 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from pybk.client.reader import LacReading
+from pybk.client.remote_ledger import FollowedLedger
 from pybk.errors import LedgerDeletedError, PybkError
 
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
     from pybk.client.remote_ledger import RemoteLedger
-    from pybk.ledger import Bookie
-    from pybk.metadata.store import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -55,55 +54,6 @@ RETRY_NS: Final = 1_000_000_000
 
 _FIRST_PAUSE_NS: Final = 1_000_000
 """Pause after the second answer that came too soon; the next ones are twice as long each."""
-
-
-class FollowedLedger:
-    """What the followers of one ledger in one client share.
-
-    Attributes:
-        ledger_id: The ledger.
-        members: The ledger as each reader that ever followed it has it; guarded by the lock of ``Following``.
-        watch: The watch of its metadata, None until the first follower has set it.
-        reading: The long poll under way, or its pause; None if nobody waits.
-        asked_ns: When its bookies were, or will be, asked.
-        beyond: The LAC that it waits to be passed.
-        ensemble: The bookies that it may ask.
-        vain: Whether the last long poll ended without an entry.
-        soon: How many of the last answers came too soon, one after the other.
-        failing: Whether the last long poll failed.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "asked_ns",
-        "beyond",
-        "ensemble",
-        "failing",
-        "ledger_id",
-        "members",
-        "reading",
-        "setting",
-        "soon",
-        "vain",
-        "watch",
-    )
-
-    def __init__(self, ledger_id: int) -> None:
-        self.ledger_id = ledger_id
-        self.members: weakref.WeakSet[RemoteLedger] = weakref.WeakSet()
-        self.setting = threading.Lock()
-        self.watch: Watch | None = None
-        self.reading: LacReading | None = None
-        self.asked_ns = 0
-        self.beyond = -1
-        self.ensemble: tuple[Bookie, ...] = ()
-        self.vain = False
-        self.soon = 0
-        self.failing = False
-
-    def waiting(self) -> list[RemoteLedger]:
-        """Return the members that a follower waits for; the caller holds the lock of ``Following``."""
-        return [member for member in self.members if member.advanced_callbacks]
 
 
 class Followers:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pybk.client.driver import Conversation
-from pybk.client.writer import error_of
+from pybk.client.machine_errors import error_of
 from pybk.entry import EntryBatch
 from pybk.errors import CorruptError, EntryUnknownError
 from pybk.replication.entry_runs import whole

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,8 +20,8 @@ from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
-    from pybk.client.follower import FollowedLedger
-    from pybk.client.writer import Writing
+    from pybk.ledger import Bookie
+    from pybk.metadata.store import Watch
 
 
 class RemoteLedger(LedgerDescriptor):
@@ -28,7 +30,6 @@ class RemoteLedger(LedgerDescriptor):
     Attributes:
         version: The metadata store's, of ``metadata``.
         description: What never changes about it, as bookies check it.
-        writing: Its writer's conversation, once there is a writer.
         on_followed: Called when somebody waits for it to go on.
         ends_are_sealed: Says whether the cluster takes sealed metadata.
         followed: What the followers of this ledger in this client share, once one of them waited.
@@ -50,7 +51,6 @@ class RemoteLedger(LedgerDescriptor):
         "newest",
         "on_followed",
         "version",
-        "writing",
     )
 
     def __init__(self, metadata: LedgerMetadata, version: int, description: bytes) -> None:
@@ -58,7 +58,6 @@ class RemoteLedger(LedgerDescriptor):
         super().__init__(metadata, last_checked=last, last_add_confirmed=last, length=metadata.length)
         self.version = version
         self.description = description
-        self.writing: Writing | None = None
         self.on_followed: Callable[[RemoteLedger], None] | None = None
         self.ends_are_sealed: Callable[[], bool] = lambda: False
         self.followed: FollowedLedger | None = None
@@ -223,6 +222,55 @@ class RemoteLedger(LedgerDescriptor):
         except DigestMismatchError:
             return None
         return int.from_bytes(entry[16:24], "big", signed=True)
+
+
+class FollowedLedger:
+    """What the followers of one ledger in one client share.
+
+    Attributes:
+        ledger_id: The ledger.
+        members: The ledger as each reader that ever followed it has it; guarded by the lock of ``Following``.
+        watch: The watch of its metadata, None until the first follower has set it.
+        reading: The long poll under way, or its pause; None if nobody waits.
+        asked_ns: When its bookies were, or will be, asked.
+        beyond: The LAC that it waits to be passed.
+        ensemble: The bookies that it may ask.
+        vain: Whether the last long poll ended without an entry.
+        soon: How many of the last answers came too soon, one after the other.
+        failing: Whether the last long poll failed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "asked_ns",
+        "beyond",
+        "ensemble",
+        "failing",
+        "ledger_id",
+        "members",
+        "reading",
+        "setting",
+        "soon",
+        "vain",
+        "watch",
+    )
+
+    def __init__(self, ledger_id: int) -> None:
+        self.ledger_id = ledger_id
+        self.members: weakref.WeakSet[RemoteLedger] = weakref.WeakSet()
+        self.setting = threading.Lock()
+        self.watch: Watch | None = None
+        self.reading: object | None = None
+        self.asked_ns = 0
+        self.beyond = -1
+        self.ensemble: tuple[Bookie, ...] = ()
+        self.vain = False
+        self.soon = 0
+        self.failing = False
+
+    def waiting(self) -> list[RemoteLedger]:
+        """Return the members that a follower waits for; the caller holds the lock of ``Following``."""
+        return [member for member in self.members if member.advanced_callbacks]
 
 
 def batch_of(run: EntryRun, body: memoryview, ledger_id: int, digest_bytes: int) -> EntryBatch:

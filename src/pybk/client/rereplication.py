@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pybk.backend import Replicated
 from pybk.client.driver import Conversation
+from pybk.client.machine_errors import error_of
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.client.writer import error_of
 from pybk.errors import LedgerDeletedError, PybkError
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.messages import Done, Effect, Failed

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pybk.client.append_queue import AppendQueue
 from pybk.client.driver import Conversation
+from pybk.client.machine_errors import error_of
 from pybk.errors import (
     LedgerClosedError,
-    LedgerFencedError,
-    LedgerRecoveryError,
-    MetadataError,
-    NoSuchLedgerError,
-    NotEnoughBookiesError,
     PybkError,
-    UnauthorizedError,
 )
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
-from pybk.replication.messages import Confirmed, Done, Effect, Failed, Reason, UnderReplicated
+from pybk.replication.messages import Confirmed, Done, Effect, Failed, UnderReplicated
 from pybk.replication.quorum import Quorum
 from pybk.replication.writer import WriterMachine
 from pybk.storage.log.commit import Commit
@@ -29,22 +24,6 @@ if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.metrics import MetricsScope
     from pybk.storage.log.commit import StagedEntries
-
-_ERRORS: Final[dict[Reason, type[PybkError]]] = {
-    Reason.FENCED: LedgerFencedError,
-    Reason.CLOSED: LedgerClosedError,
-    Reason.DELETED: NoSuchLedgerError,
-    Reason.UNAUTHORIZED: UnauthorizedError,
-    Reason.NOT_ENOUGH_BOOKIES: NotEnoughBookiesError,
-    Reason.METADATA_UNREACHABLE: MetadataError,
-    Reason.UNDECIDED: LedgerRecoveryError,
-    Reason.CONFLICT: LedgerFencedError,
-}
-
-
-def error_of(failed: Failed, *, outcome_unknown: bool | None = None) -> PybkError:
-    """Return what the application is told when a machine gave up."""
-    return _ERRORS[failed.reason](failed.detail, outcome_unknown=outcome_unknown)
 
 
 class Writing(Conversation[WriterMachine]):

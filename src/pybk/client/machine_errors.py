@@ -1,0 +1,38 @@
+"""The exception that the application gets for each reason for which a machine of the protocol fails."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pybk.errors import (
+    LedgerClosedError,
+    LedgerFencedError,
+    LedgerRecoveryError,
+    MetadataError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+    PybkError,
+    UnauthorizedError,
+)
+from pybk.replication.messages import Failed, Reason
+
+_ERRORS: Final[dict[Reason, type[PybkError]]] = {
+    Reason.FENCED: LedgerFencedError,
+    Reason.CLOSED: LedgerClosedError,
+    Reason.DELETED: NoSuchLedgerError,
+    Reason.UNAUTHORIZED: UnauthorizedError,
+    Reason.NOT_ENOUGH_BOOKIES: NotEnoughBookiesError,
+    Reason.METADATA_UNREACHABLE: MetadataError,
+    Reason.UNDECIDED: LedgerRecoveryError,
+    Reason.CONFLICT: LedgerFencedError,
+}
+
+
+def error_of(failed: Failed, *, outcome_unknown: bool | None = None) -> PybkError:
+    """Return the error to raise for a machine that failed.
+
+    Args:
+        failed: The machine's last effect.
+        outcome_unknown: Overrides the class's answer; None keeps it.
+    """
+    return _ERRORS[failed.reason](failed.detail, outcome_unknown=outcome_unknown)
