@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from pybk.manager import LedgerManager
-from pybk.storage.directories import catalog_path
 from pybk.storage.format.catalog import read_catalog
+from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.repair.rebuild import rebuild_index
 from tests.embedded import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem

@@ -564,7 +564,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "changes:ChangingView.delete",
+                "store:Store.delete",
                 "commit = self.log.stage_control(encode, partial(self._deleted, descriptor))",
                 "self._deleted(descriptor); commit = Commit.finished(None)",
             )
@@ -575,7 +575,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "changes:ChangingView.close_ledger",
+                "store:Store.close_ledger",
                 "    self._finish_change(descriptor, commit)",
                 "    self._changed(descriptor, descriptor.metadata_pushed)",
             )
@@ -586,7 +586,7 @@ MUTANTS = [
         deferred_entries_are_confirmed_by_force_only,
         [
             Piece(
-                "changes:ChangingView.force",
+                "store:Store.force",
                 "commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))",
                 "self.log.flush(); apply(); commit = Commit.finished(None)",
             )

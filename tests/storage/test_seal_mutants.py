@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         "a recovery seals over the entry that the ledger ends with",
-        "pybk.storage.changes:ChangingView._sealed",
+        "pybk.storage.store:Store._sealed",
         "self.read_batch(descriptor, last, last, 1, digest_bytes=sealer.digest.size, direct=False)",
         "self.read_batch(descriptor, 0, 0, 1, digest_bytes=sealer.digest.size, direct=False)",
         "recovered",
@@ -125,7 +125,7 @@ MUTANTS = [
     ),
     Mutant(
         "what has changed since it was checked is not sealed again",
-        "pybk.storage.changes:ChangingView.reseal",
+        "pybk.storage.store:Store.reseal",
         "replace(wanted, tier=sealed.tier, version=sealed.version) != sealed",
         "False",
         "raced",

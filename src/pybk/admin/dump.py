@@ -14,10 +14,10 @@ from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, Runs, decode_header
 from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.catalog_files import newest_catalog
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.log.replay import LogFile, scan_commits
 from pybk.storage.readonly import open_environment_read_only
-from pybk.storage.repair.rebuild import newest_catalog
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
 
 _KEY_END: Final = b"\xff" * 17

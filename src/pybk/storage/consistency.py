@@ -22,12 +22,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pybk.errors import CorruptError
-from pybk.storage.directories import catalog_ids, catalog_path
 from pybk.storage.format.catalog import CatalogState, CatalogWriter, check_catalog, read_catalog
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import place_of, read_entries_mark
 from pybk.storage.format.index_rows import FileRow, Mark
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, decode_commit_header, padding
+from pybk.storage.index.catalog_files import catalog_ids, catalog_path
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.volumes import ENTRIES, LOG, Volumes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from pybk.storage.format.cookie import (
 from pybk.storage.format.index_rows import FileRow, Mark
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.catalog_files import CATALOG_PREFIX, catalog_ids, catalog_path
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment
@@ -54,21 +54,8 @@ INDEX: Final = "index"
 OpenEnvironment = Callable[[str], Environment]
 
 
-_CATALOG: Final = "catalog-"
 _PLANNED: Final = "cookie.planned"
 _LOST: Final = ".lost"
-_FILE_ID: Final = re.compile("[0-9a-f]{16}")
-
-
-def catalog_path(root: str, file_id: int) -> str:
-    """Return the path of a catalog file."""
-    return os.path.join(root, f"{_CATALOG}{file_id:016x}")
-
-
-def catalog_ids(fs: FileSystem, root: str) -> list[int]:
-    """Return the ids of the catalog files that lie in a store's directory, ascending."""
-    stems = (name.removeprefix(_CATALOG) for name in fs.list_directory(root) if name.startswith(_CATALOG))
-    return sorted(int(stem, 16) for stem in stems if _FILE_ID.fullmatch(stem))
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
@@ -361,7 +348,7 @@ def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
             volumes.fs.unlink(volumes.path_of(row))
     for name in volumes.fs.list_directory(volumes.root):
         path = os.path.join(volumes.root, name)
-        if name.startswith(_CATALOG) and path != catalog_path(volumes.root, mark.catalog_file_id):
+        if name.startswith(CATALOG_PREFIX) and path != catalog_path(volumes.root, mark.catalog_file_id):
             logger.info("removing %s, in whose place there is another, or which was never finished", path)
             volumes.fs.unlink(path)
         elif name.startswith(_PLANNED):  # else a store that loses its cookie might be made anew
@@ -483,7 +470,7 @@ def _check_free(fs: FileSystem, root: str, directories: Sequence[Directory], pla
                     "lost its cookie; name an empty directory, or restore that store's cookies from a backup"
                 )
     for name in fs.list_directory(root):
-        if planned is None and name.startswith(_CATALOG):
+        if planned is None and name.startswith(CATALOG_PREFIX):
             raise CookieError(
                 f"{root} has no cookie, but {os.path.join(root, name)} is there: it is a store that lost its cookie; "
                 "restore it from a backup, or choose another directory"

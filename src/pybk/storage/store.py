@@ -1,4 +1,55 @@
-"""A live store: the log, the index and the tiers of one process, opened, recovered and closed."""
+"""A live store: one process's ledgers, appended to, read, checkpointed and moved.
+
+Theory of operation
+===================
+
+A ``Store`` puts together the log, which makes entries durable; the index and catalog, which say where entries lie as of
+the last checkpoint; the tier directories; and the scheduler, which runs checkpoints and compaction. The state of each
+ledger since the last checkpoint is in its ``LedgerDescriptor``. Reading is inherited from ``StoreReader``, which is
+also the base of ``ReadOnlyStore``: both read alike and differ in how they learn of new commits.
+
+**Opening.** ``Store.open`` takes the lock file and then: ``PartsOpener`` opens the parts and compares them, without
+changing anything; ``_recover`` replays the log from the index's checkpoint mark into descriptors; ``_become_live``
+makes the first changes to disk, in an order that a stop may cut anywhere: the catalog's unfinished end, leftover files,
+cookies, then the log, whose commits beyond the watermark are written again and synced before anything reads them. If
+the index turns out to be older than the catalog, it is made again from the catalog once, and the open is repeated.
+
+**Salvaging.** An ordinary open refuses a store of which something durable is missing. With ``salvage=True`` it opens
+what is left and lists the rest in ``salvage``; no background job runs until the owner has recorded the loss and calls
+``keep_salvage``. Bookies do so, because their peers have copies.
+
+**Changes.** Creating, closing, fencing, forcing and deleting a ledger and naming another tier for it are control
+records in the log. A change is staged while the caller holds the ledger's lock, becomes durable with its commit, and is
+applied to the descriptor by the thread that writes the commit (``_changed``, ``_forced``, ``_deleted``). Those may run
+twice after an interrupt, so each can be repeated. A ledger that changed stays in ``_dirty``, which also keeps its
+descriptor alive, until a checkpoint has brought it into the index.
+
+**Failure.** ``log.error`` is final: a failed sync leaves unknown what is on disk, so the store serves reads alone until
+it is opened again. ``scheduler.error`` fails the log as well, because without checkpoints the log would only grow.
+``scheduler.full`` and ``troubles`` pass: appends raise StorageFullError, or wait, until space or descriptors are back.
+
+**Closing.** The scheduler stops first, then reads end, then the log writes what is staged; only if all of that went
+well is the watermark marked clean. The lock file is released last, whatever failed before.
+
+Locks
+-----
+
+Locks are taken in this order; a thread that holds one takes only those below it. No lock is held during a sync.
+
+================================  =====================================================================================
+lock                              guards
+================================  =====================================================================================
+``Scheduler._job``                one checkpoint, move or compaction at a time; the catalog and its mark
+``LedgerDescriptor.lock``         order of a ledger's entries and changes; several only in ascending ledger id
+``NamedRecords._lock``            changes of named records on their way into the log, and those since the checkpoint
+locks of the log                  see ``log/log.py``; commits are written and applied by one leader at a time
+``Store._ids``                    ``next_ledger_id`` and ``next_creation_sequence``
+``StoreReader._lock``             ``_descriptors``, ``_dirty``, the page and table caches, ``_checkpointed_log_bytes``
+``LedgerDescriptor.place_lock``   where a ledger's entries lie: its log locations and cached index pages
+``Volumes._lock``                 files, their maps, and file ids
+``Troubles._lock``                troubles
+================================  =====================================================================================
+"""
 
 from __future__ import annotations
 
@@ -6,55 +57,53 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from pybk.config import StoreConfig
-from pybk.errors import ClosedError, CorruptError
+from pybk.errors import (
+    ClosedError,
+    CorruptError,
+    DigestMismatchError,
+    IllegalOperationError,
+    LedgerExistsError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+    PybkError,
+    StorageError,
+    StorageFullError,
+    StorageRefusedError,
+)
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
-from pybk.storage.changes import ChangingView
+from pybk.seal import names
+from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, Unmoved, UnmovedError
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.tier_policy import TierQueue
-from pybk.storage.consistency import (
-    OlderIndexError,
-    compare_catalogs,
-    older_environments,
-    older_log_files,
-    refuse_older,
-    short_files,
-)
+from pybk.storage.consistency import OlderIndexError, older_environments, older_log_files, short_files
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
-    catalog_ids,
-    check_doubtful,
-    check_index_present,
-    check_present,
-    check_reachable,
-    checked_mark,
     create_store,
     find_cookie,
     forget_lost_environments,
     make_directory,
     mend_cookies,
     missing_files,
-    note_lost_environments,
     remove_leftovers,
-    store_directories,
 )
-from pybk.storage.format.catalog import CatalogState
 from pybk.storage.format.cold_segment import check_codec
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import Mark
-from pybk.storage.format.watermark import Watermark
+from pybk.storage.format.record import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
-from pybk.storage.index.index import Index
 from pybk.storage.io.failures import storage_error
 from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
@@ -64,173 +113,27 @@ from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import RecoveredLog, keep_log, recover_log
-from pybk.storage.log.salvage import Salvage, keep_watermark, open_watermark, replace_missing, salvage_log
+from pybk.storage.log.salvage import Salvage, keep_watermark, replace_missing, salvage_log
 from pybk.storage.named_records import NamedChange
+from pybk.storage.repair.rebuild import rebuild_locked
+from pybk.storage.store_parts import PartsOpener, StoreParts
+from pybk.storage.store_reader import StoreReader
 from pybk.storage.transaction_group import GroupAppend, GroupAppended, LedgerEntries
 from pybk.storage.troubles import Troubles
-from pybk.storage.volumes import ENTRIES, Directory, Volumes, save_directories
+from pybk.storage.volumes import ENTRIES, Volumes, save_directories
 
 logger = logging.getLogger(__name__)
 
+CHANGED_LEDGERS_MAX: Final = 8192
+"""Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
+
 
 def open_environment(path: str, access: Access = PRIVATE) -> Environment:
-    """Open an LMDB environment for a live store; what is missing of it is made for ``access``."""
+    """Open an LMDB environment for a live store, making what is missing of it with the permissions of ``access``."""
     return LmdbEnvironment(path, access=access)
 
 
-class _Opening:
-    """One open of a store, up to the point where it is proven that its parts fit each other.
-
-    Nothing on disk is changed here but the lock files of LMDB; salvaging notes which environments are missing.
-    """
-
-    def __init__(
-        self,
-        fs: FileSystem,
-        root: str,
-        cookie: Cookie,
-        tiers: Mapping[StorageHint, str | Sequence[str]] | None,
-        environment: OpenEnvironment,
-        lost: list[str] | None,
-    ) -> None:
-        self.fs = fs
-        self.root = root
-        self.cookie = cookie
-        self.tiers = tiers
-        self.environment = environment
-        self.lost = lost
-
-    def run(self, store_class: type[Store], lock: Lock, config: StoreConfig, metrics: Metrics) -> Store:
-        """Open the store's parts, compare them and make the store.
-
-        Raises:
-            OlderIndexError: The index is older than the catalog and must be made again. All is closed again.
-            PybkError, OSError: The store does not open; all but the lock is closed again.
-        """
-        with ExitStack() as undo:
-            parts = self._open_parts(undo)
-            try:
-                self._compare(parts)
-                store = store_class(lock, self.cookie, config, parts, metrics, self.lost)
-            except CorruptError as error:
-                if parts.newer is None or self.lost is not None:
-                    raise
-                raise OlderIndexError(str(error), parts.newer) from error
-            undo.pop_all()
-        return store
-
-    def _open_parts(self, undo: ExitStack) -> Parts:
-        fs, root, cookie = self.fs, self.root, self.cookie
-        doubtful: list[Directory] = []
-        volumes = Volumes(fs, root, store_directories(fs, root, cookie, self.tiers, doubtful))
-        path = os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX)
-        check_index_present(fs, path, root)
-        index_environment = self.environment(path)
-        undo.callback(index_environment.close)
-        index = Index(index_environment)
-        mark = checked_mark(index, cookie, root)
-        watermark = open_watermark(fs, root, cookie.store_id, self.lost)
-        undo.callback(watermark.close)
-        new_watermark = bool(self.lost)
-        files = index.files()
-        check_reachable(volumes, files)
-        for row in files.values():
-            volumes.add(row)
-        check_doubtful(volumes, doubtful, files, cookie.store_id)
-        volumes.reserve_ids(max([mark.next_file_id, *(file_id + 1 for file_id in catalog_ids(fs, root))]))
-        newer, problem = compare_catalogs(volumes, cookie, mark)
-        try:
-            (check_present if self.lost is None else note_lost_environments)(volumes)
-        except CorruptError as error:
-            if newer is None:
-                raise
-            raise OlderIndexError(str(error), newer) from error
-        entries = {}
-        for row in files.values():
-            if row.kind == ENTRIES:
-                entries[row.file_id] = self.environment(volumes.path_of(row))
-                undo.callback(entries[row.file_id].close)
-        if problem is None:
-            catalog_and_index = CatalogAndIndex.open(volumes, index, mark, cookie)
-        else:
-            wrong = next(index.check(), None)
-            if wrong is not None:
-                raise CorruptError(f"{problem}; and the index, from which it might be made again, is damaged: {wrong}")
-            logger.warning("the catalog of %s is made again from the index: %s", root, problem)
-            catalog_and_index = CatalogAndIndex(volumes, index, mark, None, cookie)
-        undo.callback(catalog_and_index.close)
-        return Parts(volumes, index, index_environment, entries, watermark, catalog_and_index, newer, new_watermark)
-
-    def _compare(self, parts: Parts) -> None:
-        """Compare the files and the SSD tier with the index; what is older is refused, or noted for salvaging."""
-        volumes, mark = parts.volumes, parts.catalog_and_index.mark
-        files = parts.catalog_and_index.files
-        if self.lost is None:
-            refuse_older(volumes, files, parts.entries, mark)
-            return
-        if parts.newer is not None:
-            self.lost.append(f"the index of {self.root} is older than its catalog")
-        older = older_log_files(volumes, files.values())
-        self.lost += [
-            f"{volumes.path_of(row)} is older than the index: it ends after {older[row]} bytes" for row in older
-        ]
-        short = short_files(volumes, files.values())
-        self.lost += [
-            f"{volumes.path_of(row)} has {size} bytes, and the index says {row.bytes}" for row, size in short.items()
-        ]
-        gone = missing_files(volumes)
-        there = [row for row in files.values() if row not in gone]
-        self.lost += older_environments(volumes, there, parts.entries, mark).values()
-
-
-def _make_again(opening: _Opening, error: OlderIndexError) -> None:
-    """Make the index again from a newer catalog.
-
-    Raises:
-        CorruptError: That would lose entries, or the catalog does not fit the log either; nothing was changed.
-    """
-    from pybk.storage.repair.rebuild import rebuild_locked  # not before it is needed: hardly any open is
-
-    root = opening.root
-    logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)
-    found = rebuild_locked(opening.fs, root, opening.cookie, opening.tiers, opening.environment, state=error.state)
-    if not found.made:
-        raise CorruptError(
-            f"the index of {root} is older than its catalog, and making it again would lose "
-            f"{sum(one.last_entry_id + 1 - one.first_entry_id for one in found.lost)} entries "
-            f"({'; '.join(found.problems) or 'files are missing or older'}); nothing was changed: put the newer files "
-            f"back, or run `pybk rebuild-index {root} --accept-loss`"
-        ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a store is made of.
-
-    ``newer`` is what a catalog says that is newer than the index, None for nothing; ``new_watermark`` says whether the
-    watermark is another one, made because the store's own is lost.
-    """
-
-    volumes: Volumes
-    index: Index
-    index_environment: Environment
-    entries: dict[int, Environment]
-    watermark: Watermark
-    catalog_and_index: CatalogAndIndex
-    newer: CatalogState | None
-    new_watermark: bool
-
-
-def _warn_of_others(volumes: Volumes) -> None:
-    """Log one warning if more users than those of the store can reach its directories or take its locks."""
-    tiers = [directory.path for directory in volumes.directories]
-    locks = [os.path.join(tier, name, LMDB_LOCK) for tier in tiers for name in (INDEX, ENTRIES)]
-    found = volumes.fs.exceeding([volumes.root, *tiers, os.path.join(volumes.root, "LOCK"), *locks])
-    if found:
-        logger.warning("%s", excess_warning(volumes.fs.access, volumes.root, found))
-
-
-class Store(ChangingView):
+class Store(StoreReader):
     """One directory's ledgers, open for appending.
 
     Threads: any.
@@ -250,15 +153,23 @@ class Store(ChangingView):
     ) -> Store:
         """Open a store, making it if there is none, and bring it to the state of its last durable commit.
 
-        With ``salvage``, what is missing or damaged of the log, the files and the watermark is passed over, and told in
-        ``salvage``: for who has it elsewhere, records that in the store, and then calls ``keep_salvage``.
+        Args:
+            root: The store's directory.
+            config: The settings.
+            tiers: Where the tiers are, if they are new or not where the store remembers them.
+            metrics: Counts appends and reads; None counts them in an object of the store's own.
+            fs: The file system; None uses the operating system's.
+            environment: Opens LMDB environments; None opens them on disk.
+            salvage: Open what is left of a store of which log commits, files or the watermark are missing or damaged,
+                and list the rest in ``Store.salvage``. The caller must have copies elsewhere: it records the loss in
+                the store and then calls ``keep_salvage``.
 
         Raises:
-            UsageError: ``tiers`` is malformed, a path is no directory, or ``config.group`` cannot be used.
+            UsageError: ``tiers`` is malformed, a path is not a directory, or ``config.group`` cannot be used; or
+                ``config.cold_compression`` needs a package that is not installed, and nothing was touched.
             StoreLockedError: Another process has it open.
-            CookieError: A directory is not what it should be, or is not named.
+            CookieError: A directory belongs to another store or tier, or is not named.
             CorruptError: Something that was durable is damaged or missing.
-            UsageError: ``config.cold_compression`` needs a package that is not installed; nothing was touched.
 
         Durability: The tier directories are remembered once the store is open, and not if it does not open.
         """
@@ -276,28 +187,46 @@ class Store(ChangingView):
                 cookie = find_cookie(fs, root, tiers)
                 if cookie is None:
                     cookie = create_store(fs, root, tiers, environment)
-                opening = _Opening(fs, root, cookie, tiers, environment, [] if salvage else None)
+                opener = PartsOpener(fs, root, cookie, tiers, environment, [] if salvage else None)
                 try:
-                    store = opening.run(cls, lock, config, metrics or Metrics())
+                    store = cls._open_once(opener, lock, config, metrics or Metrics())
                 except OlderIndexError as error:
-                    _make_again(opening, error)
-                    store = opening.run(cls, lock, config, metrics or Metrics())
+                    _make_index_again(opener, error)
+                    store = cls._open_once(opener, lock, config, metrics or Metrics())
                 undo.pop_all()
                 undo.callback(store.close)
                 if tiers is not None:
                     save_directories(fs, root, store.volumes.directories)
-                _warn_of_others(store.volumes)
+                _warn_of_excess_access(store.volumes)
                 undo.pop_all()
                 return store
             except OSError as error:
                 raise storage_error(error, f"opening {root}") from error
+
+    @classmethod
+    def _open_once(cls, opener: PartsOpener, lock: Lock, config: StoreConfig, metrics: Metrics) -> Store:
+        """Open the parts and make the store.
+
+        Raises:
+            OlderIndexError: The index is older than the catalog and must be made again.
+            PybkError, OSError: The store does not open. Everything but the lock is closed again.
+        """
+        with ExitStack() as undo:
+            parts = opener.open()
+            undo.callback(parts.close)
+            try:
+                store = cls(lock, opener.cookie, config, parts, metrics, opener.lost)
+            except CorruptError as error:
+                raise opener.meaning(error, parts.newer) from error
+            undo.pop_all()
+        return store
 
     def __init__(
         self,
         lock: Lock,
         cookie: Cookie,
         config: StoreConfig,
-        parts: Parts,
+        parts: StoreParts,
         metrics: Metrics,
         lost: list[str] | None,
     ) -> None:
@@ -354,7 +283,7 @@ class Store(ChangingView):
         self.named.log = self.log
         policy = config.tier_policy
         self.tier_queue = None if policy is None else TierQueue(self, policy)
-        self.scheduler = Scheduler(self, catalog_and_index)
+        self.scheduler = Scheduler(self, catalog_and_index, self.tier_queue)
         if self.salvage is None:
             self.scheduler.start()
 
@@ -366,7 +295,7 @@ class Store(ChangingView):
         mend_cookies(self.fs, volumes.root, self.cookie, volumes.directories)
         keep_log(volumes, recovered)
 
-    def _recover(self, mark: Mark, lost: list[str] | None, parts: Parts) -> RecoveredLog:
+    def _recover(self, mark: Mark, lost: list[str] | None, parts: StoreParts) -> RecoveredLog:
         """Bring the ledgers to the state of the last durable commit, in memory.
 
         Args:
@@ -427,13 +356,6 @@ class Store(ChangingView):
         self.salvage = None
         self.scheduler.start()
 
-    def release_dead_readers(self) -> None:
-        """Free what killed read-only processes hold in the index and the SSD tier, so that pages are used again."""
-        for environment in (self._index_environment, *self.entries.values()):
-            freed = environment.release_dead_readers()
-            if freed:
-                logger.info("%s: %d readers that were killed hold nothing any more", self.volumes.root, freed)
-
     def _take_older_parts(self) -> None:
         """Have the index rely on files and environments as they are, although they are older than it, or were cut."""
         catalog_and_index, files = self._catalog_and_index, self.index.files()
@@ -447,74 +369,332 @@ class Store(ChangingView):
             with self.entries[row.file_id].write() as transaction:
                 write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
 
-    def _wake_scheduler(self) -> None:
-        scheduler = getattr(self, "scheduler", None)
-        if scheduler is not None:
-            scheduler.wake()
+    # ---- changes of ledgers ------------------------------------------------------------------------------------------
 
-    # ---- what the log tells --------------------------------------------------------------------------------------
+    def new_ledger_id(self) -> int:
+        """Return a ledger id that was never given before."""
+        with self._ids:
+            ledger_id = self.next_ledger_id
+            self.next_ledger_id += 1
+        return ledger_id
 
-    def committed(self, commit: Commit, now_ns: int) -> None:
-        """Count a durable commit; called by the log's driver."""
-        dirty = self._dirty
-        for run, _, _ in commit.places:
-            descriptor = run.descriptor
-            meter = descriptor.meter
-            if meter is None:
-                metadata = descriptor.metadata
-                meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
-            meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
-            # A ledger with a tail, as this one has, is not forgotten meanwhile.
-            if descriptor.ledger_id not in dirty:
-                self._note_change(descriptor)
-        self._tail_added += commit.size
-        if self.tail_bytes * 2 >= self.config.unchecked_tail_bytes:
+    def new_creation_sequence(self) -> int:
+        """Return the next creation sequence."""
+        with self._ids:
+            sequence = self.next_creation_sequence
+            self.next_creation_sequence += 1
+        return sequence
+
+    def create(self, metadata: LedgerMetadata, *, when_full: bool = False) -> LedgerDescriptor:
+        """Create a ledger; durable on return.
+
+        Args:
+            metadata: The ledger's.
+            when_full: Create it even while the store takes no entries for want of space.
+
+        Raises:
+            LedgerExistsError: The id is taken.
+            StorageFullError: There is no room.
+        """
+        if not when_full:
+            self.check_space()
+        descriptor = self._register(metadata)
+        try:
+            self._change(descriptor, metadata)
+        except BaseException:
             with self._lock:
-                self._hold_or_release()
-            self.scheduler.wake()
-        elif self.scheduler.rests:
-            self.scheduler.wake()
+                descriptor.deleted = True
+                self._descriptors.pop(metadata.ledger_id, None)
+            raise
+        return descriptor
 
-    def raise_level(self, level: FeatureLevel = NEWEST_LEVEL) -> None:
-        """Write the store in the formats of a higher feature level from now on; durable on return.
+    def stage_create(self, metadata: LedgerMetadata, *, when_full: bool = False) -> tuple[LedgerDescriptor, Commit]:
+        """Stage the creation of a ledger in the commit that is forming, which may hold entries of it, too.
 
-        Older versions of pybk that do not know the level refuse the store from then on. A level is never lowered:
-        asking for a lower one does nothing. After a stop at any point the next open completes what is left.
+        If that commit fails, the ledger never was: nothing can be staged of it, and nothing may be asked of it.
 
-        Raises:
-            StorageFullError: There is no room for a new catalog; the level is raised all the same.
-            StorageFailedError: Something else failed; the store should be closed.
-        """
-        self.scheduler.raise_level(level)
-
-    def tail_checked(self, tail_bytes: int) -> None:
-        """Take note that a checkpoint took care of this much of the tail."""
-        with self._lock:
-            self._tail_checked += tail_bytes
-            self._hold_or_release()
-
-    def _hold_or_release(self) -> None:
-        """Have the log refuse entries or take them again; the caller holds ``_lock``."""
-        self.log.hold(self.scheduler.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
-
-    def space_checked(self) -> None:
-        """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
-        with self._lock:
-            self._hold_or_release()
-        if self.scheduler.full is None:
-            self.log.readmit()
-
-    def wait_for_admission(self) -> None:
-        """Return when an append that found too much outstanding, or the tail too long, may try again.
+        Args:
+            metadata: The ledger's.
+            when_full: Create it even while the store takes no entries for want of space.
 
         Raises:
-            StorageRefusedError: There is no space, or the tail cannot be shortened for now; nothing was appended.
+            LedgerExistsError: The id is taken.
+            StorageFullError: There is no room.
         """
-        self.check_space()
-        if self.tail_bytes >= self.config.unchecked_tail_bytes:
-            self.scheduler.wait_for_admission()
+        if not when_full:
+            self.check_space()
+        descriptor = self._register(metadata)
+        descriptor.created = False
+        commit = self._stage_change(descriptor, metadata, creates=descriptor)
+        assert commit is not None, "nothing was said that might have changed"
+        return descriptor, commit
+
+    def _register(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+        """Make the descriptor of a ledger to be created, and take its id."""
+        descriptor = LedgerDescriptor(metadata)
+        with self._lock:
+            found = self._find(metadata.ledger_id)
+            if found is not None:
+                raise LedgerExistsError(
+                    f"ledger {metadata.ledger_id} exists; choose another id, or none to be given one"
+                )
+            self._descriptors[metadata.ledger_id] = descriptor
+        with self._ids:
+            self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
+        return descriptor
+
+    def _change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
+        """Make new metadata of a ledger durable and then visible."""
+        self._finish_change(descriptor, self._stage_change(descriptor, metadata))
+
+    def _stage_change(
+        self,
+        descriptor: LedgerDescriptor,
+        metadata: LedgerMetadata,
+        *,
+        unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
+        creates: LedgerDescriptor | None = None,
+    ) -> Commit | None:
+        """Stage new metadata; the caller holds ``descriptor.lock``, or is the only one who knows the descriptor."""
+        body = metadata.encode()
+
+        def encode(lsn: int) -> bytes:
+            return encode_control(RecordKind.LEDGER, metadata.ledger_id, metadata.version, body, lsn=lsn)
+
+        apply = partial(self._changed, descriptor, metadata)
+        commit = self.log.stage_control(encode, apply, unless_changed=unless_changed, creates=creates)
+        if commit is not None:
+            descriptor.metadata_pushed = metadata
+        return commit
+
+    def _finish_change(self, descriptor: LedgerDescriptor, commit: Commit | None) -> None:
+        """Wait for a change that was staged."""
+        if commit is None:
+            return
+        self.log.wait(commit)
+        if commit.error is not None:
+            descriptor.metadata_pushed = descriptor.metadata
+            raise commit.error.with_traceback(None)
+
+    def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
+        """Apply a durable metadata change; called by the log's driver, maybe twice."""
+        descriptor.metadata = metadata
+        if self.tier_queue is not None:
+            self.tier_queue.changed(metadata)
+        descriptor.created = True
+        descriptor.meter = None
+        descriptor.changed = True
+        self._note_change(descriptor)
+        if metadata.state is LedgerState.CLOSED:
+            descriptor.confirm(metadata.last_entry_id)
+        descriptor.wake_followers()
+
+    def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
+        """Close a ledger behind everything staged so far; durable on return. A closed ledger stays as it is.
+
+        The end is sealed if a handle has opened the ledger with its password.
+
+        Args:
+            descriptor: The ledger.
+            fence: Refuse whoever may still be writing: its appends raise ``LedgerFencedError`` from now on.
+        """
+        commit = None
+        while commit is None:
+            with descriptor.lock:
+                metadata = descriptor.metadata_pushed
+                if metadata.state is LedgerState.CLOSED:
+                    if descriptor.metadata is not metadata:
+                        self.log.flush()
+                    return
+                if descriptor.deleted:
+                    raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+                if self.log.error is not None:
+                    raise self.log.error.with_traceback(None)
+                commit = self._stage_close(descriptor, fence=fence)
+        self._finish_change(descriptor, commit)
+
+    def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
+        """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
+        if fence and isinstance(descriptor.error, StorageRefusedError):  # which may pass: then the writer would go on
+            # Nothing more can be staged, so what is durable then is all.
+            self.log.flush(kept=descriptor.deferred)
+            descriptor.restart()
+        failed = descriptor.error
+        if fence and failed is None:
+            descriptor.error = failed = LedgerFencedError(
+                f"ledger {descriptor.ledger_id} was opened for recovery by another handle; stop writing to it"
+            )
+        if failed is None or isinstance(failed, LedgerFencedError):
+            descriptor.account_staged()
+            last, length = descriptor.last_pushed, descriptor.length_pushed
         else:
-            self.log.wait_for_space()
+            # Nothing more can be staged, so what is durable then is all.
+            self.log.flush(kept=descriptor.deferred)
+            last, length = descriptor.last_durable, descriptor.length_durable
+        metadata = descriptor.metadata_pushed
+        closed = self._sealed(descriptor, metadata.closed_at(last, length))
+        return self._stage_change(descriptor, closed, unless_changed=(descriptor, failed))
+
+    def _sealed(self, descriptor: LedgerDescriptor, closed: LedgerMetadata) -> LedgerMetadata:
+        """Return a ledger's last metadata with its seal, if it can be made here; the caller holds the ledger's lock."""
+        sealer = descriptor.sealer
+        if sealer is None or not (closed.key_format or self.feature_level >= FeatureLevel.SEALS):
+            return closed
+        if names(descriptor.last_prefix, closed):
+            return sealer.sealed(closed, descriptor.last_prefix)
+        last = closed.last_entry_id
+        if last > descriptor.last_durable:
+            self.log.flush()  # an entry can be read only once it is durable
+        try:
+            batch = self.read_batch(descriptor, last, last, 1, digest_bytes=sealer.digest.size, direct=False)
+            sealer.digest.check_many(batch)
+        except (CorruptError, DigestMismatchError) as error:
+            # Refusing to close would make the entries before it unreadable, too.
+            logger.warning("ledger %d is closed without a seal, because of its last entry: %s", closed.ledger_id, error)
+            return closed
+        return sealer.sealed(closed, batch.buffer[int(batch.offsets[0]) :])
+
+    def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
+        """Make the seal of a closed ledger durable.
+
+        Args:
+            descriptor: The ledger.
+            sealed: Its metadata with the seal, as it was when the ledger was checked.
+
+        Raises:
+            IllegalOperationError: Its end is another by now.
+            NoSuchLedgerError: It was deleted.
+        """
+        with descriptor.lock:
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            metadata = descriptor.metadata_pushed
+            wanted = metadata.with_seal(sealed.seal, sealed.last_digest)
+            if replace(wanted, tier=sealed.tier, version=sealed.version) != sealed:
+                raise IllegalOperationError(
+                    f"ledger {descriptor.ledger_id} was changed while it was checked; try again"
+                )
+            commit = self._stage_change(descriptor, replace(wanted, version=metadata.version + 1))
+        self._finish_change(descriptor, commit)
+
+    def force(self, descriptor: LedgerDescriptor) -> int:
+        """Make everything pushed so far durable and confirmed; return the last add confirmed."""
+        with descriptor.lock:
+            if descriptor.error is not None:
+                raise descriptor.error.with_traceback(None)
+            descriptor.account_staged()
+            last = descriptor.last_pushed
+            if last <= descriptor.last_add_confirmed:
+                return descriptor.last_add_confirmed
+
+            def encode(lsn: int) -> bytes:
+                return encode_control(RecordKind.FORCE, descriptor.ledger_id, last, lsn=lsn)
+
+            apply = partial(self._forced, descriptor, last)
+            commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))
+        if commit is None:
+            return self.force(descriptor)
+        self._finish_change(descriptor, commit)
+        return last
+
+    def _forced(self, descriptor: LedgerDescriptor, last: int) -> None:
+        """Apply a durable force; called by the log's driver, maybe twice.
+
+        The next checkpoint must write the ledger's row, because its mark goes past the record that says so.
+        """
+        descriptor.confirm(last)
+        descriptor.changed = True
+        self._note_change(descriptor)
+
+    def delete(self, descriptor: LedgerDescriptor) -> None:
+        """Delete a ledger; durable on return, its space comes back with the next checkpoint."""
+
+        def encode(lsn: int) -> bytes:
+            return encode_control(RecordKind.DELETE, descriptor.ledger_id, 0, lsn=lsn)
+
+        with descriptor.lock:
+            if descriptor.deleted:
+                raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            before, gone = descriptor.error, NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+            descriptor.error = gone
+            try:
+                commit = self.log.stage_control(encode, partial(self._deleted, descriptor))
+            except BaseException:
+                descriptor.error = before
+                raise
+        try:
+            self._finish_change(descriptor, commit)
+        except StorageError as error:
+            with descriptor.lock:
+                # Not if it is another: then entries of the ledger failed with it, and more would leave a gap.
+                if descriptor.error is gone and not descriptor.deleted:
+                    descriptor.error = before
+            if isinstance(error, StorageFullError):
+                raise StorageFullError(
+                    f"ledger {descriptor.ledger_id} was not deleted, for a delete is a record in the log: {error}; "
+                    "free some space by other means first, and keep some with StoreConfig(free_bytes_low=...)"
+                ) from error
+            raise
+        self.scheduler.wake()
+
+    def _deleted(self, descriptor: LedgerDescriptor) -> None:
+        descriptor.deleted = True
+        descriptor.changed = True
+        self._note_change(descriptor)
+        descriptor.wake_followers()
+
+    # ---- moves -------------------------------------------------------------------------------------------------------
+
+    def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
+        """Move a ledger to another tier; durable on return. The ledger takes appends and reads during the move.
+
+        Raises as ``move_all`` does.
+        """
+        if descriptor.deleted:
+            raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+        self.move_all([descriptor], tier)
+
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers to another tier, in ascending order of their ids; those that were deleted are left out.
+
+        Durable on return. The ledgers take appends and reads during the move. Up to ``MOVED_LEDGERS_MAX`` ledgers or
+        ``MOVED_BYTES_MAX`` bytes form a group, which shares files of the tier, one commit of the log, and one of
+        catalog and index.
+
+        Args:
+            descriptors: The ledgers; only those of one group are held at a time.
+            tier: The tier.
+
+        Raises:
+            StorageRefusedError: There was no room, descriptor or memory for a group now; groups before it were moved.
+                Call it again for the same ledgers.
+            UnmovedError: Damaged records stay where they are; everything else was moved. The metadata of their ledgers
+                name the target, to which a ledger belongs from the moment its move is asked for. Call it again for the
+                same ledgers and tier once the files are restored: it moves what lies elsewhere.
+        """
+        unmoved: list[Unmoved] = []
+        with self.scheduler.moving():
+            for group in _groups(descriptors):
+                try:
+                    self._move_group(group, tier)
+                except UnmovedError as error:
+                    unmoved += error.unmoved
+        if unmoved:
+            raise UnmovedError(unmoved, tier)
+
+    def _move_group(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
+        staged = []
+        for descriptor in descriptors:
+            with descriptor.lock:
+                metadata = descriptor.metadata_pushed
+                if not descriptor.deleted and metadata.tier is not tier:
+                    moved = replace(metadata, tier=tier, version=metadata.version + 1)
+                    staged.append((descriptor, self._stage_change(descriptor, moved)))
+        for descriptor, commit in staged:
+            self._finish_change(descriptor, commit)
+        self.scheduler.move(descriptors, tier)
+
+    # ---- groups ------------------------------------------------------------------------------------------------------
 
     def append_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange] = ()) -> GroupAppended:
         """Append entries to several ledgers and change named records, all of it or nothing; durable on return.
@@ -542,22 +722,96 @@ class Store(ChangingView):
         """
         return GroupAppend(self, entries, changes).run()
 
+    # ---- what the log calls ------------------------------------------------------------------------------------------
+
+    def committed(self, commit: Commit, now_ns: int) -> None:
+        """Count a durable commit; called by the log's driver."""
+        dirty = self._dirty
+        for run, _, _ in commit.places:
+            descriptor = run.descriptor
+            meter = descriptor.meter
+            if meter is None:
+                metadata = descriptor.metadata
+                meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
+            meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
+            # A ledger with a tail, as this one has, is not forgotten meanwhile.
+            if descriptor.ledger_id not in dirty:
+                self._note_change(descriptor)
+        self._tail_added += commit.size
+        if self.tail_bytes * 2 >= self.config.unchecked_tail_bytes:
+            with self._lock:
+                self._hold_or_release()
+            self.scheduler.wake()
+        elif self.scheduler.rests:
+            self.scheduler.wake()
+
     def write_buffered(self) -> None:
         """Write and sync what deferred appends have buffered, without confirming it; a store that failed just reads."""
         if self.log.error is None:
             self.log.flush(kept=True)
 
+    # ---- admission and space -----------------------------------------------------------------------------------------
+
+    def check_space(self) -> None:
+        """Raise StorageFullError while the store is read-only for want of space."""
+        full = self.scheduler.full
+        if full is not None:
+            raise StorageFullError(full)
+
+    def wait_for_admission(self) -> None:
+        """Return when an append that found too much outstanding, or the tail too long, may try again.
+
+        Raises:
+            StorageRefusedError: There is no space, or the tail cannot be shortened for now; nothing was appended.
+        """
+        self.check_space()
+        if self.tail_bytes >= self.config.unchecked_tail_bytes:
+            self.scheduler.wait_for_admission()
+        else:
+            self.log.wait_for_space()
+
+    def space_checked(self) -> None:
+        """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
+        with self._lock:
+            self._hold_or_release()
+        if self.scheduler.full is None:
+            self.log.readmit()
+
+    def _hold_or_release(self) -> None:
+        """Have the log refuse entries or take them again; the caller holds ``_lock``."""
+        self.log.hold(self.scheduler.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
+
+    # ---- what checkpoints and the scheduler call ---------------------------------------------------------------------
+
+    def _note_change(self, descriptor: LedgerDescriptor) -> None:
+        with self._lock:
+            self._dirty[descriptor.ledger_id] = descriptor
+            count = len(self._dirty)
+        if count % CHANGED_LEDGERS_MAX == 0:
+            self.scheduler.wake()
+
+    def has_deleted(self) -> bool:
+        """Tell whether a deleted ledger waits for the next checkpoint."""
+        with self._lock:
+            return any(descriptor.deleted for descriptor in self._dirty.values())
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of log that the next open would have to read."""
+        return self._tail_added - self._tail_checked
+
+    def wants_checkpoint(self) -> bool:
+        """Tell whether the tail is long, or many ledgers changed, or one waits to be removed."""
+        return (
+            self.tail_bytes * 2 >= self.config.unchecked_tail_bytes
+            or len(self._dirty) >= CHANGED_LEDGERS_MAX
+            or self.has_deleted()
+        )
+
     def take_dirty(self) -> dict[int, LedgerDescriptor]:
         """Return the ledgers changed since the last call; called while the log stands still."""
         with self._lock:
             return dict(self._dirty)
-
-    def moved(self, ledger_id: int) -> None:
-        """Take note that entries of a ledger lie elsewhere."""
-        with self._lock:
-            descriptor = self._descriptors.get(ledger_id)
-        if descriptor is not None:
-            self.refresh(descriptor)
 
     def clean(self, descriptors: Sequence[LedgerDescriptor]) -> None:
         """Take note that the index knows all of these ledgers, except what was appended or changed meanwhile."""
@@ -567,7 +821,44 @@ class Store(ChangingView):
                     if not descriptor.tail_firsts and not descriptor.changed:
                         self._dirty.pop(descriptor.ledger_id, None)
 
-    # ---- closing -------------------------------------------------------------------------------------------------
+    def moved(self, ledger_id: int) -> None:
+        """Take note that entries of a ledger lie elsewhere."""
+        with self._lock:
+            descriptor = self._descriptors.get(ledger_id)
+        if descriptor is not None:
+            self.refresh(descriptor)
+
+    def tail_checked(self, tail_bytes: int) -> None:
+        """Take note that a checkpoint took care of this much of the tail."""
+        with self._lock:
+            self._tail_checked += tail_bytes
+            self._hold_or_release()
+
+    def raise_level(self, level: FeatureLevel = NEWEST_LEVEL) -> None:
+        """Write the store in the formats of a higher feature level from now on; durable on return.
+
+        Older versions of pybk that do not know the level refuse the store from then on. A level is never lowered:
+        asking for a lower one does nothing. After a stop at any point the next open completes what is left.
+
+        Raises:
+            StorageFullError: There is no room for a new catalog; the level is raised all the same.
+            StorageFailedError: Something else failed; the store should be closed.
+        """
+        self.scheduler.raise_level(level)
+
+    def release_dead_readers(self) -> None:
+        """Free what killed read-only processes hold in the index and the SSD tier, so that pages are used again."""
+        for environment in (self._index_environment, *self.entries.values()):
+            freed = environment.release_dead_readers()
+            if freed:
+                logger.info("%s: %d readers that were killed hold nothing any more", self.volumes.root, freed)
+
+    def _wake_scheduler(self) -> None:
+        scheduler = getattr(self, "scheduler", None)
+        if scheduler is not None:
+            scheduler.wake()
+
+    # ---- closing -----------------------------------------------------------------------------------------------------
 
     def after_fork(self) -> None:
         """Be of no use in a forked child, for appending either."""
@@ -599,3 +890,44 @@ class Store(ChangingView):
                 raise storage_error(error, f"closing {self.volumes.root}") from error
             if clean and self.salvage is None and isinstance(self.log.error, ClosedError):
                 self._watermark.clean = True
+
+
+def _groups(descriptors: Iterable[LedgerDescriptor]) -> Iterator[list[LedgerDescriptor]]:
+    """Yield ledgers in groups that are moved together."""
+    group: list[LedgerDescriptor] = []
+    nbytes = 0
+    for descriptor in descriptors:
+        group.append(descriptor)
+        nbytes += descriptor.length_durable
+        if len(group) >= MOVED_LEDGERS_MAX or nbytes >= MOVED_BYTES_MAX:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
+
+
+def _make_index_again(opener: PartsOpener, error: OlderIndexError) -> None:
+    """Make the index again from a newer catalog.
+
+    Raises:
+        CorruptError: That would lose entries, or the catalog does not fit the log either; nothing was changed.
+    """
+    root = opener.root
+    logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)
+    found = rebuild_locked(opener.fs, root, opener.cookie, opener.tiers, opener.environment, state=error.state)
+    if not found.made:
+        raise CorruptError(
+            f"the index of {root} is older than its catalog, and making it again would lose "
+            f"{sum(one.last_entry_id + 1 - one.first_entry_id for one in found.lost)} entries "
+            f"({'; '.join(found.problems) or 'files are missing or older'}); nothing was changed: put the newer files "
+            f"back, or run `pybk rebuild-index {root} --accept-loss`"
+        ) from error
+
+
+def _warn_of_excess_access(volumes: Volumes) -> None:
+    """Log one warning if users that the store is not made for can reach its directories or take its locks."""
+    tiers = [directory.path for directory in volumes.directories]
+    locks = [os.path.join(tier, name, LMDB_LOCK) for tier in tiers for name in (INDEX, ENTRIES)]
+    found = volumes.fs.exceeding([volumes.root, *tiers, os.path.join(volumes.root, "LOCK"), *locks])
+    if found:
+        logger.warning("%s", excess_warning(volumes.fs.access, volumes.root, found))

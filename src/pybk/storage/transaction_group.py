@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
@@ -34,7 +34,10 @@ from pybk.storage.log.commit import Commit, Control, GroupPart
 from pybk.storage.named_records import Earlier, NamedChange, check_change, check_level
 
 if TYPE_CHECKING:
-    from pybk.storage.store import Store
+    from pybk.config import StoreConfig
+    from pybk.feature_level import FeatureLevel
+    from pybk.storage.log.log import Log
+    from pybk.storage.named_records import NamedRecords
 
 GROUP_BYTES_MAX: Final = 16 << 20
 """The records of a group with their headers; a commit, which holds the group, is written by one call."""
@@ -71,6 +74,21 @@ class GroupAppended(NamedTuple):
     version: int
 
 
+class GroupStore(Protocol):
+    """The parts of a live store that a group uses."""
+
+    config: StoreConfig
+    feature_level: FeatureLevel
+    log: Log
+    named: NamedRecords
+
+    def check_usable(self) -> None:
+        """Raise unless the store is open."""
+
+    def wait_for_admission(self) -> None:
+        """Return when an append that was not admitted may try again."""
+
+
 class GroupAppend:
     """One group on its way into the log; see ``Store.append_group``.
 
@@ -78,7 +96,7 @@ class GroupAppend:
         UsageError, IllegalOperationError: The group cannot be appended, whatever the state of its ledgers.
     """
 
-    def __init__(self, store: Store, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> None:
+    def __init__(self, store: GroupStore, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> None:
         store.check_usable()
         check_level(store.feature_level, "groups")
         self._store = store

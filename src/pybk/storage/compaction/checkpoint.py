@@ -31,9 +31,9 @@ from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.volumes import COLD, ENTRIES, LOG
 
 if TYPE_CHECKING:
+    from pybk.storage.compaction.live_store import LiveStore
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.index.update import IndexUpdate
-    from pybk.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Jobs:
         freed: Whether there may be something to collect: something died in files that live on, or there was no room.
     """
 
-    def __init__(self, store: Store, catalog_and_index: CatalogAndIndex) -> None:
+    def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex) -> None:
         self._store = store
         self._catalog_and_index = catalog_and_index
         self._whole: dict[int, int] = {}
@@ -574,7 +574,7 @@ def _record_bytes(runs: Runs) -> int:
     return int(runs["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(runs)
 
 
-def _keys_of(store: Store, ledger_id: int, old: Runs, new: Runs) -> list[tuple[int, bytes]]:
+def _keys_of(store: LiveStore, ledger_id: int, old: Runs, new: Runs) -> list[tuple[int, bytes]]:
     """Return file and key of what ``old`` has in the SSD tier and ``new`` does not use."""
     used = {(int(run["file"]), int(run["first"])) for run in new}
     return [

@@ -34,10 +34,14 @@ from pybk.storage.store_reader import Loaded
 from pybk.storage.volumes import COLD, ENTRIES
 
 if TYPE_CHECKING:
+    from pybk.storage.compaction.live_store import LiveStore
     from pybk.storage.io.lmdb_environment import WriteTransaction
-    from pybk.storage.store_reader import StoreReader
 
 logger = logging.getLogger(__name__)
+
+MOVED_LEDGERS_MAX: Final = 1024
+MOVED_BYTES_MAX: Final = 64 << 20
+"""So much is moved together, with one commit of the index; it is in memory 16 MiB at a time."""
 
 _TRANSACTION_BYTES: Final = 16 << 20
 _PORTION_BYTES: Final = 16 << 20
@@ -98,7 +102,7 @@ class Mover:
             file; by ledger id and path.
     """
 
-    def __init__(self, view: StoreReader, store_id: bytes, tier: StorageHint) -> None:
+    def __init__(self, view: LiveStore, store_id: bytes, tier: StorageHint) -> None:
         self._view = view
         self._store_id = store_id
         self._tier = tier

@@ -30,8 +30,8 @@ from pybk.storage.io.failures import is_passing, is_refused, refused, start_thre
 from pybk.storage.log.preallocation import LARGE_COMMIT_BYTES
 
 if TYPE_CHECKING:
+    from pybk.storage.compaction.live_store import LiveStore
     from pybk.storage.compaction.tier_policy import TierQueue
-    from pybk.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +69,11 @@ class Scheduler:
         rests: Whether the thread sleeps for long, as nothing was committed; who commits wakes it.
     """
 
-    def __init__(self, store: Store, catalog_and_index: CatalogAndIndex) -> None:
+    def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex, tier_queue: TierQueue | None) -> None:
         self._store = store
         self._catalog_and_index = catalog_and_index
         self._jobs = Jobs(store, catalog_and_index)
+        self._tier_queue = tier_queue
         self._troubles = store.troubles
         self._job = threading.Lock()
         self._wakeup = (
@@ -136,7 +137,7 @@ class Scheduler:
         log = self._store.log
         self.rests = True  # before the log is looked at, so that a commit that is not seen here ends the rest
         lsn = log.durable_lsn
-        queue = self._store.tier_queue
+        queue = self._tier_queue
         looking = queue is not None and queue.looking
         if lsn == self._seen_lsn and not (self.full or looking or log.refuses or self._troubles.all()):
             return _REST_SECONDS
@@ -228,7 +229,7 @@ class Scheduler:
         if full or self._jobs.freed:
             with self._attempting(_COLLECTION):
                 self._run_job(partial(self._jobs.collect, packs=full or packs))
-        queue = store.tier_queue
+        queue = self._tier_queue
         if queue is not None:
             queue.look()
             if time.monotonic() >= self._policy_due:
@@ -413,7 +414,7 @@ class Scheduler:
 
     def apply_policy(self) -> None:
         """Move the closed ledgers that the policy says are due; those that find no room stay until the next time."""
-        queue = self._store.tier_queue
+        queue = self._tier_queue
         if queue is None:
             return
         queue.look(at_all=True)

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, StorageRefusedError
 from pybk.ledger import LedgerMetadata, LedgerState, LedgerSummary
-from pybk.storage.changes import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX
-from pybk.storage.compaction.mover import UnmovedError
+from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, UnmovedError
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pybk.config import TierPolicy
-    from pybk.storage.store import Store
+    from pybk.storage.compaction.live_store import LiveStore
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class TierQueue:
         policy: The policy.
     """
 
-    def __init__(self, store: Store, policy: TierPolicy) -> None:
+    def __init__(self, store: LiveStore, policy: TierPolicy) -> None:
         self._store = store
         self._policy = policy
         self._min_age_ns = int(policy.min_age_seconds * 1e9)

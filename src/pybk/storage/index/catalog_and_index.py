@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.errors import PybkError, StorageFailedError
-from pybk.storage.directories import catalog_path
 from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
 from pybk.storage.format.index_rows import EncodedLedger, FileRow, LedgerRow, Mark, NamedRow
+from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.volumes import COLD
 

@@ -22,20 +22,19 @@ from pybk.storage.consistency import log_file_end, older_environments
 from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
-    catalog_ids,
-    catalog_path,
     environment_is_there,
     find_cookie,
     mend_cookies,
     store_directories,
 )
-from pybk.storage.format.catalog import CatalogState, CatalogWriter, read_catalog
+from pybk.storage.format.catalog import CatalogState, CatalogWriter
 from pybk.storage.format.cold_segment import FOOTER_DTYPE, ColdSegmentWriter
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.format.record import RecordKind, Runs, check_kind
 from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.catalog_files import catalog_ids, catalog_path, newest_catalog
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
@@ -47,7 +46,6 @@ from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
 
 logger = logging.getLogger(__name__)
 
-_CATALOG: Final = "catalog-"
 _LEDGERS_AT_A_TIME: Final = 10_000
 _RUN_ENTRIES_MAX: Final = (1 << 32) - 1
 
@@ -519,32 +517,6 @@ class _Rebuilder:
         """Remove the files of an index that nobody needs; its empty directory is taken for the next one."""
         for name in self._fs.list_directory(path):
             self._fs.unlink(os.path.join(path, name))
-
-
-def newest_catalog(fs: FileSystem, root: str, store_id: bytes) -> CatalogState:
-    """Return what the newest whole catalog in a store's directory says; one that is being written may lie beside it.
-
-    Raises:
-        CorruptError: There is none that is whole.
-    """
-    states: list[CatalogState] = []
-    errors: list[str] = []
-    for name in fs.list_directory(root):
-        stem = name.removeprefix(_CATALOG)
-        if stem == name or len(stem) != 16:
-            continue
-        try:
-            states.append(read_catalog(fs, os.path.join(root, name), store_id, int(stem, 16)))
-        except (PybkError, ValueError) as error:
-            errors.append(str(error))
-    if not states:
-        raise CorruptError(
-            f"{root} has no whole catalog, so nothing says which ledgers there are; restore it from a backup: "
-            f"{'; '.join(errors) or 'no file begins with ' + _CATALOG}"
-        )
-    for problem in errors:
-        logger.warning("a catalog was passed over: %s", problem)
-    return max(states, key=lambda state: (state.mark.next_lsn, state.mark.next_file_id, state.mark.catalog_file_id))
 
 
 def _by_ledger(rows: Runs) -> dict[int, Runs]:

@@ -32,7 +32,7 @@ from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.ledger_check import End, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.seal import LedgerSeal
-from pybk.storage.directories import INDEX, OpenEnvironment, catalog_path, checked_mark, main_cookie, store_directories
+from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
 from pybk.storage.format.catalog import CatalogState, read_catalog
 from pybk.storage.format.cold_segment import ColdSegment
 from pybk.storage.format.entries_mark import read_entries_mark
@@ -40,6 +40,7 @@ from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark
 from pybk.storage.format.record import Runs, entry_ends
 from pybk.storage.format.watermark import Watermark
+from pybk.storage.index.catalog_files import catalog_path, newest_catalog
 from pybk.storage.index.index import Index
 from pybk.storage.index.locations import NOTHING, last_entry, untiled
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
@@ -48,7 +49,7 @@ from pybk.storage.log.replay import LogFile
 from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_tail
-from pybk.storage.repair.rebuild import Progress, newest_catalog
+from pybk.storage.repair.rebuild import Progress
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
 
 _ATTEMPTS: Final = 8

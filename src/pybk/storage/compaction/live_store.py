@@ -1,0 +1,93 @@
+"""The parts of a live store that its background jobs use.
+
+The store owns the jobs, and the jobs work on the store. This interface stands between the two, so that the modules of
+this package can be read, and imported, without the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pybk.config import StoreConfig
+from pybk.errors import PybkError
+from pybk.feature_level import FeatureLevel
+from pybk.flags import StorageHint
+from pybk.metrics import Metrics
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.format.cookie import Cookie
+from pybk.storage.format.record import Runs
+from pybk.storage.index.index import Index
+from pybk.storage.io.filesystem import FileSystem
+from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.log.log import Log
+from pybk.storage.log.preallocation import LogFileSupply
+from pybk.storage.named_records import NamedRecords
+from pybk.storage.store_reader import Loaded
+from pybk.storage.troubles import Troubles
+from pybk.storage.volumes import Volumes
+
+
+class LiveStore(Protocol):
+    """What checkpoints, compaction, the tier policy and the scheduler use of the store that owns them."""
+
+    fs: FileSystem
+    config: StoreConfig
+    cookie: Cookie
+    store_id: bytes
+    feature_level: FeatureLevel
+    volumes: Volumes
+    index: Index
+    entries: Mapping[int, Environment]
+    named: NamedRecords
+    metrics: Metrics
+    troubles: Troubles
+    log: Log
+    supply: LogFileSupply
+    next_ledger_id: int
+    next_creation_sequence: int
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of log since the last checkpoint."""
+
+    def load(
+        self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
+    ) -> Loaded:
+        """Return the plain bodies of some records of one file."""
+
+    def sound_locations(self, ledger_id: int, loaded: Loaded) -> tuple[npt.NDArray[np.bool_], PybkError | None]:
+        """Return which loaded records are sound, and what is wrong with the first that is not."""
+
+    def descriptor(self, ledger_id: int) -> LedgerDescriptor:
+        """Return a ledger's descriptor; NoSuchLedgerError if there is no such ledger."""
+
+    def take_dirty(self) -> dict[int, LedgerDescriptor]:
+        """Return the ledgers that changed since the last checkpoint, by id."""
+
+    def clean(self, descriptors: Sequence[LedgerDescriptor]) -> None:
+        """Forget that ledgers changed, unless they changed again since their rows were made for the index."""
+
+    def moved(self, ledger_id: int) -> None:
+        """Forget where a ledger's entries lay."""
+
+    def tail_checked(self, tail_bytes: int) -> None:
+        """Subtract log that a checkpoint has taken over from ``tail_bytes``."""
+
+    def wants_checkpoint(self) -> bool:
+        """Return whether a checkpoint is due."""
+
+    def check_space(self) -> None:
+        """Raise StorageFullError while the store takes no entries for want of space."""
+
+    def space_checked(self) -> None:
+        """Refuse or take appends as the scheduler's ``full`` says."""
+
+    def release_dead_readers(self) -> None:
+        """Free what killed readers hold in LMDB."""
+
+    def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
+        """Move ledgers to another tier."""
