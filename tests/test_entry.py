@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import copy
 import random
+import sys
+from multiprocessing.reduction import ForkingPickler
 from struct import pack
 
 import numpy as np
 import pytest
 
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry, gather
+from pybk.errors import UsageError
 
 
 def encoded(entry: Entry, digest: bytes) -> bytes:
@@ -90,3 +94,47 @@ def test_gather_beyond_the_buffer() -> None:
     for length, offset in ((31, 0), (40, 9), (0, 0)):
         with pytest.raises(IndexError):
             gather(memoryview(bytes(length)), np.array([offset], np.int64), ENTRY_HEADER_BYTES)
+
+
+def test_a_slice_is_a_batch_over_the_same_buffer() -> None:
+    batch, entries = made_batch(6, 8)
+    for part in (slice(2, 5), slice(-2, None), slice(None, None, -2), slice(4, 2)):
+        piece = batch[part]
+        assert type(piece) is EntryBatch
+        assert list(piece) == entries[part]
+        assert piece.buffer is batch.buffer
+        assert piece.payload_bytes == sum(len(entry.payload) for entry in entries[part])
+
+
+def test_numbers_of_numpy_are_indices() -> None:
+    batch, entries = made_batch(4, 8)
+    assert batch[np.int64(1)] == entries[1]
+    assert batch.payload(np.uint8(3)) == entries[3].payload
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_pickled_batch_has_its_entries_and_no_other_bytes(count: int) -> None:
+    batch, entries = made_batch(count, 8)
+    again: EntryBatch = ForkingPickler.loads(ForkingPickler.dumps(batch))
+    assert list(again) == entries
+    assert again.buffer.readonly
+    assert len(again.buffer) == int(batch.sizes.sum())
+    assert list(copy.deepcopy(batch)) == entries
+    assert copy.copy(batch) is batch
+
+
+@pytest.mark.parametrize("count", [0, 1, 6])
+def test_a_batch_becomes_arrow_columns(count: int) -> None:
+    pa = pytest.importorskip("pyarrow")
+    batch, entries = made_batch(count, 8)
+    rows = batch[::-1].to_arrow()
+    assert rows.to_pylist() == [entry._asdict() for entry in reversed(entries)]
+    assert [str(field.type) for field in rows.schema] == ["int64"] * 4 + ["binary"]
+    assert pa.record_batch(batch).equals(batch.to_arrow())
+    assert pa.RecordBatchReader.from_stream(batch).read_all().to_pylist() == [entry._asdict() for entry in entries]
+
+
+def test_arrow_columns_need_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pip install 'pybk\[arrow\]'"):
+        made_batch(1, 8)[0].to_arrow()

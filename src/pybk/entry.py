@@ -1,13 +1,18 @@
-"""Entries as readers get them: one by one, or as a batch over one buffer. See ``docs/format.md``."""
+"""Entries as a reader returns them: one by one, or as a batch over one buffer. ``docs/format.md`` has the encoding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
+
+from pybk.arrow import binary_array, pyarrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ENTRY_HEADER_BYTES: Final = 32
 """Bytes of an encoded entry before its digest."""
@@ -19,7 +24,15 @@ _new_tuple = tuple.__new__
 
 
 class Entry(NamedTuple):
-    """One entry; ``length`` is the ledger's payload bytes up to and including this entry."""
+    """One entry.
+
+    Attributes:
+        ledger_id: The ledger.
+        entry_id: The entry, from 0 up.
+        last_add_confirmed: The ledger's last add confirmed as the writer knew it when it wrote this entry.
+        length: Payload bytes of the ledger up to and including this entry.
+        payload: The application's bytes.
+    """
 
     ledger_id: int
     entry_id: int
@@ -70,10 +83,13 @@ def gather(buffer: memoryview, offsets: Int64s, size: int) -> npt.NDArray[np.voi
 
 
 class EntryBatch:
-    """Entries of one ledger in one buffer; nothing is copied until an entry is asked for.
+    """Entries of one ledger in one buffer; a payload is copied when its entry is taken out, not before.
 
-    Entries are in the order of their ids, but need not be adjacent in the buffer. Whoever holds a batch leaves it
-    unchanged.
+    Entries are in the order of their ids, but need not be adjacent in the buffer. A batch must not be changed, because
+    other batches and the ledger's cache may share its buffer and arrays.
+
+    A batch can be pickled, which copies its entries. PyArrow, Polars, DuckDB and pandas take it as Arrow data, through
+    the Arrow PyCapsule interface; the columns are those of ``to_arrow``.
 
     Args:
         ledger_id: Ledger of all the entries.
@@ -119,8 +135,23 @@ class EntryBatch:
         return f"<EntryBatch ledger {self.ledger_id}, {which}, {self.payload_bytes} payload bytes>"
 
     def __len__(self) -> int:
-        """Return how many entries there are."""
+        """Return the number of entries."""
         return len(self.entry_ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the entries' own bytes, which are a small part of the buffer where it is a whole mapped file."""
+        encoded = [self.buffer[start:end] for start, end in zip(self.offsets.tolist(), self._ends(), strict=True)]
+        starts = np.cumsum(self.sizes) - self.sizes
+        return _unpickled, (self.ledger_id, self.entry_ids, b"".join(encoded), starts, self.sizes, self.digest_bytes)
+
+    def __copy__(self) -> EntryBatch:
+        """Return the batch itself, because a batch is not changed."""
+        return self
+
+    def _ends(self) -> list[int]:
+        """Return where each encoded entry ends in ``buffer``, bytes."""
+        ends: list[int] = (self.offsets + self.sizes).tolist()
+        return ends
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Entry: ...
@@ -129,7 +160,13 @@ class EntryBatch:
     def __getitem__(self, index: slice) -> EntryBatch: ...
 
     def __getitem__(self, index: SupportsIndex | slice) -> Entry | EntryBatch:
-        """Return an entry by its place in the batch, counted from the end if negative; or a slice, copying nothing."""
+        """Return the entry at an index, which counts from the end if it is negative; or a slice as a batch.
+
+        A slice is an ``EntryBatch`` over the same buffer and copies nothing.
+
+        Raises:
+            IndexError: The batch has no entry at this index.
+        """
         if isinstance(index, slice):
             ids, offsets, sizes = self.entry_ids[index], self.offsets[index], self.sizes[index]
             return EntryBatch(self.ledger_id, ids, self.buffer, offsets, sizes, self.digest_bytes)
@@ -140,7 +177,7 @@ class EntryBatch:
         """Yield the entries, each with a copy of its payload."""
         buffer = self.buffer
         skipped = ENTRY_HEADER_BYTES + self.digest_bytes
-        for start, end in zip(self.offsets.tolist(), (self.offsets + self.sizes).tolist(), strict=True):
+        for start, end in zip(self.offsets.tolist(), self._ends(), strict=True):
             yield _new_tuple(Entry, (*_unpack_header(buffer, start), buffer[start + skipped : end].tobytes()))
 
     @property
@@ -159,6 +196,47 @@ class EntryBatch:
         return int(self.sizes.sum()) - len(self) * (ENTRY_HEADER_BYTES + self.digest_bytes)
 
     def payload(self, index: SupportsIndex) -> memoryview:
-        """Return the payload of an entry, by its place in the batch, without copying it."""
+        """Return the payload of the entry at an index, without copying it."""
         start = int(self.offsets[index])
         return self.buffer[start + ENTRY_HEADER_BYTES + self.digest_bytes : start + int(self.sizes[index])]
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return the entries as an Arrow record batch.
+
+        Returns:
+            One row an entry, in the batch's order, with the columns ``ledger_id``, ``entry_id``,
+            ``last_add_confirmed``, ``length`` (int64) and ``payload`` (binary; large_binary if the payloads have 2 GiB
+            or more). No value is null.
+
+        Raises:
+            UsageError: PyArrow is not installed; ``pip install 'pybk[arrow]'`` installs it.
+
+        Cost: Copies each payload once, and makes no Python object per entry.
+        """
+        arrow = pyarrow()
+        headers = np.frombuffer(gather(self.buffer, self.offsets, ENTRY_HEADER_BYTES), ">i8").reshape(-1, 4)
+        numbers = headers.astype(np.int64)
+        return arrow.RecordBatch.from_arrays(
+            [
+                *(arrow.array(numbers[:, column]) for column in range(4)),
+                binary_array(self.buffer, self.payload_offsets, self.payload_sizes),
+            ],
+            names=list(Entry._fields),
+        )
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """Return the schema and the data of ``to_arrow`` as capsules of the Arrow C data interface."""
+        capsules: tuple[object, object] = self.to_arrow().__arrow_c_array__(requested_schema)
+        return capsules
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a stream of the one record batch of ``to_arrow`` as a capsule of the Arrow C stream interface."""
+        rows = self.to_arrow()
+        return pyarrow().RecordBatchReader.from_batches(rows.schema, [rows]).__arrow_c_stream__(requested_schema)
+
+
+def _unpickled(
+    ledger_id: int, entry_ids: Int64s, buffer: bytes, offsets: Int64s, sizes: Int64s, digest_bytes: int
+) -> EntryBatch:
+    """Return a batch as ``EntryBatch.__reduce__`` pickled it."""
+    return EntryBatch(ledger_id, entry_ids, memoryview(buffer), offsets, sizes, digest_bytes)

@@ -1,0 +1,60 @@
+"""Encoded entries as Arrow arrays. PyArrow is imported when the first array is made, because it is an extra."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pybk.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Int64s = npt.NDArray[np.int64]
+
+_BINARY_BYTES_MAX: Final = (1 << 31) - 1
+"""Bytes that an array of Arrow's ``binary`` holds; its offsets are 32-bit."""
+
+
+def pyarrow() -> Any:
+    """Return the module ``pyarrow``.
+
+    Raises:
+        UsageError: PyArrow is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UsageError(f"Arrow arrays need PyArrow ({error}); install it: pip install 'pybk[arrow]'") from error
+    return pyarrow
+
+
+def binary_array(buffer: memoryview, starts: Int64s, sizes: Int64s) -> pa.Array:
+    """Return pieces of a buffer as an array of Arrow's ``binary``, or of ``large_binary`` from 2 GiB on.
+
+    Arrow copies all pieces in one call, because they are taken out of an array that covers the whole buffer: in it the
+    pieces alternate with the bytes between them.
+
+    Args:
+        buffer: Bytes, contiguous.
+        starts: Where each piece starts in ``buffer``, ``(n,)`` int64, bytes. Pieces must not overlap.
+        sizes: Size of each piece, ``(n,)`` int64, bytes.
+
+    Raises:
+        UsageError: PyArrow is not installed.
+
+    Cost: One copy of the pieces.
+    """
+    pa = pyarrow()
+    count = len(starts)
+    order = np.argsort(starts, kind="stable")
+    ends = np.zeros(2 * count + 1, np.int64)
+    ends[1::2] = starts[order]
+    ends[2::2] = (starts + sizes)[order]
+    indices = np.empty(count, np.int64)
+    indices[order] = np.arange(1, 2 * count, 2)
+    covering = pa.Array.from_buffers(pa.large_binary(), 2 * count, [None, pa.py_buffer(ends), pa.py_buffer(buffer)])
+    pieces = covering.take(pa.array(indices))
+    return pieces.cast(pa.binary()) if int(sizes.sum()) <= _BINARY_BYTES_MAX else pieces
