@@ -413,7 +413,14 @@ def test_password_and_keys_are_nowhere(tmp_path: Path, caplog: pytest.LogCapture
     secrets = [password, ring.root(password), b"another battery staple"]
     secrets.append(ring.ledger_keys(password, 0, metadata.key_salt, metadata.key_epoch).entry_key)
     things = [manager, writer, open_writer, reader, metadata, reader.metadata, store.cookie, manager.health(), ring]
-    things += [manager._keys, reader._digest, writer._digest, store.config, manager.metrics(), refused.value]
+    things += [
+        manager._backend.key_ring,
+        reader._digest,
+        writer._digest,
+        store.config,
+        manager.metrics(),
+        refused.value,
+    ]
     text = repr(things) + caplog.text + repr([vars(record) for record in caplog.records])
     manager.checkpoint()
     open_writer.append(b"y")

@@ -16,7 +16,7 @@ from pybk.whole_numbers import whole
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 
-_LEDGER_ID_MAX: Final = (1 << 63) - 2
+LEDGER_ID_MAX: Final = (1 << 63) - 2
 
 E = TypeVar("E", bound=Enum)
 
@@ -126,8 +126,15 @@ def user_type(name: str) -> LedgerType:
     """Return the type of a ledger that a user creates."""
     ledger_type = LedgerType(name)
     if ledger_type.is_system:
-        raise UsageError(f"ledger_type {name!r} is the system's own; choose a name that begins with no '.'")
+        raise UsageError(f"ledger_type {name!r} is the system's own; choose a name that does not begin with '.'")
     return ledger_type
+
+
+def system_type(ledger_type: object) -> LedgerType:
+    """Return the type of a ledger that a package built on pybk creates for itself."""
+    if ledger_type != LedgerType.METADATA:
+        raise UsageError(f"ledger_type is {ledger_type!r:.100}; the one system type to create is LedgerType.METADATA")
+    return LedgerType.METADATA
 
 
 def digest_type_of(value: object, password: bytes, *, insecure: bool) -> DigestType:
@@ -154,14 +161,36 @@ def id_for(backend: LedgerBackend, ledger_id: int | None) -> int:
     """Return the id of a ledger to be created: the one asked for, or one that was never given."""
     if ledger_id is None:
         ledger_id = backend.new_ledger_id()
-        if ledger_id > _LEDGER_ID_MAX:
+        if ledger_id > LEDGER_ID_MAX:
             raise IllegalOperationError(
-                f"ledger {_LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
+                f"ledger {LEDGER_ID_MAX} exists and has the highest id there is; choose a free one: ledger_id=..."
             )
     number = whole(ledger_id)
-    if number is None or not 0 <= number <= _LEDGER_ID_MAX:
-        raise UsageError(f"ledger_id is {ledger_id!r:.100}; it is a whole number from 0 to {_LEDGER_ID_MAX}")
+    if number is None or not 0 <= number <= LEDGER_ID_MAX:
+        raise UsageError(f"ledger_id is {ledger_id!r:.100}; it is a whole number from 0 to {LEDGER_ID_MAX}")
     return number
+
+
+def bound_of(number: object, name: str, default: int) -> int:
+    """Return a bound of ledger ids: a whole number from 0 up, ``default`` for None."""
+    if number is None:
+        return default
+    found = whole(number)
+    if found is None or found < 0:
+        raise UsageError(f"{name} is {number!r:.100}; it takes a ledger id: a whole number from 0 up")
+    return found
+
+
+def quorums_of(
+    ensemble_size: int | None, write_quorum: int | None, ack_quorum: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """Return the replication that was asked for, as plain numbers; None stays None."""
+    asked = {"ensemble_size": ensemble_size, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
+    plain = {name: None if count is None else whole(count) for name, count in asked.items()}
+    for name, count in asked.items():
+        if count is not None and plain[name] is None:
+            raise UsageError(f"{name} is {count!r:.100}; it takes a number of bookies, from 1 up, or None")
+    return plain["ensemble_size"], plain["write_quorum"], plain["ack_quorum"]
 
 
 def existing_id(ledger_id: object) -> int:
@@ -169,8 +198,8 @@ def existing_id(ledger_id: object) -> int:
     number = whole(ledger_id)
     if number is None:
         raise UsageError(f"a ledger id is a whole number, not {ledger_id!r:.100}")
-    if not 0 <= number <= _LEDGER_ID_MAX:
-        raise NoSuchLedgerError(f"there is no ledger {number}: ids lie within 0 to {_LEDGER_ID_MAX}")
+    if not 0 <= number <= LEDGER_ID_MAX:
+        raise NoSuchLedgerError(f"there is no ledger {number}: ids lie within 0 to {LEDGER_ID_MAX}")
     return number
 
 

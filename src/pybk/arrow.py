@@ -25,10 +25,10 @@ def pyarrow() -> Any:
         UsageError: PyArrow is not installed.
     """
     try:
-        import pyarrow
+        import pyarrow as pa
     except ImportError as error:
         raise UsageError(f"Arrow arrays need PyArrow ({error}); install it: pip install 'pybk[arrow]'") from error
-    return pyarrow
+    return pa
 
 
 def binary_array(buffer: memoryview, starts: Int64s, sizes: Int64s) -> pa.Array:

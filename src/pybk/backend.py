@@ -16,8 +16,9 @@ from pybk.errors import PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.health import Health
-from pybk.keys import LedgerKeys
+from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata
+from pybk.metadata.registration import BookieRegistration
 from pybk.metrics import Metrics
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
@@ -151,6 +152,14 @@ class LedgerBackend(Protocol):
         """What keys are derived with."""
 
     @property
+    def key_ring(self) -> KeyRing:
+        """Derives ledger keys from passwords, with ``identity``; it keeps the result of scrypt for the next ledger."""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the ledgers lie on the bookies of a cluster, and not in a store of this process."""
+
+    @property
     def feature_level(self) -> FeatureLevel:
         """The level whose formats are written here; it may rise while the backend is in use."""
 
@@ -229,8 +238,18 @@ class LedgerBackend(Protocol):
     def metadata(self, ledger_id: int) -> LedgerMetadata:
         """Return a ledger's metadata as of now."""
 
-    def ledgers(self) -> Iterator[LedgerMetadata]:
-        """Yield the metadata of all ledgers by ascending id."""
+    def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of all ledgers with an id above ``after``, ascending."""
+
+    def confirmed(self, ledger_id: int) -> tuple[int, int | None] | None:
+        """Return the last add confirmed of a ledger, and its payload bytes up to there if they are known.
+
+        Returns:
+            None if only bookies know.
+        """
+
+    def bookies(self) -> list[BookieRegistration]:
+        """Return the bookies that are available, by name."""
 
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """See how far a ledger has come, and whether it was closed or deleted.

@@ -365,7 +365,28 @@ def key_binding(key_format: int, digest_type: DigestType, write_flags: WriteFlag
 
 
 class LedgerSummary(NamedTuple):
-    """What a tier policy has to know of a ledger; see ``LedgerMetadata``."""
+    """A ledger as ``LedgerManager.ledgers`` yields it.
+
+    Attributes:
+        metadata: The ledger's metadata.
+        last_add_confirmed: Last entry that readers may read, -1 for none. None for a ledger of a cluster that is not
+            closed: only its bookies know; open it to ask them.
+        length: Payload bytes up to that entry; None where that is not known without reading the entry: for ledgers of
+            a cluster that are not closed, and for ``DEFERRED_FORCE`` ledgers of a store with unconfirmed entries.
+    """
+
+    metadata: LedgerMetadata
+    last_add_confirmed: int | None
+    length: int | None
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger."""
+        return self.metadata.ledger_id
+
+
+class PolicyMetadata(NamedTuple):
+    """The part of a ledger's metadata that a tier policy needs; see ``LedgerMetadata`` for the values."""
 
     ledger_id: int
     state: LedgerState

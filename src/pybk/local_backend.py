@@ -11,8 +11,9 @@ from pybk.errors import IllegalOperationError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.health import Health, read_only_store_health, store_health
-from pybk.keys import LedgerKeys
+from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata
+from pybk.metadata.registration import BookieRegistration
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
@@ -27,6 +28,7 @@ class StoreBackend:
     """
 
     changes_by_password = False
+    is_cluster = False
 
     def __init__(self, store: Store | ReadOnlyStore) -> None:
         self.store = store
@@ -40,6 +42,8 @@ class StoreBackend:
         self.ledgers = store.ledgers
         self.locate = store.locate
         self.close = store.close
+        store_id, salt, cost = self.identity
+        self.key_ring = KeyRing(store_id, salt, cost=cost)
 
     @property
     def where(self) -> str:
@@ -163,6 +167,20 @@ class StoreBackend:
         """Refuse: there is one copy, here."""
         raise IllegalOperationError(
             f"{self.where} is a store of one process and keeps one copy; only a cluster's ledgers can be replicated"
+        )
+
+    def confirmed(self, ledger_id: int) -> tuple[int, int | None]:
+        """Return how far a ledger is; the bytes are known if nothing durable is unconfirmed."""
+        descriptor = self.descriptor(ledger_id)
+        last = descriptor.last_add_confirmed
+        if last == descriptor.last_durable:
+            return last, descriptor.length_durable
+        return last, None if last >= 0 else 0
+
+    def bookies(self) -> list[BookieRegistration]:
+        """Refuse: a store of one process has no bookies."""
+        raise IllegalOperationError(
+            f"{self.where} is a store of one process; only a cluster has bookies: LedgerManager.connect"
         )
 
     # ---- entries -------------------------------------------------------------------------------------------------

@@ -7,14 +7,17 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Final, Self, Unpack
 
 from pybk.arguments import (
+    LEDGER_ID_MAX,
     ClusterOptions,
     LedgerOptions,
     Tiers,
+    bound_of,
     checked_password,
     config_of,
     digest_type_of,
@@ -24,19 +27,22 @@ from pybk.arguments import (
     join_cluster,
     member_of,
     path_of,
+    quorums_of,
+    system_type,
     user_type,
 )
 from pybk.backend import LedgerBackend, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.digest import DigestType, entry_digest
-from pybk.errors import IllegalOperationError, LedgerExistsError, UnauthorizedError
+from pybk.errors import IllegalOperationError, LedgerExistsError, NoSuchLedgerError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.health import Health
-from pybk.keys import KeyRing, LedgerKeys
-from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
+from pybk.keys import LedgerKeys
+from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, LedgerSummary, key_binding
 from pybk.local_backend import StoreBackend
+from pybk.metadata.registration import BookieRegistration
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader, checked_whole
@@ -47,6 +53,9 @@ from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
+
+_LEDGERS_AT_ONCE: Final = 500
+"""Ledgers that a thread reads for an event loop at a time."""
 
 HOW_TO_SEAL: Final = "LedgerManager.reseal, or `pybk reseal`, checks a closed ledger and seals it"
 
@@ -66,9 +75,8 @@ class LedgerManager:
     def __init__(self, backend: LedgerBackend) -> None:
         """Use ``LedgerManager.open`` instead."""
         self._backend = backend
-        identity = backend.identity
-        self._keys = KeyRing(identity.store_id, identity.salt, cost=identity.scrypt_cost)
         self._unsealed: set[int] = set()
+        """Closed ledgers without a seal that the log has a warning of already."""
         self._ending = Ending(backend)
 
     # ---- opening and closing -------------------------------------------------------------------------------------
@@ -205,6 +213,26 @@ class LedgerManager:
         """Whether it was opened read-only."""
         return self._backend.read_only
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether its ledgers lie on the bookies of a cluster; False for a store that this process opened."""
+        return self._backend.is_cluster
+
+    @property
+    def location(self) -> str:
+        """The directory of the store, or the URL of the cluster's metadata store; it holds no secret."""
+        return self._backend.where
+
+    @property
+    def store_id(self) -> bytes:
+        """Identity of the store or of the cluster: 16 random bytes, made with it, which stay for all time."""
+        return self._backend.identity.store_id
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """The feature level whose formats are written; that of a cluster may rise while the manager is open."""
+        return self._backend.feature_level
+
     def _usable(self) -> LedgerBackend:
         """Return the backend, if the manager was not closed."""
         self._backend.check_usable()
@@ -262,7 +290,46 @@ class LedgerManager:
             digest_type=digest_type,
             custom_metadata=custom_metadata,
             ledger_id=ledger_id,
-            quorums=(ensemble_size, write_quorum, ack_quorum),
+            quorums=quorums_of(ensemble_size, write_quorum, ack_quorum),
+            insecure=insecure,
+        )
+
+    def create_system_ledger(
+        self,
+        ledger_type: LedgerType,
+        *,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, bytes] | None = None,
+        ensemble_size: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        insecure: bool = False,
+    ) -> LedgerWriter:
+        """Create a ledger in which a package built on pybk keeps its own metadata, and return its writer.
+
+        Applications list and read such ledgers as any other, but cannot create them by accident, because
+        ``create_ledger`` refuses types that begin with ".".
+
+        Args:
+            ledger_type: ``LedgerType.METADATA``.
+            password: As for ``create_ledger``.
+            custom_metadata: As for ``create_ledger``.
+            ensemble_size: As for ``create_ledger``.
+            write_quorum: As for ``create_ledger``.
+            ack_quorum: As for ``create_ledger``.
+            insecure: As for ``create_ledger``.
+
+        Raises:
+            UsageError: The type is another; nothing was done.
+            PybkError: As ``create_ledger``.
+
+        Durability, cost: As for ``create_ledger``.
+        """
+        return self._create_ledger(
+            system_type(ledger_type),
+            password=password,
+            custom_metadata=custom_metadata,
+            quorums=quorums_of(ensemble_size, write_quorum, ack_quorum),
             insecure=insecure,
         )
 
@@ -288,7 +355,7 @@ class LedgerManager:
         key_salt = secrets.token_bytes(16)
         key_format = KEY_FORMAT_MAX if backend.feature_level >= FeatureLevel.SEALS else 0
         derive = partial(
-            self._keys.ledger_keys,
+            backend.key_ring.ledger_keys,
             password,
             ledger_salt=key_salt,
             key_epoch=0,
@@ -411,15 +478,85 @@ class LedgerManager:
     def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> LedgerSeal:
         """Check a ledger's password, have its keys used, and return what checks its entries and its end."""
         metadata = descriptor.metadata
-        keys = unlocked(self._keys, self._backend.verifier, checked_password(password), metadata)
+        keys = self._keys_of(metadata, password)
         if keys is None:
-            also = ", or its digest type, write flags or key salt were changed" if metadata.key_format else ""
-            raise UnauthorizedError(
-                f"the password is not that of ledger {metadata.ledger_id}{also}; nothing was changed"
-            )
+            raise _unauthorized(metadata)
         seal = LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
         self._backend.unlock(descriptor, keys, seal)
         return seal
+
+    def _keys_of(self, metadata: LedgerMetadata, password: bytes) -> LedgerKeys | None:
+        """Return a ledger's keys, None if the password is another."""
+        return unlocked(self._backend.key_ring, self._backend.verifier, checked_password(password), metadata)
+
+    def check_password(self, ledger: int | LedgerMetadata, password: bytes) -> bool:
+        """Return whether a password is a ledger's; no entry is read and nothing is changed.
+
+        The keys that the password yields are compared, in constant time, with the verifier in the ledger's metadata.
+
+        Args:
+            ledger: The ledger's id, or its metadata, such as ``ledgers`` yields, which saves looking the ledger up.
+            password: The password to check; empty for a ledger that was created without one.
+
+        Raises:
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+            SealMismatchError: The password is the ledger's, but the ledger's digest type or write flags in the metadata
+                are not those that it was created with.
+            UsageError: The password is not bytes.
+            OutOfMemoryError: There is not enough memory for scrypt.
+
+        Threads: Any; checks of passwords that were not used before wait for each other.
+        Cost: For a password used for the first time in this manager one scrypt, about 400 ms and 128 MiB. Then some
+            20 µs for the ledger's password, and ten times that for another.
+        """
+        return self._keys_of(self._metadata_of(ledger), password) is not None
+
+    async def check_password_async(self, ledger: int | LedgerMetadata, password: bytes) -> bool:
+        """Check a password as ``check_password`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.check_password, ledger, password)
+
+    def check_seal(self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False) -> bool:
+        """Check the seal of a closed ledger, which proves its kind and its end; no entry is read.
+
+        Args:
+            ledger: The ledger's id, or its metadata, such as ``ledgers`` yields, which saves looking the ledger up.
+            password: The one it was created with.
+            require: Raise for a ledger that is not closed and sealed.
+
+        Returns:
+            True if the ledger is sealed and the seal is right; False if it is not closed, or was closed without a seal.
+
+        Raises:
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+            UnauthorizedError: The password is another.
+            SealMismatchError: The ledger's kind or end was changed after it was created or sealed.
+            LedgerUnsealedError: ``require`` is True, and the ledger is not closed and sealed.
+
+        Threads: Any.
+        Cost: As ``check_password``.
+        """
+        metadata = self._metadata_of(ledger)
+        keys = self._keys_of(metadata, password)
+        if keys is None:
+            raise _unauthorized(metadata)
+        if not metadata.sealed and not require:
+            return False
+        seal = LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
+        seal.require(metadata, HOW_TO_SEAL)
+        return True
+
+    async def check_seal_async(
+        self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False
+    ) -> bool:
+        """Check a seal as ``check_seal`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.check_seal, ledger, password=password, require=require)
+
+    def _metadata_of(self, ledger: int | LedgerMetadata) -> LedgerMetadata:
+        """Return the metadata of a ledger that is given by id or by metadata."""
+        if isinstance(ledger, LedgerMetadata):
+            self._usable()
+            return ledger
+        return self.ledger_metadata(ledger)
 
     def _check_end(self, metadata: LedgerMetadata, seal: LedgerSeal, *, require_seal: bool) -> None:
         """Check the seal of a closed ledger, or say that it has none."""
@@ -516,6 +653,106 @@ class LedgerManager:
     async def list_ledgers_async(self, ledger_type: str | None = None) -> list[int]:
         """Return the ids of all ledgers as a list, made in a thread."""
         return await asyncio.to_thread(lambda: list(self.list_ledgers(ledger_type)))
+
+    def ledgers(
+        self,
+        *,
+        ledger_type: str | None = None,
+        state: LedgerState | None = None,
+        first: int = 0,
+        last: int | None = None,
+    ) -> Iterator[LedgerSummary]:
+        """Yield ledgers with their metadata by ascending id, in one pass.
+
+        A ledger that is created or deleted meanwhile may or may not be among them. The iterator keeps the manager open.
+
+        Args:
+            ledger_type: Yield ledgers of this type alone; None for all types, the system's included.
+            state: Yield ledgers in this state alone; None for all.
+            first: Lowest ledger id.
+            last: Highest ledger id, inclusive; None for no bound.
+
+        Raises:
+            UsageError: An argument is of another type or out of its range; raised by the call itself.
+            ClosedError: The manager is closed; also raised by the iteration.
+            MetadataUnreachableError: The cluster's metadata store does not answer; raised by the iteration.
+
+        Threads: One at a time for each iterator.
+        Cost: In a store some 30 µs a ledger, from 1000 index rows at a time. In a cluster one round trip for 500
+            ledgers. Ledgers outside ``first`` to ``last`` cost nothing; those of another type or state are read.
+        """
+        backend, wanted = self._usable(), self._filter(ledger_type, state, first, last)
+        backend.catch_up()
+        return self._summaries(*wanted)
+
+    def ledgers_async(
+        self,
+        *,
+        ledger_type: str | None = None,
+        state: LedgerState | None = None,
+        first: int = 0,
+        last: int | None = None,
+    ) -> AsyncIterator[LedgerSummary]:
+        """Yield ledgers as ``ledgers`` does; use with ``async for``. A thread reads up to 500 ledgers at a time."""
+        self._usable()
+        return self._summaries_async(*self._filter(ledger_type, state, first, last))
+
+    @staticmethod
+    def _filter(
+        ledger_type: str | None, state: LedgerState | None, first: int, last: int | None
+    ) -> tuple[LedgerType | None, LedgerState | None, int, int]:
+        return (
+            None if ledger_type is None else LedgerType(ledger_type),
+            None if state is None else member_of(LedgerState, state, "state"),
+            bound_of(first, "first", 0),
+            bound_of(last, "last", LEDGER_ID_MAX),
+        )
+
+    def _summaries(
+        self, ledger_type: LedgerType | None, state: LedgerState | None, first: int, last: int
+    ) -> Iterator[LedgerSummary]:
+        for metadata in self._backend.ledgers(first - 1):
+            if metadata.ledger_id > last:
+                return
+            if ledger_type is not None and metadata.ledger_type != ledger_type:
+                continue
+            if state is not None and metadata.state is not state:
+                continue
+            try:
+                summary = self._summary(metadata)
+            except NoSuchLedgerError:  # deleted since the index or the metadata store was read
+                continue
+            yield summary
+
+    async def _summaries_async(
+        self, ledger_type: LedgerType | None, state: LedgerState | None, first: int, last: int
+    ) -> AsyncIterator[LedgerSummary]:
+        await asyncio.to_thread(self._backend.catch_up)
+        found = self._summaries(ledger_type, state, first, last)
+        while page := await asyncio.to_thread(lambda: list(islice(found, _LEDGERS_AT_ONCE))):
+            for summary in page:
+                yield summary
+
+    def _summary(self, metadata: LedgerMetadata) -> LedgerSummary:
+        """Return how far a ledger is, as far as the backend knows without asking bookies."""
+        if metadata.state is LedgerState.CLOSED:
+            return LedgerSummary(metadata, metadata.last_entry_id, metadata.length)
+        return LedgerSummary(metadata, *(self._backend.confirmed(metadata.ledger_id) or (None, None)))
+
+    def ledger_summary(self, ledger_id: int) -> LedgerSummary:
+        """Return what ``ledgers`` yields of one ledger.
+
+        Raises:
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+
+        Threads: Any.
+        Cost: In a store some 30 µs; in a cluster one round trip to the metadata store.
+        """
+        return self._summary(self.ledger_metadata(ledger_id))
+
+    async def ledger_summary_async(self, ledger_id: int) -> LedgerSummary:
+        """Look a ledger up as ``ledger_summary`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.ledger_summary, ledger_id)
 
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """Return what is recorded of a ledger.
@@ -622,6 +859,21 @@ class LedgerManager:
         """Replicate in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.replicate, what)
 
+    def bookies(self) -> tuple[BookieRegistration, ...]:
+        """Return the bookies of the cluster that are available, by name, as the metadata store has them.
+
+        Raises:
+            IllegalOperationError: The manager is that of a store, which has no bookies.
+            MetadataUnreachableError: The metadata store does not answer.
+
+        Cost: One or two round trips to the metadata store.
+        """
+        return tuple(self._usable().bookies())
+
+    async def bookies_async(self) -> tuple[BookieRegistration, ...]:
+        """List the bookies in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.bookies)
+
     # ---- the store -----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
@@ -652,3 +904,9 @@ class LedgerManager:
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.metrics)
+
+
+def _unauthorized(metadata: LedgerMetadata) -> UnauthorizedError:
+    """Return the error for a password that is not the ledger's."""
+    also = ", or its digest type, write flags or key salt were changed" if metadata.key_format else ""
+    return UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}{also}; nothing was changed")

@@ -38,6 +38,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.health import Health, client_health
+from pybk.keys import KeyRing
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
 from pybk.storage.log.commit import Commit
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from pybk.flags import StorageHint
     from pybk.keys import LedgerKeys
     from pybk.metadata.ledgers import StoredLedger
+    from pybk.metadata.registration import BookieRegistration
     from pybk.seal import LedgerSeal
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.transport.links import Links
@@ -116,6 +118,7 @@ class ClusterBackend:
 
     read_only = False
     changes_by_password = True
+    is_cluster = True
 
     def __init__(
         self,
@@ -135,6 +138,8 @@ class ClusterBackend:
         self.bookie: Final = bookie
         self._beside = beside
         self._metadata = membership.metadata
+        store_id, salt, cost = self.identity
+        self.key_ring: Final = KeyRing(store_id, salt, cost=cost)
         self._wire = BookieWire(make_links, membership)
         self.driver: Final = Driver(self._wire, membership)
         self._following = Followers(self.driver, membership)
@@ -449,13 +454,19 @@ class ClusterBackend:
         """Return what the metadata store has."""
         return self._metadata.read_ledger(ledger_id).metadata
 
-    def ledgers(self) -> Iterator[LedgerMetadata]:
-        """Yield all ledgers."""
-        for found in self._stored():
+    def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
+        """Yield the ledgers as the metadata store has them."""
+        for found in self._stored(after):
             yield found.metadata
 
-    def _stored(self) -> Iterator[StoredLedger]:
-        after = -1
+    def confirmed(self, ledger_id: int) -> None:
+        """Return None: only the bookies know."""
+
+    def bookies(self) -> list[BookieRegistration]:
+        """Return the registrations in the metadata store."""
+        return self._metadata.list_bookies()
+
+    def _stored(self, after: int = -1) -> Iterator[StoredLedger]:
         while ids := self._metadata.list_ledgers(after=after, count=_PAGE):
             yield from self._metadata.read_sound_ledgers(ids)
             after = ids[-1]

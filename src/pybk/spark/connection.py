@@ -156,7 +156,7 @@ def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) ->
 
     Cost: As ``pybk.seal.unlocked``; reads nothing.
     """
-    return seal_of(found.manager._keys, found.manager._backend.verifier, password, metadata)
+    return seal_of(found.manager._backend.key_ring, found.manager._backend.verifier, password, metadata)
 
 
 def _after_fork() -> None:

@@ -92,12 +92,12 @@ def selected_ledgers(
 
 def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
     """Return what checks a ledger's entries and seal, as ``pybk.ledger_check.find_seal`` does."""
-    return find_seal(found.manager._keys, found.manager._backend.verifier, passwords, metadata)
+    return find_seal(found.manager._backend.key_ring, found.manager._backend.verifier, passwords, metadata)
 
 
 def unlocks(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
     """Tell whether a password, None for the empty one, is that of a ledger."""
-    return unlocked(manager._keys, manager._backend.verifier, password or b"", metadata) is not None
+    return unlocked(manager._backend.key_ring, manager._backend.verifier, password or b"", metadata) is not None
 
 
 def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, StorageRefusedError
-from pybk.ledger import LedgerMetadata, LedgerState, LedgerSummary
+from pybk.ledger import LedgerMetadata, LedgerState, PolicyMetadata
 from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, UnmovedError
 from pybk.storage.descriptor import LedgerDescriptor
 
@@ -113,11 +113,11 @@ class TierQueue:
                 self._unfinished.add(metadata.ledger_id)
                 heapq.heappush(self._due, (0, metadata.ledger_id))
 
-    def _take(self, ledger: LedgerMetadata | LedgerSummary) -> None:
+    def _take(self, ledger: LedgerMetadata | PolicyMetadata) -> None:
         if self._wants(ledger):
             heapq.heappush(self._due, (ledger.creation_time_ns + self._min_age_ns, ledger.ledger_id))
 
-    def _wants(self, ledger: LedgerMetadata | LedgerSummary) -> bool:
+    def _wants(self, ledger: LedgerMetadata | PolicyMetadata) -> bool:
         policy = self._policy
         return (
             ledger.state is LedgerState.CLOSED

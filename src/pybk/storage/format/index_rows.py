@@ -15,7 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata, LedgerSummary
+from pybk.ledger import LedgerMetadata, PolicyMetadata
 from pybk.storage.format.record import RUN_BYTES, RUN_DTYPE, Runs
 
 INDEX_FORMAT: Final = 1
@@ -243,9 +243,9 @@ def decode_state(ledger_id: int, state: bytes, *, where: str) -> LedgerRow:
     return LedgerRow(metadata, last, confirmed, length)
 
 
-def decode_summary(ledger_id: int, state: bytes, *, where: str) -> LedgerSummary:
+def decode_summary(ledger_id: int, state: bytes, *, where: str) -> PolicyMetadata:
     """Decode the part of a ledger's row that a tier policy looks at; CorruptError if it is another ledger's."""
-    summary = LedgerSummary.decode(state[_STATE.size :], where=where)
+    summary = PolicyMetadata.decode(state[_STATE.size :], where=where)
     if summary.ledger_id != ledger_id:
         raise CorruptError(f"{where}: the row of ledger {ledger_id} has the metadata of ledger {summary.ledger_id}")
     return summary

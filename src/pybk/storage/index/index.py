@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from pybk.errors import NoSuchEntryError, NoSuchLedgerError
-from pybk.ledger import LedgerSummary
+from pybk.ledger import PolicyMetadata
 from pybk.storage.format.index_rows import (
     CHAIN_HEAD,
     CHAIN_TAIL,
@@ -100,7 +100,7 @@ class Index:
                 found, after = _ledgers_after(transaction, max(after, CHAIN_HEAD), _LEDGERS_AT_A_TIME)
             yield from found
 
-    def summaries(self, after: int, count: int) -> list[LedgerSummary]:
+    def summaries(self, after: int, count: int) -> list[PolicyMetadata]:
         """Return the next ledgers with an id above ``after``, ascending, at most ``count``; none at the end."""
         if after >= CHAIN_TAIL:
             return []
