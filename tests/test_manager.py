@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pybk.config import StoreConfig
@@ -19,17 +21,21 @@ from pybk.errors import (
     ClosedError,
     CookieError,
     IllegalOperationError,
+    LedgerUnsealedError,
     NoSuchLedgerError,
+    SealMismatchError,
     StoreLockedError,
     UnauthorizedError,
     UsageError,
 )
+from pybk.feature_level import NEWEST_LEVEL
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.keys import KeyRing
-from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState
+from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
 from tests.embedded import store_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick, payloads, python
+from tests.test_everyday import pickled
 from tests.waiting import WAIT_S
 
 
@@ -207,6 +213,140 @@ def test_ledgers_are_listed_by_id_and_type(manager: LedgerManager) -> None:
     assert list(manager.list_ledgers(ledger_type="odd")) == [1, 3, 5]
     assert list(manager.list_ledgers("")) == []
     assert list(manager.list_ledgers("nobody's")) == []
+
+
+def ids(found: Iterable[LedgerSummary]) -> list[int]:
+    """Return the ids of ledgers that were listed."""
+    return [summary.ledger_id for summary in found]
+
+
+def test_ledgers_are_listed_with_their_metadata_in_one_pass(manager: LedgerManager) -> None:
+    for number in range(6):
+        writer = manager.create_ledger(ledger_type="even" if number % 2 == 0 else "odd", insecure=True)
+        writer.append_many(numbered(number))
+        if number % 3 == 0:
+            writer.close()
+    found = list(manager.ledgers())
+    assert [summary.metadata for summary in found] == [manager.ledger_metadata(number) for number in range(6)]
+    assert ids(manager.ledgers(ledger_type="even")) == [0, 2, 4]
+    assert ids(manager.ledgers(state=LedgerState.CLOSED)) == [0, 3]
+    assert ids(manager.ledgers(state=LedgerState.OPEN, ledger_type="odd")) == [1, 5]
+    assert ids(manager.ledgers(first=2, last=np.int64(4))) == [2, 3, 4]  # type: ignore[arg-type]  # as users do
+    assert ids(manager.ledgers(first=6)) == ids(manager.ledgers(first=3, last=2)) == []
+    assert [manager.ledger_summary(number) for number in range(6)] == found
+
+    async def listed() -> list[LedgerSummary]:
+        return [summary async for summary in manager.ledgers_async(first=1, state=LedgerState.OPEN)]
+
+    assert asyncio.run(listed()) == list(manager.ledgers(first=1, state=LedgerState.OPEN))
+    closed = found[3]
+    assert (closed.last_add_confirmed, closed.length) == (2, sum(map(len, numbered(3))))
+    assert found[2].last_add_confirmed == (None if manager.is_cluster else 1)
+    assert pickled(closed) == closed
+
+
+def test_arguments_of_a_listing_are_refused_at_the_call(manager: LedgerManager) -> None:
+    for wrong in ({"first": -1}, {"first": "0"}, {"last": 1.0}, {"state": "gone"}, {"ledger_type": b"orders"}):
+        with pytest.raises(UsageError):
+            manager.ledgers(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            manager.ledgers_async(**wrong)  # type: ignore[arg-type]
+    listed = manager.ledgers()
+    manager.create_ledger(insecure=True)
+    manager.close()
+    for call in (manager.ledgers, manager.ledgers_async, lambda: next(listed)):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_a_summary_of_an_open_ledger_says_what_is_confirmed(manager: LedgerManager) -> None:
+    writer = manager.create_ledger(insecure=True, write_flags=WriteFlag.DEFERRED_FORCE)
+    known = manager.ledger_summary(writer.ledger_id)
+    assert (known.last_add_confirmed, known.length) == (-1, 0)
+    writer.append_many([b"one", b"three"])
+    writer.force()
+    known = manager.ledger_summary(writer.ledger_id)
+    assert (known.last_add_confirmed, known.length) == (1, 8)
+
+
+def test_a_listing_may_come_late_to_ledgers_that_are_deleted(manager: LedgerManager) -> None:
+    for _ in range(3):
+        manager.create_ledger(insecure=True)
+    manager.checkpoint()
+    listed = manager.ledgers()
+    assert next(listed).ledger_id == 0
+    manager.delete_ledger(1)
+    assert ids(listed) == [2]
+
+
+def test_passwords_are_checked_without_reading(manager: LedgerManager) -> None:
+    writer = manager.create_ledger(password=b"right")
+    metadata = writer.metadata
+    for ledger in (writer.ledger_id, metadata, np.int64(writer.ledger_id)):
+        assert manager.check_password(ledger, b"right")  # type: ignore[arg-type]
+        assert not manager.check_password(ledger, b"wrong")  # type: ignore[arg-type]
+        assert not manager.check_password(ledger, b"")  # type: ignore[arg-type]
+    assert asyncio.run(manager.check_password_async(metadata, b"right"))
+    with pytest.raises(NoSuchLedgerError):
+        manager.check_password(77, b"right")
+    with pytest.raises(UsageError, match="a password is bytes, not str"):
+        manager.check_password(0, "right")  # type: ignore[arg-type]
+    writer.append(b"still open")
+    with pytest.raises(SealMismatchError, match="was created with digest HMAC_SHA256"):
+        manager.check_password(dataclasses.replace(metadata, digest_type=DigestType.NONE), b"right")
+    manager.close()
+    with pytest.raises(ClosedError):
+        manager.check_password(metadata, b"right")
+
+
+def test_seals_are_checked_without_reading(manager: LedgerManager) -> None:
+    writer = manager.create_ledger(password=b"right")
+    assert manager.check_seal(writer.ledger_id, password=b"right") is False
+    with pytest.raises(LedgerUnsealedError, match="is open and not sealed"):
+        manager.check_seal(writer.ledger_id, password=b"right", require=True)
+    writer.append(b"x")
+    writer.close()
+    metadata = manager.ledger_metadata(writer.ledger_id)
+    assert manager.check_seal(metadata, password=b"right") is True
+    assert asyncio.run(manager.check_seal_async(writer.ledger_id, password=b"right", require=True)) is True
+    with pytest.raises(UnauthorizedError, match="the password is not that of ledger"):
+        manager.check_seal(writer.ledger_id)
+    with pytest.raises(SealMismatchError, match="the seal is not that of"):
+        manager.check_seal(dataclasses.replace(metadata, length=2), password=b"right")
+    assert manager.check_seal(metadata.with_seal(b"", b""), password=b"right") is False
+
+
+def test_a_manager_says_where_its_ledgers_are(manager: LedgerManager, tmp_path: Path) -> None:
+    assert not manager.is_cluster
+    assert manager.location == str(tmp_path / "data")
+    assert len(manager.store_id) == 16
+    assert manager.feature_level is NEWEST_LEVEL
+    with open_quick(tmp_path / "data", read_only=True) as reading, open_quick(tmp_path / "other") as other:
+        assert reading.store_id == manager.store_id != other.store_id
+    with pytest.raises(IllegalOperationError, match="is a store of one process; only a cluster has bookies"):
+        manager.bookies()
+
+
+def test_system_ledgers_have_a_call_of_their_own(manager: LedgerManager) -> None:
+    with manager.create_system_ledger(LedgerType.METADATA, custom_metadata={"a": b"b"}, insecure=True) as writer:
+        writer.append(b"x")
+    found = manager.ledger_metadata(writer.ledger_id)
+    assert (found.ledger_type, found.custom_metadata) == (LedgerType.METADATA, {"a": b"b"})
+    for wrong in (LedgerType.BOOKIE, "orders", ""):
+        with pytest.raises(UsageError, match="one system type to create"):
+            manager.create_system_ledger(wrong, insecure=True)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is the system's own"):
+        manager.create_ledger(ledger_type=".metadata", insecure=True)
+
+
+def test_numbers_of_bookies_may_be_of_numpy(manager: LedgerManager) -> None:
+    for one in (np.int64(1), np.uint8(1)):
+        writer = manager.create_ledger(ensemble_size=one, write_quorum=one, ack_quorum=one, insecure=True)  # type: ignore[arg-type]
+        assert writer.metadata.ensemble_size == 1
+        assert type(writer.metadata.ensemble_size) is int
+    for wrong in (1.0, "1", True):
+        with pytest.raises(UsageError, match="it takes a number of bookies"):
+            manager.create_ledger(ack_quorum=wrong, insecure=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
