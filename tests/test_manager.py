@@ -248,9 +248,9 @@ def test_ledgers_are_listed_with_their_metadata_in_one_pass(manager: LedgerManag
 def test_arguments_of_a_listing_are_refused_at_the_call(manager: LedgerManager) -> None:
     for wrong in ({"first": -1}, {"first": "0"}, {"last": 1.0}, {"state": "gone"}, {"ledger_type": b"orders"}):
         with pytest.raises(UsageError):
-            manager.ledgers(**wrong)  # type: ignore[arg-type]
+            manager.ledgers(**wrong)
         with pytest.raises(UsageError):
-            manager.ledgers_async(**wrong)  # type: ignore[arg-type]
+            manager.ledgers_async(**wrong)
     listed = manager.ledgers()
     manager.create_ledger(insecure=True)
     manager.close()
