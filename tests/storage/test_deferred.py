@@ -12,7 +12,7 @@ import pytest
 
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
-from pybk.storage.compaction.checkpoint import Jobs
+from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.log.log import BUFFERED_NS, Log
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
@@ -236,7 +236,7 @@ def test_a_force_outlives_the_checkpoints_after_it(tmp_path: Path) -> None:
         assert [entry.payload for entry in reader.read(0, 4)] == numbered(5)
 
 
-@pytest.mark.parametrize(("owner", "step"), [(Jobs, "_take_over"), (Store, "clean")])
+@pytest.mark.parametrize(("owner", "step"), [(Checkpoint, "_take_over"), (Store, "clean")])
 def test_a_force_during_a_checkpoint_outlives_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
 ) -> None:

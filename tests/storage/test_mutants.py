@@ -235,8 +235,8 @@ def parts_of_a_file_can_be_moved() -> None:
     manager.checkpoint()
     store = store_of(manager)
     runs = next(store.index.pages(writers[0]))
-    jobs = store.scheduler._jobs
-    jobs._relocate([(writers[0], [runs[::2]])], StorageHint.NVME)
+    compaction = store.scheduler._compaction
+    compaction._relocate([(writers[0], [runs[::2]])], StorageHint.NVME)
     world.check(manager)
     manager.close()
 
@@ -314,7 +314,7 @@ def an_index_older_than_a_move() -> None:
     index = fs.inode(f"{ROOT}/ssd/index/data.mdb")
     before = index.table
     store = store_of(manager)
-    store.scheduler._jobs._relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
+    store.scheduler._compaction._relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
     manager.close()
     index.table = before
     manager = open_world(fs)
@@ -345,7 +345,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint takes named records over",
         named_records_survive_stops,
-        [Piece("compaction.checkpoint:Jobs._snapshot", "store.named.tail()", "[]")],
+        [Piece("compaction.checkpoint:Checkpoint._snapshot", "store.named.tail()", "[]")],
     ),
     Mutant(
         "replay takes named records",
@@ -360,7 +360,7 @@ MUTANTS = [
     Mutant(
         "a group counts by one step",
         interrupt_a_group,
-        [Piece("log.commit:GroupRun.seal", "not self.group.staged", "False")],
+        [Piece("log.commit:GroupEntries.seal", "not self.group.staged", "False")],
     ),
     Mutant(
         "nothing joins the entries of a group",
@@ -520,7 +520,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "compaction.checkpoint:Jobs._take_over",
+                "compaction.checkpoint:Checkpoint._take_over",
                 TAKE_OVER,
                 (
                     "for row in taken.log_files:\n"
@@ -536,7 +536,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "compaction.checkpoint:Jobs._relocate",
+                "compaction.compaction:Compaction._relocate",
                 "self._catalog_and_index.commit(mark, change, rows=rows, added=files)",
                 (
                     "for ledger_id, old, new in moved:\n"
@@ -553,7 +553,7 @@ MUTANTS = [
         [
             Piece("compaction.mover:Mover.finish", "self._flush_entries()", "self._view.late = self._flush_entries"),
             Piece(
-                "compaction.checkpoint:Jobs._take_over",
+                "compaction.checkpoint:Checkpoint._take_over",
                 "self._taken_over(taken, {row.file_id for row in placed.files})",
                 ("getattr(store, 'late', int)()\nself._taken_over(taken, {row.file_id for row in placed.files})"),
             ),

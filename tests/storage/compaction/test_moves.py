@@ -17,7 +17,8 @@ from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage import store as store_module
-from pybk.storage.compaction.checkpoint import Jobs
+from pybk.storage.compaction.checkpoint import Checkpoint
+from pybk.storage.compaction.compaction import Compaction
 from pybk.storage.compaction.mover import Mover
 from pybk.storage.format.index_rows import CHAIN_HEAD
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
@@ -33,7 +34,7 @@ from tests.storage.real_store import contents, numbered, open_quick
 
 COUNTED: list[tuple[type, str]] = [
     (CatalogAndIndex, "commit"),
-    (Jobs, "checkpoint"),
+    (Checkpoint, "run"),
     (CommitWriter, "publish"),
     (_LmdbWrite, "put"),
     (_LmdbWrite, "delete"),
@@ -99,7 +100,7 @@ def test_each_of_many_moves_one_by_one_costs_the_same(tmp_path: Path, counts: Co
         )
         assert each[1]["_LmdbWrite.put"] <= 8
         assert each[1]["OsFile.sync"] == 3, "catalog twice, cold segment once"
-        assert "Jobs.checkpoint" not in each[1]
+        assert "Checkpoint.run" not in each[1]
         assert "LogFileSupply._make" not in each[1]
         assert store_of(manager).take_dirty() == {}, "the next checkpoint has nothing more to write of them"
         check_contents(manager, ledger_ids)
@@ -181,13 +182,13 @@ def test_sparse_files_are_not_packed_while_their_ledgers_are_moved(
         now = 1000.0
         monkeypatch.setattr("pybk.storage.compaction.scheduler.time.monotonic", lambda: now)
         packed: list[object] = []
-        compact = Jobs._compact
+        compact = Compaction._compact
 
-        def counted(self: Jobs, row: Any) -> None:
+        def counted(self: Compaction, row: Any) -> None:
             packed.append(row)
             compact(self, row)
 
-        monkeypatch.setattr(Jobs, "_compact", counted)
+        monkeypatch.setattr(Compaction, "_compact", counted)
         scheduler.tick()
         for ledger_id in ledger_ids[:20]:
             manager.move_ledger(ledger_id, StorageHint.HDD)

@@ -23,7 +23,9 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.storage.compaction.checkpoint import Jobs
+from pybk.storage.compaction.checkpoint import Checkpoint
+from pybk.storage.compaction.compaction import Compaction
+from pybk.storage.compaction.garbage import Garbage
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.io.failures import is_passing, is_refused, refused, start_thread, storage_error
@@ -72,7 +74,9 @@ class Scheduler:
     def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex, tier_queue: TierQueue | None) -> None:
         self._store = store
         self._catalog_and_index = catalog_and_index
-        self._jobs = Jobs(store, catalog_and_index)
+        self._garbage = Garbage(store, catalog_and_index)
+        self._checkpoint = Checkpoint(store, catalog_and_index, self._garbage)
+        self._compaction = Compaction(store, catalog_and_index, self._garbage)
         self._tier_queue = tier_queue
         self._troubles = store.troubles
         self._job = threading.Lock()
@@ -226,9 +230,9 @@ class Scheduler:
             with self._attempting(_CHECKPOINT):
                 self.checkpoint()
         packs = self._packs()
-        if full or self._jobs.freed:
+        if full or self._garbage.freed:
             with self._attempting(_COLLECTION):
-                self._run_job(partial(self._jobs.collect, packs=full or packs))
+                self._run_job(partial(self._compaction.collect, packs=full or packs))
         queue = self._tier_queue
         if queue is not None:
             queue.look()
@@ -390,7 +394,7 @@ class Scheduler:
             StorageFullError: The index has no room; nothing was changed.
             StorageFailedError: Something else failed; the store should be closed.
         """
-        self._run_job(self._jobs.checkpoint)
+        self._run_job(self._checkpoint.run)
 
     def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
         """Bring all entries of ledgers, up to those durable now, to a tier; raises as ``checkpoint`` does.
@@ -398,15 +402,22 @@ class Scheduler:
         Raises:
             UnmovedError: Damaged records stay where they are; everything else was moved.
         """
-        self._run_job(lambda: self._jobs.move(descriptors, tier))
+
+        def move() -> None:
+            # A checkpoint ends the log file and writes every changed ledger, so it is made only if entries need it.
+            if any(descriptor.last_checked < descriptor.last_durable for descriptor in descriptors):
+                self._checkpoint.run()
+            self._compaction.move(descriptors, tier)
+
+        self._run_job(move)
 
     def collect(self) -> None:
         """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no room."""
-        self._run_job(self._jobs.collect)
+        self._run_job(self._compaction.collect)
 
     def raise_level(self, level: FeatureLevel) -> None:
         """Write the store in the formats of a higher level; durable on return. Raises as ``checkpoint`` does."""
-        self._run_job(lambda: self._jobs.raise_level(level))
+        self._run_job(lambda: self._checkpoint.raise_level(level))
 
     def look_for_space(self) -> None:
         """Turn the store read-only, or back, as it is now; raises as ``checkpoint`` does."""

@@ -86,6 +86,13 @@ def differing_entries(one: Runs, other: Runs) -> str | None:
     )
 
 
+def by_file(runs: Runs) -> list[Runs]:
+    """Split sorted runs where the file changes."""
+    if not len(runs):
+        return []
+    return np.split(runs, np.flatnonzero(np.diff(runs["file"].astype(np.int64))) + 1)
+
+
 def joined(parts: list[Runs]) -> Runs:
     """Return runs of several arrays as one sorted array, empty for none."""
     runs = np.concatenate([np.empty(0, RUN_DTYPE), *parts])

@@ -1,0 +1,308 @@
+"""Moves to another tier, and compaction: freeing the space of deleted and moved entries.
+
+Theory of operation
+===================
+
+A move and a compaction are the same operation (``_relocate``) for different reasons: a ``Mover`` reads the records,
+checks them and writes them packed at the target; the new files are synced; catalog and index are committed with the new
+locations; only then is the old location freed. A stop in between leaves either unused new files, which the next open
+removes, or old files that nothing names any longer, which are dropped by the next collection.
+
+Which files are freed:
+
+- A file in which nothing lives is unlinked (``_drop_dead``).
+- A *sparse* file, of which less than ``fill_ratio`` is live, is packed: its live records are moved, then it is dropped.
+  A log file that holds entries of other tiers (*mixed*, because those tiers had no space at the checkpoint) is packed
+  whatever its fill.
+- Small files of about one size are merged once there are many, so that their number stays bounded.
+
+Damaged records are never moved: their index locations keep naming the old file, so that reading them fails instead of
+finding nothing, and the file stays. A move reports them by ``UnmovedError``.
+
+Files with little to keep are packed first, because each frees space for the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pybk.errors import CorruptError, StorageRefusedError
+from pybk.flags import StorageHint
+from pybk.ledger import LedgerState
+from pybk.storage.compaction.mover import Mover, Unmoved, UnmovedError
+from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
+from pybk.storage.format.cold_segment import ColdSegment
+from pybk.storage.format.index_rows import FileRow, LedgerRow
+from pybk.storage.format.log_file import BLOCK_BYTES
+from pybk.storage.format.record import Runs
+from pybk.storage.index.locations import by_file, bytes_by_file
+from pybk.storage.io.failures import is_refused, undoing
+from pybk.storage.volumes import COLD, ENTRIES, LOG
+
+if TYPE_CHECKING:
+    from pybk.storage.compaction.garbage import Garbage
+    from pybk.storage.compaction.live_store import LiveStore
+    from pybk.storage.descriptor import LedgerDescriptor
+    from pybk.storage.index.catalog_and_index import CatalogAndIndex
+    from pybk.storage.index.update import IndexUpdate
+
+logger = logging.getLogger(__name__)
+
+_MERGED_FILES_MIN: Final = 16
+_MERGED_BYTES_MAX: Final = 8 << 20
+_MERGED_BITS: Final = 3
+"""Cold segments below 8 MiB are merged once there are 16 whose sizes are within a factor of 8."""
+
+
+class Compaction:
+    """The moves and compactions of one store.
+
+    Every method raises StorageFullError, or OSError for want of space, if it could not do everything, and all that it
+    did is whole; any other OSError, and StorageFailedError, if the store must be closed.
+
+    Threads: one at a time; the scheduler sees to that.
+    """
+
+    def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex, garbage: Garbage) -> None:
+        self._store = store
+        self._catalog_and_index = catalog_and_index
+        self._garbage = garbage
+        self._whole: dict[int, int] = {}
+        """Bytes of all records of cold segments that were looked at, live or not, by file id."""
+        self._unmerged: set[int] = set()
+        """Small cold segments that a merge left in place because of damaged records."""
+
+    # ---- moves ---------------------------------------------------------------------------------------------------
+
+    def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
+        """Bring the entries of ledgers, given in order of their ids, that the index has to a tier.
+
+        Raises:
+            UnmovedError: Damaged records stay where they are. Everything else was moved, durably.
+        """
+        self._garbage.purge()
+        store = self._store
+        work = []
+        index_bytes = 0
+        changed: list[tuple[LedgerDescriptor, LedgerRow]] = []
+        for descriptor in descriptors:
+            if descriptor.deleted or descriptor.last_checked < 0:
+                continue
+            parts = []
+            for page in store.index.pages(descriptor.ledger_id):
+                parts += self._elsewhere(page, tier.value)
+                index_bytes += page.nbytes
+            if parts:
+                work.append((descriptor.ledger_id, parts))
+                row = _final_row(descriptor)
+                changed += [] if row is None else [(descriptor, row)]
+        if not work:
+            return
+        check_index_space(self._store, index_bytes + len(changed) * INDEX_ROW_BYTES)
+        unmoved = self._relocate(work, tier, [row for _, row in changed])
+        for descriptor, row in changed:
+            descriptor.indexed(row.metadata.version, row.last_add_confirmed)
+        store.clean([descriptor for descriptor, _ in changed])
+        if unmoved:
+            raise UnmovedError(unmoved, tier)
+
+    def _elsewhere(self, page: Runs, tier: str) -> list[Runs]:
+        """Return the runs of a page that lie in files of other tiers, split by file."""
+        rows = self._catalog_and_index.files
+        files = page["file"].tolist()
+        if files.count(files[0]) == len(files):
+            return [] if rows[files[0]].tier == tier else [page]
+        return by_file(page[np.array([rows[file_id].tier != tier for file_id in files], np.bool_)])
+
+    def _relocate(
+        self, work: list[tuple[int, list[Runs]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()
+    ) -> list[Unmoved]:
+        """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed.
+
+        Returns:
+            The damaged records that stay where they are.
+        """
+        store = self._store
+        mover = Mover(store, store.store_id, tier)
+        try:
+            moved = [
+                (ledger_id, part, mover.move(ledger_id, part))
+                for ledger_id, parts in work
+                for part in parts
+                if len(part)
+            ]
+            files = mover.finish()
+        except BaseException as error:
+            with undoing(error):
+                mover.abort()
+            raise
+        if not moved:
+            return []
+
+        def change(update: IndexUpdate) -> Counter[int]:
+            counts: Counter[int] = Counter()
+            for row in rows:
+                update.put_ledger(row)
+            for ledger_id, old, new in moved:
+                update.replace_locations(ledger_id, old, new)
+                counts.subtract(bytes_by_file(old))
+                counts.update(bytes_by_file(new))
+            return counts
+
+        mark = self._catalog_and_index.mark._replace(next_file_id=store.volumes.next_file_id)
+        self._catalog_and_index.commit(mark, change, rows=rows, added=files)
+        self._garbage.freed = True
+        for ledger_id in {ledger_id for ledger_id, _, _ in moved}:
+            store.moved(ledger_id)
+        for ledger_id, old, new in moved:
+            self._garbage.remember(self._garbage.keys_of(ledger_id, old, new))
+        self._garbage.purge()
+        self._drop_dead()
+        return list(mover.unmoved.values())
+
+    def collect(self, *, packs: bool = True) -> None:
+        """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead.
+
+        Files with little to keep come first: what they free makes room for the others. Where there is no room to pack
+        one, it stays for another time.
+
+        Args:
+            packs: False only drops files, and merges small ones; ``freed`` stays set.
+
+        Raises:
+            StorageFullError: Entries of another tier are in a log file, and their tier has no room.
+        """
+        self._drop_dead()
+        if not packs:
+            self._merge_small()
+            return
+        self._garbage.freed = False
+        refused: StorageRefusedError | OSError | None = None
+        live = self._catalog_and_index.live
+        for row in sorted(self._catalog_and_index.files.values(), key=lambda row: (live[row.file_id], row.file_id)):
+            if row.kind == ENTRIES or not (row.file_id in self._garbage.mixed or self._is_sparse(row)):
+                continue
+            try:
+                self._compact(row)
+            except (StorageRefusedError, OSError) as error:
+                if not is_refused(error):
+                    raise
+                self._garbage.freed = True
+                if row.file_id in self._garbage.mixed:
+                    refused = error
+        self._merge_small()
+        if refused is not None:
+            raise refused
+
+    def _is_sparse(self, row: FileRow) -> bool:
+        """Tell whether packing a file anew would make it much smaller."""
+        limit = self._store.config.fill_ratio
+        live = self._catalog_and_index.live[row.file_id]
+        if live >= limit * (row.bytes - BLOCK_BYTES):
+            return False
+        if row.kind != COLD:
+            return True
+        # Short records leave much of a segment to headers and padding, which packing would only write again.
+        whole = self._whole.get(row.file_id)
+        if whole is None:
+            store = self._store
+            try:
+                segment = ColdSegment(store.fs, store.volumes.path_of(row), store.store_id, row.file_id)
+            except CorruptError as error:
+                logger.error("packing what can be read of a damaged segment: %s", error)
+                return True
+            whole = self._whole[row.file_id] = sum(bytes_by_file(segment.rows).values())
+        return live < limit * whole
+
+    def _merge_small(self) -> None:
+        """Pack small cold segments of about one size into one, once there are many, so that there are never many.
+
+        Each entry is written again some five times at most, as a merged segment is of another size.
+        """
+        groups: dict[tuple[str, int], list[FileRow]] = defaultdict(list)
+        for row in self._catalog_and_index.files.values():
+            if row.kind == COLD and row.bytes < _MERGED_BYTES_MAX and row.file_id not in self._unmerged:
+                groups[row.tier, row.bytes.bit_length() // _MERGED_BITS].append(row)
+        for (tier, _), rows in groups.items():
+            if len(rows) >= _MERGED_FILES_MIN:
+                try:
+                    self._merge(StorageHint(tier), {row.file_id for row in rows})
+                except (StorageRefusedError, OSError) as error:
+                    if not is_refused(error):
+                        raise
+                    logger.warning("%d small cold segments are merged later: %s", len(rows), error)
+
+    def _merge(self, tier: StorageHint, file_ids: set[int]) -> None:
+        """Pack what lives in some cold segments of a tier together."""
+        index = self._store.index
+        wanted = sorted(file_ids)
+        work = []
+        index_bytes = 0
+        for ledger_id in sorted(index.ledgers_in(wanted)):
+            parts: list[Runs] = []
+            for page in index.pages(ledger_id):
+                mine = np.isin(page["file"], wanted)
+                if mine.any():
+                    parts += by_file(page[mine])
+                    index_bytes += page.nbytes
+            work.append((ledger_id, parts))
+        check_index_space(self._store, index_bytes)
+        check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in work for part in parts))
+        self._relocate(work, tier)
+        # What is damaged stays where it is, and would be tried again for ever.
+        self._unmerged |= file_ids & self._catalog_and_index.files.keys()
+        self._store.metrics.add("compactions", 1)
+
+    def _compact(self, row: FileRow) -> None:
+        """Pack what lives in a file anew, each ledger's entries in their own tier if it is a log file."""
+        store = self._store
+        work: dict[StorageHint, list[tuple[int, list[Runs]]]] = defaultdict(list)
+        index_bytes = 0
+        for ledger_id, _ in list(store.index.file_ledgers(row.file_id)):
+            parts = []
+            for page in store.index.pages(ledger_id):
+                mine = page["file"] == row.file_id
+                if mine.any():
+                    parts.append(page[mine])
+                    index_bytes += page.nbytes
+            ledger = store.index.ledger(ledger_id) if row.kind == LOG else None
+            work[StorageHint(row.tier) if ledger is None else ledger.metadata.tier].append((ledger_id, parts))
+        check_index_space(self._store, index_bytes)
+        for tier, ledgers in work.items():
+            check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in ledgers for part in parts))
+            self._relocate(ledgers, tier)
+        self._garbage.mixed.discard(row.file_id)
+        store.metrics.add("compactions", 1)
+
+    def _drop_dead(self) -> None:
+        """Forget and unlink files in which nothing lives."""
+        store = self._store
+        live = self._catalog_and_index.live
+        files = self._catalog_and_index.files.items()
+        dead = [file_id for file_id, row in files if not live[file_id] and row.kind != ENTRIES]
+        if not dead:
+            return
+        self._catalog_and_index.commit(self._catalog_and_index.mark, lambda update: Counter(), gone=dead)
+        for file_id in dead:
+            self._whole.pop(file_id, None)
+            self._garbage.mixed.discard(file_id)
+            store.supply.forget(file_id)
+            store.volumes.drop(file_id)
+
+
+def _final_row(descriptor: LedgerDescriptor) -> LedgerRow | None:
+    """Return the row of a closed ledger whose metadata changed since the index took them; None for any other ledger.
+
+    The row may be newer than the mark: replay applies only metadata of a higher version, and a closed ledger gets no
+    entries. The row of an open ledger has to wait for a checkpoint.
+    """
+    metadata = descriptor.metadata
+    last = descriptor.last_checked
+    if not descriptor.changed or metadata.state is not LedgerState.CLOSED or last != metadata.last_entry_id:
+        return None
+    return LedgerRow(metadata, last, descriptor.last_add_confirmed, descriptor.length_durable)

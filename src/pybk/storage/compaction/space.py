@@ -1,0 +1,54 @@
+"""Looking at free space before a job writes, because a job that runs out of it midway has written for nothing."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pybk.errors import StorageFullError
+from pybk.flags import StorageHint
+from pybk.storage.format.record import RECORD_HEADER_BYTES, Runs
+
+if TYPE_CHECKING:
+    from pybk.storage.compaction.live_store import LiveStore
+
+_SPARE_SHARE: Final = 4
+"""This part of the free space is left when records are packed, because the index and the log need space, too."""
+_INDEX_SPARE_BYTES: Final = 512 << 10
+INDEX_ROW_BYTES: Final = 1 << 10
+"""What a ledger's row takes in the index at most, as far as space is estimated."""
+
+
+def check_tier_space(store: LiveStore, tier: StorageHint, nbytes: int) -> None:
+    """Raise StorageFullError if a tier's devices have too little space for records of ``nbytes``.
+
+    Does nothing where only writing shows how much space records take: where they are compressed, and where LMDB has
+    pages to use again.
+    """
+    if tier is StorageHint.SSD or (tier is StorageHint.HDD and store.config.cold_compression is not None):
+        return
+    path, free = max(((path, store.fs.free_bytes(path)) for path in store.volumes.tier_paths(tier)), key=itemgetter(1))
+    if nbytes > free - free // _SPARE_SHARE:
+        raise StorageFullError(
+            f"{path} has {free} bytes free, too few to pack {nbytes} bytes of entries there; free space on the "
+            "device or delete ledgers"
+        )
+
+
+def check_index_space(store: LiveStore, nbytes: int) -> None:
+    """Raise StorageFullError if the index might run out of space: LMDB may report that as a failure, which is final."""
+    path = store.volumes.tier_paths(StorageHint.SSD)[0]
+    free = store.fs.free_bytes(path)
+    needed = 2 * nbytes + _INDEX_SPARE_BYTES  # pages are not full, and are copied before they are changed
+    if free < needed:
+        raise StorageFullError(
+            f"{path} has {free} bytes free, and changing the index may take {needed}; free space on the device or "
+            "delete ledgers"
+        )
+
+
+def record_bytes(runs: Runs) -> int:
+    """Return the bytes of the records that runs stand for, headers included."""
+    return int(runs["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(runs)
