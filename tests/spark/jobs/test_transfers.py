@@ -474,7 +474,7 @@ def test_an_export_that_was_interrupted_overwriting_is_none(
         export(spark, source.url, str(lake), **SOURCE, mode="append")
     assert (lake / "ledgers").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "_row", lambda *_: 1 // 0)  # the entries are written by then
+        patch.setattr(exporting, "row_of", lambda *_: 1 // 0)  # the entries are written by then
         with pytest.raises(ZeroDivisionError):
             export(spark, source.url, str(lake), **SOURCE, mode="overwrite")
     assert (lake / "entries").exists()

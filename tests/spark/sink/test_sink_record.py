@@ -17,7 +17,7 @@ from pybk.spark.sink.sink_record import (
     Chain,
     Publish,
     Refuse,
-    Rows,
+    ManifestRows,
     SinkRecord,
     Skip,
     decide,
@@ -174,7 +174,7 @@ def test_many_commits_make_few_manifests_that_name_all_in_order(commits: int) ->
 
 @pytest.mark.parametrize("count", [0, 1, 20_000, 50_001])
 def test_manifests_say_what_they_were_told(count: int) -> None:
-    rows: Rows = [(number, number + 1, 2 * number) for number in range(count)]
+    rows: ManifestRows = [(number, number + 1, 2 * number) for number in range(count)]
     entries = encode_rows(7, rows)
     assert decode_rows(entries, where="here") == rows
     assert max(map(len, entries)) < 1 << 20

@@ -1,12 +1,49 @@
-"""Which ledgers of a sink count: its record in the metadata store, and the manifest ledgers that the record names.
+"""The commit of a sink: its record in the metadata store, and the manifest ledgers that the record names.
 
-A sink is known by its *app id*: that of a streaming query, or the ``txnAppId`` of batch writes. Each ledger that it
-writes carries the app id in its custom metadata, and counts from the moment a manifest names it that the sink's record
-names. So one compare-and-set of the record is the whole commit. What no manifest names is an orphan.
+Theory of operation
+-------------------
 
-Two things make deleting orphans exact, whatever clocks say and however late a compare-and-set takes effect. Who deletes
-moves the record first, so that a compare-and-set under way is refused. And the record has a *floor*: ledgers that say
-they were created before it are published no more.
+A sink is identified by its *app id*: the id of a streaming query, ``appId``, or the ``txnAppId`` of batch writes. It
+consists of
+
+- *data ledgers*, one for each task attempt with rows. Each has the app id in its custom metadata under ``SINK_KEY``;
+- *manifest ledgers* of type ``.metadata``, whose entries list data ledgers (``sink_record.encode_rows``);
+- *the record* (``SinkRecord``), one value in the metadata store that is changed by compare-and-set alone. It names the
+  manifests, and the last batch id or version that was committed.
+
+A data ledger is *committed* if a manifest names it that the record names. Everything else with the app id is an
+*orphan*, which no reader shows.
+
+How exactly one commit comes about:
+
+1. Each task attempt writes its own ledger and closes it. Spark passes one attempt per partition to the driver.
+2. ``Sink.commit`` reads the record, and ``sink_record.decide`` compares the attempt's number with the last one
+   committed: publish, skip (the number was committed before), or refuse.
+3. To publish, it writes a manifest of the attempt's ledgers and closes it. Nothing counts yet: the manifest is an
+   orphan, too.
+4. One compare-and-set of the record names the manifest and the number. That is the whole commit. It succeeds at most
+   once per number, because the version that was read in step 2 must still be the record's.
+5. If the compare-and-set was refused, another driver has changed the record. Nothing is known then but that, so the
+   commit starts over with step 2, and deletes its manifest unless the record names it after all.
+
+If the answer of the compare-and-set was lost, ``commit`` raises an error with ``outcome_unknown``, or finds its own
+commit in step 2 and skips it. A skipped attempt's ledgers are deleted unless a manifest names them, so finding one's
+own commit deletes nothing.
+
+Chains of manifests stay short: seven manifests of a tier and the new one are written as one of the next tier, whose
+compare-and-set also drops the seven from the record; then they are deleted (``sink_record.fold``). A reader that finds
+a named manifest deleted reads the record again. If the record has changed, that was a fold; if not, it is damage.
+
+Deleting orphans must not race with a commit whose compare-and-set is still on its way, however late it takes effect.
+Two rules make it exact without clocks that agree:
+
+- Before it deletes, the collector changes the record. Every compare-and-set under way is refused then, and
+  starts over with a record that says what is deleted.
+- That change raises the record's *floor*. ``decide`` refuses attempts with ledgers created at the floor or before, so
+  a ledger that was old enough to be deleted is never committed afterwards. Deletion and refusal compare the same
+  creation time, from the ledger's metadata, with the same floor, so it does not matter which clocks were right.
+
+Threads: nothing here is shared but ``_MANIFESTS_READ``, whose values are replaced whole.
 """
 
 from __future__ import annotations
@@ -32,8 +69,8 @@ from pybk.spark.sink.sink_record import (
     ORPHAN_AGE_S,
     Attempt,
     Chain,
+    ManifestRows,
     Refuse,
-    Rows,
     SinkRecord,
     Skip,
     decide,
@@ -54,6 +91,8 @@ SINKS: Final = "sinks"
 """The group of the records among the cluster's pointers."""
 
 _PAGE: Final = 500
+"""Ledgers whose metadata is read at a time."""
+
 _AGE_S_MAX: Final = 1e9
 
 logger = logging.getLogger(__name__)
@@ -66,7 +105,7 @@ class WrittenLedger(NamedTuple):
         ledger_id: The ledger.
         entries: How many it has, at least 1.
         payload_bytes: Bytes of their payloads.
-        created_ns: When it was created, as its metadata says.
+        created_ns: When it was created, from its metadata.
     """
 
     ledger_id: int
@@ -75,19 +114,22 @@ class WrittenLedger(NamedTuple):
     created_ns: int
 
 
-_MANIFESTS_READ: dict[tuple[bytes, str], dict[int, Rows]] = {}
-"""Manifests read before, by cluster and app id: they never change, and their ids are not given again."""
+_MANIFESTS_READ: dict[tuple[bytes, str], dict[int, ManifestRows]] = {}
+"""Manifests that this process has read, by cluster and app id.
+
+They are never read again, because manifests never change and ledger ids are not reused.
+"""
 
 
 class Sink:
-    """The record of one sink, and the ledgers that it wrote.
+    """The record of one sink, and the ledgers that the sink wrote.
 
     Args:
         manager: The cluster's ledgers.
         metadata: The cluster's metadata.
         app_id: The sink's app id.
-        password: That of its data ledgers; manifests, which name ledgers and nothing else, have an empty one.
-        quorums: Ensemble size, write quorum, ack quorum of its manifests; None for the manager's own.
+        password: The password of its data ledgers. Manifests have an empty one, because they only name ledgers.
+        quorums: Ensemble size, write quorum and ack quorum of its manifests; None for the manager's defaults.
 
     Threads: any.
     """
@@ -110,17 +152,18 @@ class Sink:
     # ---- the record ----------------------------------------------------------------------------------------------
 
     def record(self) -> SinkRecord:
-        """Return the record as it is now; a new one if there is none."""
+        """Return the record as the metadata store has it now; an empty one if there is none."""
         return self._read()[0]
 
     def _read(self) -> tuple[SinkRecord, int | None]:
+        """Return the record and its version; None for a record that was never written."""
         found = self._metadata.read_pointer(SINKS, self._app_id)
         if found is None:
             return SinkRecord(), None
         return SinkRecord.decode(found.value, where=f"the record of sink {self._app_id!r}"), found.version
 
     def _swap(self, record: SinkRecord, version: int | None) -> bool:
-        """Put a record in place of the one read before; False if there is another by now."""
+        """Write a record if its version is still ``version``; return False if it was changed meanwhile."""
         try:
             self._metadata.write_pointer(SINKS, self._app_id, record.encode(), version)
         except MetadataVersionError:
@@ -130,26 +173,27 @@ class Sink:
     # ---- committing ----------------------------------------------------------------------------------------------
 
     def commit(self, attempt: Attempt, written: Sequence[WrittenLedger]) -> bool:
-        """Make ledgers count, all of them at once.
+        """Commit ledgers, all of them at once.
 
         Args:
-            attempt: Whose they are.
+            attempt: The attempt that wrote them.
             written: The ledgers, in their order.
 
         Returns:
-            Whether they count; False if the attempt's number was published before, and these were deleted.
+            True if they are committed; False if the attempt's number was committed before, and these were deleted.
 
         Raises:
-            IllegalOperationError: Refused; ``decide`` knows the reasons.
-            PybkError: As the metadata store and ledgers; with ``outcome_unknown`` they may count. Ask again.
+            IllegalOperationError: The commit is refused; ``decide`` has the reasons.
+            PybkError: As the metadata store and ledgers. With ``outcome_unknown`` the ledgers may be committed: call
+                this again, which completes or skips the commit.
 
-        Durability: What counts does so for good. Cost: A small ledger and a compare-and-set.
+        Durability: A commit is durable on return. Cost: A small ledger and a compare-and-set.
         """
         manifest = None
         while True:
             record, version = self._read()
             if manifest is not None and all(manifest != ledger_id for ledger_id, _ in record.chain):
-                self._delete((manifest,), b"")  # the record moved, so it will not be named any more
+                self._delete((manifest,), b"")  # the compare-and-set was refused, so no record will ever name it
             action = decide(record, attempt)
             if isinstance(action, Refuse):
                 raise IllegalOperationError(f"sink {self._app_id!r} refuses the commit: {action.reason}")
@@ -160,22 +204,22 @@ class Sink:
                     return False
                 continue
             try:
-                manifest, chain, folded = self._extended(record.chain, attempt.number, written)
+                manifest, chain, folded = self._extend(record.chain, attempt.number, written)
             except NoSuchLedgerError as error:
-                self._check_moved(version, error)
+                self._check_changed(version, error)
                 continue
             if self._swap(replace(action.record, chain=chain), version):
                 self._delete(folded, b"")
                 self._collect_sometimes(action.record)
                 return True
 
-    def _extended(
+    def _extend(
         self, chain: Chain, number: int, written: Sequence[WrittenLedger]
     ) -> tuple[int | None, Chain, tuple[int, ...]]:
-        """Write a manifest of more ledgers; it is durable and closed on return.
+        """Write a manifest that names more ledgers; it is durable and closed on return.
 
         Returns:
-            The manifest, None if there is nothing to name; the chain with it; the manifests that it replaces.
+            The manifest, None if there are no ledgers to name; the chain with it; the manifests that it replaces.
         """
         if not written:
             return None, chain, ()
@@ -190,71 +234,75 @@ class Sink:
             LedgerType.METADATA,
             custom_metadata={SINK_KEY: self._app_id.encode()},
             quorums=self._quorums,
-            insecure=True,  # manifests are as open to members of the cluster as its metadata
+            insecure=True,  # members of the cluster may read manifests, as they may read its metadata
         ) as writer:
             writer.append_many(entries)
         return writer.ledger_id
 
-    def _rows(self, manifest: int) -> Rows:
+    def _rows(self, manifest: int) -> ManifestRows:
         """Read a manifest."""
         where = f"manifest ledger {manifest} of sink {self._app_id!r}"
         with self._manager.open_ledger(manifest, recover=False) as reader:
             if not reader.is_closed:
-                raise CorruptError(f"{where} is not closed, which no manifest that is named is; restore it")
+                raise CorruptError(f"{where} is not closed, although the record names closed ones only; restore it")
             return decode_rows((entry.payload for entry in reader.read(0, reader.last_add_confirmed)), where=where)
 
     def abort(self, ledger_ids: Sequence[int]) -> None:
-        """Delete ledgers of an attempt that failed, except those that count all the same.
+        """Delete the ledgers of a failed attempt, except those that are committed nevertheless.
 
         Raises:
-            PybkError: As the metadata store; what was not deleted is an orphan.
+            PybkError: As the metadata store; ledgers that were not deleted are orphans.
         """
         while ledger_ids:
             record, version, named = self._read_committed()
             unnamed = set(ledger_ids).difference(named)
-            # A compare-and-set whose answer was lost may be under way still: moved, the record refuses it.
+            # A compare-and-set whose answer was lost may still be under way. Writing the record makes it fail.
             if not unnamed or self._swap(record, version):
                 self._delete(sorted(unnamed), self._password)
                 return
 
-    # ---- what counts ---------------------------------------------------------------------------------------------
+    # ---- committed ledgers ---------------------------------------------------------------------------------------
 
     def committed(self) -> list[int]:
-        """Return the ledgers that count, in the order of commits, and of partitions in each.
+        """Return the committed ledgers, in the order of commits, and of partitions within each.
 
-        Cost: Manifests are read once in a process.
+        Cost: A read of the metadata store; each manifest is read once in a process.
         """
         return self._read_committed()[2]
 
     def _read_committed(self) -> tuple[SinkRecord, int | None, list[int]]:
-        """Return the record, its version, and the ledgers that count."""
+        """Return the record, its version, and the committed ledgers."""
         while True:
             record, version = self._read()
             try:
-                return record, version, self._committed(record)
+                return record, version, self._named_by(record)
             except NoSuchLedgerError as error:
-                self._check_moved(version, error)
+                self._check_changed(version, error)
 
-    def _check_moved(self, version: int | None, error: NoSuchLedgerError) -> None:
-        """Raise unless the record has moved, so that its manifests may have been folded into another."""
+    def _check_changed(self, version: int | None, error: NoSuchLedgerError) -> None:
+        """Return if the record has changed, so that a fold may have deleted a manifest that it named before.
+
+        Raises:
+            CorruptError: It has not changed, so a manifest that it names is missing.
+        """
         if self._read()[1] == version:
             raise CorruptError(
                 f"the record of sink {self._app_id!r} names a manifest ledger that is gone: {error}; restore it"
             ) from error
 
-    def _committed(self, record: SinkRecord) -> list[int]:
-        place = (self._metadata.cluster_id, self._app_id)
-        seen = _MANIFESTS_READ.get(place, {})
+    def _named_by(self, record: SinkRecord) -> list[int]:
+        sink = (self._metadata.cluster_id, self._app_id)
+        read = _MANIFESTS_READ.get(sink, {})
         manifests = {
-            ledger_id: seen[ledger_id] if ledger_id in seen else self._rows(ledger_id) for ledger_id, _ in record.chain
+            ledger_id: read[ledger_id] if ledger_id in read else self._rows(ledger_id) for ledger_id, _ in record.chain
         }
-        _MANIFESTS_READ[place] = manifests
+        _MANIFESTS_READ[sink] = manifests
         return [ledger_id for rows in manifests.values() for ledger_id, _, _ in rows]
 
     # ---- deleting ------------------------------------------------------------------------------------------------
 
     def _delete(self, ledger_ids: Iterable[int], password: bytes) -> list[int]:
-        """Delete orphans; what cannot be deleted now stays one, and is told in the log."""
+        """Delete orphans, and return those deleted; an orphan that cannot be deleted stays, with a warning."""
         deleted = []
         for ledger_id in ledger_ids:
             try:
@@ -267,7 +315,7 @@ class Sink:
         return deleted
 
     def _collect_sometimes(self, record: SinkRecord) -> None:
-        """Collect orphans if that was not done for long; what goes wrong is no matter of the commit before it."""
+        """Collect orphans if none were collected for a day; errors are logged, because the commit has succeeded."""
         age_ns = int(ORPHAN_AGE_S * 1e9)
         before_ns = time.time_ns() - age_ns
         if before_ns - record.floor_ns > age_ns:
@@ -277,14 +325,11 @@ class Sink:
                 logger.warning("sink %r: orphans were not collected: %s", self._app_id, error)
 
     def collect(self, ledgers: Iterable[LedgerMetadata], before_ns: int) -> list[int]:
-        """Delete orphans.
+        """Delete orphans, and return those deleted.
 
         Args:
-            ledgers: Ledgers of this sink.
-            before_ns: Only those created then or before.
-
-        Returns:
-            Those that were deleted.
+            ledgers: Ledgers of this sink, orphans and others.
+            before_ns: Only orphans created at this time or before are deleted, nanoseconds since 1970.
 
         Raises:
             PybkError: As the metadata store, before anything is deleted.
@@ -292,7 +337,8 @@ class Sink:
         old = {each.ledger_id: each.ledger_type for each in ledgers if each.creation_time_ns <= before_ns}
         while True:
             record, version, named = self._read_committed()
-            # From here on none of the old ones is published, and no manifest that was seen among them is named.
+            # Once this compare-and-set has succeeded, no commit publishes a data ledger of ``old``, because of the
+            # floor, and no commit under way publishes a manifest of ``old``, because its compare-and-set fails.
             if self._swap(replace(record, floor_ns=max(record.floor_ns, before_ns)), version):
                 unnamed = sorted(old.keys() - {*named, *(ledger_id for ledger_id, _ in record.chain)})
                 manifests = [each for each in unnamed if old[each] == LedgerType.METADATA]
@@ -301,7 +347,7 @@ class Sink:
 
 
 def sink_ledgers(metadata: ClusterMetadata, app_id: str | None = None) -> Iterator[LedgerMetadata]:
-    """Yield the ledgers that sinks wrote, manifests included, of one sink or of all."""
+    """Yield the ledgers, manifests included, of one sink, or of all sinks if ``app_id`` is None."""
     after = -1
     while ids := metadata.list_ledgers(after=after, count=_PAGE):
         for found in metadata.read_sound_ledgers(ids):
@@ -312,22 +358,22 @@ def sink_ledgers(metadata: ClusterMetadata, app_id: str | None = None) -> Iterat
 
 
 def committed(connection: Connection, app_id: str) -> set[int]:
-    """Return the ledgers of a sink that count.
+    """Return the committed ledgers of a sink.
 
     Args:
-        connection: Where they are.
-        app_id: What their custom metadata says under ``SINK_KEY``.
+        connection: The cluster.
+        app_id: The sink's, as the custom metadata of its ledgers has it under ``SINK_KEY``.
 
     Raises:
-        IllegalOperationError: The connection is to an embedded store, to which no sink writes: all its ledgers count.
+        IllegalOperationError: The connection is to an embedded store, to which sinks do not write.
         CorruptError: The record or a manifest is damaged or missing.
         PybkError: As the metadata store and ledgers.
 
-    Cost: One look into the metadata store; manifests are read once in a process.
+    Cost: A read of the metadata store; each manifest is read once in a process.
     """
     if connection.metadata is None:
         raise IllegalOperationError(
-            f"sink {app_id!r}: {connection.manager!r} is no cluster, and sinks write to clusters"
+            f"sink {app_id!r}: {connection.manager!r} is not a cluster, and sinks write to clusters"
         )
     return set(Sink(connection.manager, connection.metadata, app_id).committed())
 
@@ -335,27 +381,27 @@ def committed(connection: Connection, app_id: str) -> set[int]:
 def collect_orphans(
     connection: Connection, *, older_than: float = ORPHAN_AGE_S, password: bytes = b""
 ) -> dict[str, list[int]]:
-    """Delete what sinks wrote and never committed, of all sinks of a cluster.
+    """Delete the orphans of all sinks of a cluster.
 
     Args:
         connection: The cluster.
-        older_than: Seconds since they were created. A write that takes longer than this from its first ledger to its
-            commit is refused then.
-        password: That of the sinks' ledgers; orphans that have another stay.
+        older_than: Only orphans created longer ago than this, seconds. Writes that take longer than this from their
+            first ledger to their commit are refused afterwards.
+        password: The password of the sinks' ledgers; orphans with another one stay.
 
     Returns:
-        What was deleted, by app id of those that had orphans.
+        The deleted ledgers by app id, for sinks that had any.
 
     Raises:
-        UsageError: ``older_than`` is no age.
+        UsageError: ``older_than`` is out of range.
         PybkError: As the metadata store.
 
-    Cost: Looks at every ledger of the cluster.
+    Cost: Reads the metadata of every ledger of the cluster.
     """
     if not 0 <= older_than < _AGE_S_MAX:
         raise UsageError(f"older_than is {older_than!r}; it takes 0 to {_AGE_S_MAX} seconds")
     if connection.metadata is None:
-        raise IllegalOperationError(f"{connection.manager!r} is no cluster, and sinks write to clusters")
+        raise IllegalOperationError(f"{connection.manager!r} is not a cluster, and sinks write to clusters")
     before_ns = time.time_ns() - int(older_than * 1e9)
     old: dict[str, list[LedgerMetadata]] = {}
     for each in sink_ledgers(connection.metadata):
@@ -375,24 +421,24 @@ def collect(
     password: bytes | Secret | None = None,
     older_than: float = ORPHAN_AGE_S,
 ) -> dict[str, list[int]]:
-    """Delete what writes from Spark, imports and copies left and never committed; this needs no Spark.
+    """Delete what writes from Spark, imports and copies left without a commit; does not need Spark.
 
     Args:
         metadata: The URL of the cluster's metadata.
-        cluster_secret: The cluster's, as such, or where it is found; None for none.
-        password: That of the ledgers; what has another stays, and is told in the log.
+        cluster_secret: The cluster's secret, or where it is found; None for none.
+        password: The password of the ledgers; orphans with another one stay, and the log names them.
         older_than: As for ``collect_orphans``.
 
     Returns:
-        The ledgers that were deleted, by app id of the sink.
+        The deleted ledgers by app id of their sink.
 
     Raises:
-        UsageError: The URL, the secret or the age cannot be.
+        UsageError: The URL, the secret or the age is not valid.
         PybkError: As the metadata store.
 
-    Cost: Looks at every ledger of the cluster.
+    Cost: Reads the metadata of every ledger of the cluster.
     """
     secret = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
     known = password.read() if isinstance(password, Secret) else password
-    place = connection(StoreOrCluster(metadata_uri=metadata, secret=secret))
-    return collect_orphans(place, older_than=older_than, password=known or b"")
+    cluster = connection(StoreOrCluster(metadata_uri=metadata, secret=secret))
+    return collect_orphans(cluster, older_than=older_than, password=known or b"")

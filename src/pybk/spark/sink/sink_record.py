@@ -1,4 +1,7 @@
-"""A sink's record and manifests as values: what a commit does to them is decided here, and nothing is changed."""
+"""A sink's record and manifests as values: decides what a commit does to them, without input or output.
+
+``pybk.spark.sink.manifest`` reads and writes them, and explains how a commit works.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ from pybk.metadata.authenticated_values import decode_json, encode_json
 
 FORMAT: Final = 1
 RUNS_KEPT: Final = 32
+"""How many runs of a query the record remembers, so that a driver that was succeeded is refused."""
+
 FOLD: Final = 8
-"""So many manifests of one tier become one of the next."""
+"""How many manifests of one tier become one of the next."""
 
 ORPHAN_AGE_S: Final = 86_400.0
 """How old an orphan is before a commit collects it."""
 
-_ROWS: Final = 20_000
+_ROWS_PER_ENTRY: Final = 20_000
 
 Chain = tuple[tuple[int, int], ...]
 """Manifest ledgers and their tiers, oldest first."""
@@ -24,15 +29,15 @@ Chain = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """What the metadata store keeps of a sink.
+    """The value that the metadata store keeps for a sink; ``docs/spark.md`` has its format.
 
     Attributes:
-        chain: Its manifests; together they name every ledger that counts.
-        epoch: How many runs of the query there were.
-        runs: The last of them, newest last; none for batch writes.
-        last: The last batch id or ``txnVersion``, -1 before the first.
+        chain: The sink's manifests. A ledger of the sink is committed if one of them names it.
+        epoch: How many runs of the streaming query have committed.
+        runs: The last ``RUNS_KEPT`` of these, newest last; empty for batch writes.
+        last: The last batch id or ``txnVersion`` that was committed, -1 before the first.
         query: The streaming query; empty for batch writes.
-        floor_ns: Ledgers created then or before are published no more.
+        floor_ns: Ledgers created at this time or before are refused, because they may have been deleted as orphans.
     """
 
     chain: Chain = ()
@@ -48,7 +53,7 @@ class SinkRecord:
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> SinkRecord:
-        """Decode what ``encode`` made; ``where`` names the place in errors."""
+        """Decode the result of ``encode``; ``where`` names the record in errors. Raises CorruptError."""
         return decode_json(data, _record_of, where=where)
 
 
@@ -68,7 +73,7 @@ def _record_of(values: dict[str, Any]) -> SinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A commit that is asked for.
+    """A commit that a driver asks for.
 
     Attributes:
         number: Batch id of a streaming query, or ``txnVersion``; from 0.
@@ -85,36 +90,36 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Name the attempt's ledgers in a manifest, and put this record, with that manifest in its chain."""
+    """Write a manifest of the attempt's ledgers, append it to this record's chain, and write the record."""
 
     record: SinkRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """It was published before: put this record if it is another, and delete the attempt's ledgers."""
+    """The attempt's number was committed before: delete its ledgers, and write this record if it has changed."""
 
     record: SinkRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Publish nothing, and say why."""
+    """Commit nothing; ``reason`` completes the error message."""
 
     reason: str
 
 
 def decide(record: SinkRecord, attempt: Attempt) -> Publish | Skip | Refuse:
-    """Decide on a commit; this reads and changes nothing.
+    """Return what a commit does to a sink's record; changes nothing.
 
     Args:
-        record: The sink's record as it is; a new one if it has none.
-        attempt: What is to be committed.
+        record: The sink's record now; an empty one if it has none.
+        attempt: The commit that is asked for.
     """
     new = record.last < 0
     if not new and record.query != attempt.query:
         return Refuse(
-            f"it belongs to {_whose(record.query)}, and this is {_whose(attempt.query)}: choose another app id"
+            f"it belongs to {_owner(record.query)}, and this is {_owner(attempt.query)}: choose another app id"
         )
     if attempt.run in record.runs[:-1]:
         return Refuse(
@@ -138,18 +143,18 @@ def decide(record: SinkRecord, attempt: Attempt) -> Publish | Skip | Refuse:
     return Publish(replace(record, last=attempt.number, query=attempt.query, floor_ns=max(record.floor_ns, floor_ns)))
 
 
-def _whose(query: str) -> str:
+def _owner(query: str) -> str:
     return f"streaming query {query}" if query else "batch writes"
 
 
 def fold(chain: Chain) -> tuple[Chain, tuple[int, ...], int]:
-    """Say how a chain takes one more manifest.
+    """Return which manifests of a chain the next manifest replaces.
 
-    It counts like a number to the base ``FOLD``: as many equal tiers become one of the next, so that the chain stays
-    short, and what is written again is a ledger's name per tier.
+    The chain counts like a number to the base ``FOLD``: that many manifests of one tier become one of the next. So the
+    chain has at most ``FOLD - 1`` manifests per tier, and each ledger is named again once per tier.
 
     Returns:
-        What stays of the chain, the manifests at its end that the new one replaces, oldest first, and its tier.
+        The chain that stays, the manifests at its end that the new one replaces, oldest first, and the new one's tier.
     """
     end, tier = len(chain), 0
     while end >= FOLD - 1 and all(found == tier for _, found in chain[end - FOLD + 1 : end]):
@@ -158,24 +163,24 @@ def fold(chain: Chain) -> tuple[Chain, tuple[int, ...], int]:
     return chain[:end], tuple(ledger_id for ledger_id, _ in chain[end:]), tier
 
 
-# ---- what a manifest says ----------------------------------------------------------------------------------------
+# ---- manifests ---------------------------------------------------------------------------------------------------
 
-Rows = list[tuple[int, int, int]]
-"""Ledger id, entries, payload bytes of ledgers that count, in their order."""
+ManifestRows = list[tuple[int, int, int]]
+"""Ledger id, entries and payload bytes of committed ledgers, in the order of their commits."""
 
 
-def encode_rows(number: int, rows: Rows) -> list[bytes]:
-    """Return the entries of a manifest ledger; there is at least one, which names the last commit in it."""
-    parts = [rows[at : at + _ROWS] for at in range(0, len(rows), _ROWS)] or [[]]
+def encode_rows(number: int, rows: ManifestRows) -> list[bytes]:
+    """Return the entries of a manifest ledger: at least one, with ``number``, that of the newest commit in it."""
+    parts = [rows[at : at + _ROWS_PER_ENTRY] for at in range(0, len(rows), _ROWS_PER_ENTRY)] or [[]]
     return [encode_json({"format": FORMAT, "last": number, "ledgers": part}) for part in parts]
 
 
-def decode_rows(entries: Iterable[bytes], *, where: str) -> Rows:
-    """Decode what ``encode_rows`` made; ``where`` names the place in errors."""
+def decode_rows(entries: Iterable[bytes], *, where: str) -> ManifestRows:
+    """Decode the result of ``encode_rows``; ``where`` names the manifest in errors. Raises CorruptError."""
     return [row for entry in entries for row in decode_json(entry, _rows_of, where=where)]
 
 
-def _rows_of(values: dict[str, Any]) -> Rows:
+def _rows_of(values: dict[str, Any]) -> ManifestRows:
     if values["format"] != FORMAT:
         raise ValueError("another format: use a newer pybk")
     return [(int(ledger_id), int(entries), int(size)) for ledger_id, entries, size in values["ledgers"]]
