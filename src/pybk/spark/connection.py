@@ -8,15 +8,18 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.connect import connect
 from pybk.credentials import Secret
 from pybk.errors import UsageError
 from pybk.ledger import LedgerMetadata
+from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.seal import LedgerSeal, seal_of
 from pybk.spark.executors.executor import local_bookie
+from pybk.storage.readonly import ReadOnlyStore
 
 _LMDB: Final = "lmdb://"
 
@@ -48,10 +51,12 @@ class Connection(NamedTuple):
     Attributes:
         manager: The ledgers; read-only for an embedded store, beside the process that writes.
         metadata: The cluster's metadata, None for an embedded store.
+        backend: The manager's backend, for jobs that read single replicas.
     """
 
     manager: LedgerManager
     metadata: ClusterMetadata | None
+    backend: LedgerBackend
 
 
 _Key = tuple[StoreOrCluster, str | None, str | None, tuple[int, int] | None]
@@ -136,11 +141,12 @@ def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> 
     if where.path is not None:
         if not os.path.isdir(where.path):
             raise UsageError(f"there is no directory {where.path} here; each machine that reads a store needs it")
-        return Connection(LedgerManager.open(where.path, read_only=True), None)
+        store = StoreBackend(ReadOnlyStore.open(where.path, config=StoreConfig()))
+        return Connection(LedgerManager(store), None, store)
     if where.metadata_uri is None:
         raise UsageError("a place is a path or a metadata URL; give one")
     backend = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near, directory=directory)
-    return Connection(LedgerManager(backend), backend.membership.metadata)
+    return Connection(LedgerManager(backend), backend.membership.metadata, backend)
 
 
 def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:
@@ -156,7 +162,7 @@ def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) ->
 
     Cost: As ``pybk.seal.unlocked``; reads nothing.
     """
-    return seal_of(found.manager._backend.key_ring, found.manager._backend.verifier, password, metadata)
+    return seal_of(found.backend.key_ring, found.backend.verifier, password, metadata)
 
 
 def _after_fork() -> None:

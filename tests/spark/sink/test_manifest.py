@@ -371,8 +371,8 @@ def test_a_collection_that_fails_is_no_matter_of_the_commit(
 
 def test_an_embedded_store_has_no_sinks(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        place = Connection(manager, None)
-        with pytest.raises(IllegalOperationError, match="no cluster"):
+        place = Connection(manager, None, manager._backend)
+        with pytest.raises(IllegalOperationError, match="is not a cluster"):
             committed(place, "app")
-        with pytest.raises(IllegalOperationError, match="no cluster"):
+        with pytest.raises(IllegalOperationError, match="is not a cluster"):
             collect_orphans(place)

@@ -106,8 +106,8 @@ def copy(
     there = cluster_of(target, target_secret, "nobody else makes ledgers in it")
     secret = secret_of(password)
     found = connection(place)
-    origin = found.manager._backend.identity.store_id.hex()
-    if origin == connection(there).manager._backend.identity.store_id.hex():
+    origin = found.manager.store_id.hex()
+    if origin == connection(there).manager.store_id.hex():
         raise UsageError(f"{there} is where the ledgers are already; a copy is made in another cluster")
     to = TransferTarget(there, secret, COPY_OF, origin)
     wanted = partial(selected_ledgers, place, None if ledgers is None else tuple(ledgers), ledger_type)

@@ -215,7 +215,7 @@ def _looked(
 def _extent(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int | None, int | None]:
     """Return entries and payload bytes of a ledger, None where they are not known."""
     if found.metadata is None:
-        descriptor = found.manager._backend.descriptor(metadata.ledger_id)
+        descriptor = found.backend.descriptor(metadata.ledger_id)
         return descriptor.last_add_confirmed + 1, descriptor.length_durable
     try:
         last, length = end_of(found, metadata, password)

@@ -11,7 +11,7 @@ from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.ledger_check import find_seal
-from pybk.seal import LedgerSeal, unlocked
+from pybk.seal import LedgerSeal
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.storage.format.extent import Extent
 
@@ -76,8 +76,8 @@ def selected_ledgers(
     if ledgers is not None:
         metadata = [manager.ledger_metadata(ledger_id) for ledger_id in sorted(set(ledgers))]
     else:
-        manager._backend.catch_up()
-        metadata = list(manager._backend.ledgers())
+        found.backend.catch_up()
+        metadata = list(found.backend.ledgers())
     if where.path is not None and any(
         each.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(each) is not None for each in metadata
     ):
@@ -92,12 +92,12 @@ def selected_ledgers(
 
 def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
     """Return what checks a ledger's entries and seal, as ``pybk.ledger_check.find_seal`` does."""
-    return find_seal(found.manager._backend.key_ring, found.manager._backend.verifier, passwords, metadata)
+    return find_seal(found.backend.key_ring, found.backend.verifier, passwords, metadata)
 
 
 def unlocks(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
-    """Tell whether a password, None for the empty one, is that of a ledger."""
-    return unlocked(manager._backend.key_ring, manager._backend.verifier, password or b"", metadata) is not None
+    """Return whether a password, None for the empty one, is that of a ledger."""
+    return manager.check_password(metadata, password or b"")
 
 
 def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:

@@ -357,7 +357,7 @@ def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_CheckUn
 
 def _units_of_store(found: Connection, metadata: LedgerMetadata) -> list[_CheckUnit]:
     """Cut a store's ledger into units."""
-    descriptor = found.manager._backend.descriptor(metadata.ledger_id)
+    descriptor = found.backend.descriptor(metadata.ledger_id)
     last = descriptor.last_add_confirmed
     entry_bytes = _entry_bytes(last, descriptor.length_durable)
     step = max(1, _UNIT_BYTES // entry_bytes)
@@ -464,7 +464,7 @@ def mark_short(replicas: Sequence[CheckedReplica], spare: Mapping[int, int]) -> 
 def _check(where: StoreOrCluster, passwords: Passwords, unit: _CheckUnit) -> CheckedReplica | None:
     """Check one unit, in an executor; None if the ledger, or the bookie's part in it, is no more."""
     found = connection(where)
-    backend = found.manager._backend
+    backend = found.backend
     try:
         if isinstance(backend, ClusterBackend):
             return _check_replica(found, backend, passwords, unit)

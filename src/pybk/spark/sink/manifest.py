@@ -230,10 +230,13 @@ class Sink:
         return manifest, (*kept, (manifest, tier)), folded
 
     def _write_manifest(self, entries: list[bytes]) -> int:
-        with self._manager._create_ledger(
+        ensemble_size, write_quorum, ack_quorum = self._quorums
+        with self._manager.create_system_ledger(
             LedgerType.METADATA,
             custom_metadata={SINK_KEY: self._app_id.encode()},
-            quorums=self._quorums,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
             insecure=True,  # members of the cluster may read manifests, as they may read its metadata
         ) as writer:
             writer.append_many(entries)

@@ -160,12 +160,12 @@ def _new_ledger(manager: LedgerManager, options: SinkOptions, app_id: str, passw
 
 def sink_of(options: SinkOptions, app_id: str) -> Sink:
     """Return the sink of this name, over this process's connection."""
-    manager, metadata = connection(options.where)
-    if metadata is None:
-        raise UsageError(f"{options.where} is no cluster; give metadataUri")
+    found = connection(options.where)
+    if found.metadata is None:
+        raise UsageError(f"{options.where} is not a cluster; give metadataUri")
     return Sink(
-        manager,
-        metadata,
+        found.manager,
+        found.metadata,
         app_id,
         password=options.password.read() or b"",
         quorums=(options.ensemble_size, options.write_quorum, options.ack_quorum),

@@ -67,7 +67,7 @@ class LedgerCatalog:
     @property
     def of(self) -> str:
         """Which store or cluster it is, and which of its ledgers are read, as text."""
-        store = connection(self._where).manager._backend.identity.store_id.hex()
+        store = connection(self._where).manager.store_id.hex()
         if self._type is not None:
             return f"{store} type {self._type}"
         return f"{store} ledgers {','.join(f'{low}-{high}' for low, high in self._asked or ())}"
@@ -182,8 +182,8 @@ class LedgerCatalog:
     def _there(self, found: Connection) -> Iterator[LedgerMetadata]:
         left = set(self._named)
         if not self._all_named:
-            found.manager._backend.catch_up()
-            for metadata in found.manager._backend.ledgers():
+            found.backend.catch_up()
+            for metadata in found.backend.ledgers():
                 left.discard(metadata.ledger_id)
                 yield metadata
         for ledger_id in sorted(left):  # a listing may be late
