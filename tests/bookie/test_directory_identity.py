@@ -32,47 +32,47 @@ CLUSTER, INSTANCE = b"cluster", bytes(range(16))
 def test_a_directory_is_bound_to_one_bookie_of_one_cluster(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
     with pytest.raises(CookieError, match="no bookie's yet"):
-        replicas.check(CLUSTER, "a", INSTANCE, 1)
-    assert replicas.begin(CLUSTER, "a", INSTANCE) == 1
+        replicas.check_identity(CLUSTER, "a", INSTANCE, 1)
+    assert replicas.record_start(CLUSTER, "a", INSTANCE) == 1
     for stop in (after_crash, after_kill):
         fs, replicas = stop(fs, replicas)
-        replicas.check(CLUSTER, "a", INSTANCE, 1)
+        replicas.check_identity(CLUSTER, "a", INSTANCE, 1)
         for cluster, bookie, instance, remedy in (
             (b"other", "a", INSTANCE, "other cluster"),
             (CLUSTER, "b", INSTANCE, "give the bookie the name"),
             (CLUSTER, "a", bytes(16), "was replaced"),
         ):
             with pytest.raises(CookieError, match=remedy):
-                replicas.check(cluster, bookie, instance, 1)
+                replicas.check_identity(cluster, bookie, instance, 1)
             with pytest.raises(CookieError, match=remedy):
-                replicas.begin(cluster, bookie, instance)
-    assert replicas.begin(CLUSTER, "a", INSTANCE, 1) == 2
+                replicas.record_start(cluster, bookie, instance)
+    assert replicas.record_start(CLUSTER, "a", INSTANCE, 1) == 2
     assert len(list(replicas.store.ledgers())) == 1
 
 
 def test_an_older_copy_of_a_directory_is_refused(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
-    replicas.begin(CLUSTER, "a", INSTANCE)
+    replicas.record_start(CLUSTER, "a", INSTANCE)
     replicas.close()
     copy = fs.kill()
     replicas = open_replicas(copy)
-    replicas.check(CLUSTER, "a", INSTANCE, 1)
+    replicas.check_identity(CLUSTER, "a", INSTANCE, 1)
     with pytest.raises(CookieError, match="older backup"):
-        replicas.check(CLUSTER, "a", INSTANCE, 2)
+        replicas.check_identity(CLUSTER, "a", INSTANCE, 2)
     with pytest.raises(CookieError, match="older backup"):
-        replicas.begin(CLUSTER, "a", INSTANCE, 2)
+        replicas.record_start(CLUSTER, "a", INSTANCE, 2)
 
 
 def test_a_start_that_ended_between_two_identities_counts(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
-    replicas.begin(CLUSTER, "a", INSTANCE)
+    replicas.record_start(CLUSTER, "a", INSTANCE)
     fs.fail_at(1, "EIO", only="write_durable")
     with pytest.raises(StorageFailedError):
-        replicas.begin(CLUSTER, "a", INSTANCE)
+        replicas.record_start(CLUSTER, "a", INSTANCE)
     fs, replicas = after_kill(fs, replicas)
     assert replicas.identity is not None
     assert replicas.identity.boots == 2
-    assert replicas.begin(CLUSTER, "a", INSTANCE, 2) == 3
+    assert replicas.record_start(CLUSTER, "a", INSTANCE, 2) == 3
     assert len(list(replicas.store.ledgers())) == 1
 
 
@@ -114,7 +114,7 @@ def test_what_is_no_extent_is_told(data: bytes) -> None:
 )
 def test_what_names_no_bookie_is_told(fs: SimFileSystem, data: bytes) -> None:
     replicas = open_replicas(fs)
-    replicas.begin(CLUSTER, "a", INSTANCE)
+    replicas.record_start(CLUSTER, "a", INSTANCE)
     (metadata,) = replicas.store.ledgers()
     with pytest.raises(CorruptError, match="names no bookie"):
         DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: data}))
@@ -136,12 +136,12 @@ def test_health_tells_room_by_tier(replicas: Replicas) -> None:
 def test_a_copy_is_refused_unless_it_was_moved() -> None:
     fs = SimFileSystem(1)
     replicas = open_replicas(fs)
-    assert replicas.begin(CLUSTER, "a", INSTANCE) == 1
+    assert replicas.record_start(CLUSTER, "a", INSTANCE) == 1
     replicas.close()
     fs.number = 8
     copy = open_replicas(fs)
     with pytest.raises(CookieError, match=r"is a copy of the directory of bookie 'a'.*--moved"):
-        copy.begin(CLUSTER, "a", INSTANCE, 1)
-    assert copy.begin(CLUSTER, "a", INSTANCE, 1, moved=True) == 2
+        copy.record_start(CLUSTER, "a", INSTANCE, 1)
+    assert copy.record_start(CLUSTER, "a", INSTANCE, 1, moved=True) == 2
     copy.close()
-    assert open_replicas(fs).begin(CLUSTER, "a", INSTANCE, 2) == 3
+    assert open_replicas(fs).record_start(CLUSTER, "a", INSTANCE, 2) == 3

@@ -228,4 +228,4 @@ def test_an_owner_fences_a_bookie_that_never_saw_the_ledger(tmp_path: Path) -> N
         state = service.replicas.state(writer.ledger_id)
         assert state is not None
         assert state.fenced
-        assert state.description is not None
+        assert state.header is not None

@@ -189,7 +189,7 @@ def test_what_was_committed_survives_a_crash_and_extents_go_on(fs: SimFileSystem
     fs, replicas = after_crash(fs, replicas)
     assert replicas.ledgers() == [LEDGER]
     state = state_of(replicas)
-    assert (state.fenced, state.limbo, state.description) == (False, False, describe())
+    assert (state.fenced, state.limbo, state.header) == (False, False, describe())
     assert_reads(replicas, 0, 14, 3, status=Status.OK, upto=12)
     assert_reads(replicas, 20, 23)
     assert add(replicas, make_run(15, 2, 3)) is Status.OK

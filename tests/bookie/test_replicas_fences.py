@@ -59,7 +59,7 @@ def test_an_unknown_ledger_is_fenced(fs: SimFileSystem, replicas: Replicas) -> N
     for ledger_id in (8, 9):
         replicas.create(ledger_id, describe(flags=DEFERRED))
         assert replicas.stage(ledger_id, make_run(0, 1, ledger_id=ledger_id), True) is Status.FENCED
-        assert state_of(replicas, ledger_id).description == describe(flags=DEFERRED)
+        assert state_of(replicas, ledger_id).header == describe(flags=DEFERRED)
 
 
 def test_what_was_staged_before_a_fence_is_durable_with_it(replicas: Replicas) -> None:
@@ -202,7 +202,7 @@ def test_a_new_ledger_lacks_nothing_and_a_doubted_one_lacks_something_after_a_cr
 ) -> None:
     add(replicas, make_run(0, 2))
     assert (state_of(replicas).limbo, state_of(replicas).gap) == (False, False)
-    replicas.doubt({LEDGER: describe()})
+    replicas.put_in_limbo({LEDGER: describe()})
     fs, replicas = after_crash(fs, replicas)
     assert (state_of(replicas).limbo, state_of(replicas).gap) == (True, True)
 

@@ -46,13 +46,13 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_extent_is_stored_as_a_record_of_the_bookies_own(
     fs: SimFileSystem, replicas: Replicas, kind: LedgerType
 ) -> None:
-    replicas.begin(CLUSTER, "a", INSTANCE)
+    replicas.record_start(CLUSTER, "a", INSTANCE)
     replicas.create(8, named(kind))
     assert add(replicas, make_run(0, 3, ledger_id=8), ledger_id=8) is Status.OK
     types = [metadata.ledger_type for metadata in replicas.store.ledgers()]
     assert sorted(types) == ["", LedgerType.BOOKIE]
     fs, replicas = after_crash(fs, replicas)
-    assert state_of(replicas, 8).description == named(kind)
+    assert state_of(replicas, 8).header == named(kind)
     assert not state_of(replicas, 8).fenced
     assert replicas.in_limbo() == []
 
@@ -63,20 +63,20 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_opens(
     fs: SimFileSystem, as_before: None, kind: LedgerType, flags: WriteFlag
 ) -> None:
     replicas = open_replicas(fs)
-    replicas.begin(CLUSTER, "a", INSTANCE)
+    replicas.record_start(CLUSTER, "a", INSTANCE)
     replicas.create(LEDGER, named(kind, flags))
     assert add(replicas, make_run(0, 5)) is Status.OK
     replicas.store.scheduler.checkpoint()
     assert add(replicas, make_run(7, 2, 2)) is Status.OK
     assert {metadata.ledger_type for metadata in replicas.store.ledgers()} == {kind, LedgerType.BOOKIE}
     fs, replicas = after_kill(fs, replicas)
-    replicas.check(CLUSTER, "a", INSTANCE, 1)
-    assert replicas.begin(CLUSTER, "a", INSTANCE, 1) == 2
+    replicas.check_identity(CLUSTER, "a", INSTANCE, 1)
+    assert replicas.record_start(CLUSTER, "a", INSTANCE, 1) == 2
     assert not state_of(replicas).fenced
     assert_reads(replicas, 0, 4)
     assert_reads(replicas, 7, 9, 2)
     # Its fence and its mark of limbo are told from its entries, and lifting the mark deletes no entry.
-    replicas.doubt({LEDGER: None})
+    replicas.put_in_limbo({LEDGER: None})
     replicas.fence(LEDGER, None)
     fs, replicas = after_kill(fs, replicas)
     assert state_of(replicas).fenced
@@ -93,7 +93,7 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_can_be_salvaged(
     fs: SimFileSystem, as_before: None, kind: LedgerType
 ) -> None:
     replicas = open_replicas(fs)
-    replicas.begin(CLUSTER, "a", INSTANCE)
+    replicas.record_start(CLUSTER, "a", INSTANCE)
     replicas.create(LEDGER, named(kind))
     assert add(replicas, make_run(0, 5)) is Status.OK
     replicas.close()
@@ -101,7 +101,7 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_can_be_salvaged(
     salvaged = Replicas.open(
         ROOT, config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path), salvage=True
     )
-    salvaged.doubt(dict.fromkeys(salvaged.ledgers()))
+    salvaged.put_in_limbo(dict.fromkeys(salvaged.ledgers()))
     salvaged.store.keep_salvage()
     assert salvaged.identity is not None
     salvaged.close()

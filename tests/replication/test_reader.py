@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.replication.fragments import fragment_ranges
 from pybk.replication.messages import (
     EntriesRead,
     Failed,
@@ -24,7 +25,7 @@ from pybk.replication.messages import (
     WakeAt,
     Woken,
 )
-from pybk.replication.reader import NO_LIMIT, LacMachine, ReadMachine, stretches
+from pybk.replication.reader import NO_LIMIT, LacMachine, ReadMachine
 from tests.replication.driving import LEDGER, Driven, bookie, metadata, run
 
 NO = ReadReply(Status.NO_SUCH_ENTRY)
@@ -239,7 +240,7 @@ def test_only_the_residues_wanted_are_read() -> None:
 def test_fragments_are_read_from_their_ensembles() -> None:
     opened = metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6)), (7, (0, 1, 2)))
     assert [(first, last) for _, first, last in Reading(3, 8, opened).asked()] == [(3, 4), (5, 6), (7, 8)]
-    assert [(low, high) for _, low, high in stretches(opened.fragments, 5, 6)] == [(5, 6)]
+    assert [(low, high) for _, low, high in fragment_ranges(opened.fragments, 5, 6)] == [(5, 6)]
 
 
 def exhaust(reading: Reading, *replies: ReadReply) -> None:

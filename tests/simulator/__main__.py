@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from tests.simulator.disk import Disk
-from tests.simulator.harness import World, model_disk
+from tests.simulator.harness import Harness, model_disk
 from tests.simulator.plan import Plan, draw
 from tests.simulator.real_disk import RealDisk, suits
 
@@ -18,26 +18,26 @@ LAST_EVENTS = 40
 LINE = 200
 
 
-def run(seed: int, *, traced: bool = False, real: bool = False) -> tuple[World, Exception | None]:
+def run(seed: int, *, traced: bool = False, real: bool = False) -> tuple[Harness, Exception | None]:
     """Run a seed, on the model of a disk or on the library's storage, and return what came of it."""
     make_disk: Callable[[Random, Plan], Disk] = RealDisk if real else model_disk
-    world = World(seed, traced=traced, make_disk=make_disk)
+    harness = Harness(seed, traced=traced, make_disk=make_disk)
     try:
-        world.run()
+        harness.run()
     except Exception as error:  # noqa: BLE001  # whatever a machine raises is a failure of the seed
-        return world, error
+        return harness, error
     finally:
-        world.close()
-    return world, None
+        harness.close()
+    return harness, None
 
 
 def explain(seed: int, *, real: bool) -> None:
     """Print what is known about a seed that failed."""
-    world, error = run(seed, traced=True, real=real)
-    for line in world.clock.trace[-LAST_EVENTS:]:
+    harness, error = run(seed, traced=True, real=real)
+    for line in harness.clock.trace[-LAST_EVENTS:]:
         print(line[:LINE])
     print(f"seed {seed}: {type(error).__name__}: {error}")
-    print(f"  {world.plan}")
+    print(f"  {harness.plan}")
     print(f"  commit {_commit()}; again: python -m tests.simulator {'--real ' * real}--seed {seed}")
 
 
@@ -60,12 +60,12 @@ def main() -> int:
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         if arguments.real and not suits(draw(seed)):
             continue
-        world, error = run(seed, traced=arguments.trace or arguments.sums, real=arguments.real)
-        events += world.clock.events
+        harness, error = run(seed, traced=arguments.trace or arguments.sums, real=arguments.real)
+        events += harness.clock.events
         if arguments.trace:
-            print("\n".join(world.clock.trace))
+            print("\n".join(harness.clock.trace))
         if arguments.sums:
-            print(f"{seed} {world.clock.events} {world.clock.trace_sum:08x}")
+            print(f"{seed} {harness.clock.events} {harness.clock.trace_sum:08x}")
         if error is not None:
             failures += 1
             explain(seed, real=arguments.real)

@@ -149,7 +149,7 @@ BOOKIE_MUTANTS = (
                 (
                     "state = self._replicas.state(ledger_id)\n"
                     "if state is None:\n"
-                    "    self._replicas.create(ledger_id, description)\n"
+                    "    self._replicas.create(ledger_id, header)\n"
                     "    state = self._replicas.state(ledger_id)"
                 ),
             ),
@@ -347,12 +347,12 @@ BOOKIE_MUTANTS = (
     Mutant(
         "G2",
         "limbo ends when everything was copied (D6)",
-        (Piece("tests.simulator.disk:ModelReplicas.mend", "self.durable.setdefault(entry_id, entry)", "pass"),),
+        (Piece("tests.simulator.disk:ModelReplicas.repair", "self.durable.setdefault(entry_id, entry)", "pass"),),
     ),
     Mutant(
         "G3",
         "a closed ledger leaves limbo fenced, as its fence may be lost (I12)",
-        (Piece("tests.simulator.disk:ModelReplicas.mend", "(self.gap and closed)", "False"),),
+        (Piece("tests.simulator.disk:ModelReplicas.repair", "(self.gap and closed)", "False"),),
     ),
     Mutant(
         "G4",

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.ledger import INSTANCE_BYTES, Bookie, LedgerMetadata, LedgerState
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import LacReply, ReadReply, Reply, Request, Status
-from pybk.replication.rereplication import fragment_end
 from tests.simdisk import SimCrash
-from tests.simulator.disk import Disk, Shelf
+from tests.simulator.disk import Disk, DiskGroup
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
     from tests.simulator.clients import Client
-    from tests.simulator.harness import World
+    from tests.simulator.harness import Harness
     from tests.simulator.ledgers import SimLedger
 
 
-MEND_NS = 20 * MS
+REPAIR_NS = 20 * MS
 """How soon a bookie gets back what it may have lost, once its ledger is closed."""
 
 
@@ -37,11 +37,11 @@ class Asked(NamedTuple):
 class SimBookie:
     """A bookie under one name; a wiped one goes on as another instance."""
 
-    def __init__(self, world: World, number: int) -> None:
-        self.world = world
+    def __init__(self, harness: Harness, number: int) -> None:
+        self.harness = harness
         self.number = number
         self.name = f"b{number}"
-        self.random = Random(f"{world.seed}/{self.name}")
+        self.random = Random(f"{harness.seed}/{self.name}")
         self.instances = 0
         self.life = 0
         self.up = True
@@ -53,13 +53,13 @@ class SimBookie:
         """Be a new instance, with an empty disk."""
         self.instances += 1
         self.bookie = Bookie(self.name, bytes([self.number, self.instances]).ljust(INSTANCE_BYTES, b"-"))
-        world = self.world
+        harness = self.harness
         self.disks: dict[int, Disk] = {}
-        for ledger_id, ledger in world.ledgers.items():
-            own = self.random if ledger is world.ledger else Random(f"{ledger.source}/{self.name}/{self.instances}")
-            self.disks[ledger_id] = ledger.disks[self.bookie] = world.make_disk(own, ledger.plan)
-        first = self.disks[world.ledger.ledger_id]
-        self.replicas: Disk | Shelf = first if len(self.disks) == 1 else Shelf(self.disks)
+        for ledger_id, ledger in harness.ledgers.items():
+            own = self.random if ledger is harness.ledger else Random(f"{ledger.source}/{self.name}/{self.instances}")
+            self.disks[ledger_id] = ledger.disks[self.bookie] = harness.make_disk(own, ledger.plan)
+        first = self.disks[harness.ledger.ledger_id]
+        self.replicas: Disk | DiskGroup = first if len(self.disks) == 1 else DiskGroup(self.disks)
         self.machine = BookieMachine(self.replicas)
 
     def deliver(self, client: Client, token: int, to: Bookie, request: Request) -> None:
@@ -69,17 +69,17 @@ class SimBookie:
         asked = Asked(client, token, request, self.life)
         if to != self.bookie:
             reply: Reply | LacReply | ReadReply = Reply(Status.WRONG_INSTANCE)
-            self.world.network.send(self.name, client.name, client.answered, token, reply, to)
+            self.harness.network.send(self.name, client.name, client.answered, token, reply, to)
             return
-        description = self.disks[request.ledger_id].description
-        self.let(lambda: self.machine.receive(asked, request, description, self.world.clock.now))
+        header = self.disks[request.ledger_id].header
+        self.let(lambda: self.machine.receive(asked, request, header, self.harness.clock.now))
         self.commit_soon()
 
     def commit_soon(self) -> None:
         """Sync in a moment, with what else comes until then."""
         if self.up and not self.committing:
             self.committing = True
-            self.world.clock.after(int(self.random.random() * MS / 2), self.commit, self.life)
+            self.harness.clock.after(int(self.random.random() * MS / 2), self.commit, self.life)
 
     def commit(self, life: int) -> None:
         """Sync."""
@@ -90,18 +90,18 @@ class SimBookie:
     def woken(self, life: int) -> None:
         """Let the machine look who waited long enough."""
         if life == self.life:
-            self.perform(self.machine.woken(self.world.clock.now))
+            self.perform(self.machine.woken(self.harness.clock.now))
 
     def looked_up(self, life: int, ledger_id: int, exists: bool | None) -> None:
         """Tell the machine whether a ledger exists."""
         if life == self.life:
-            self.let(lambda: self.machine.ledger_looked_up(ledger_id, exists, self.world.clock.now))
+            self.let(lambda: self.machine.ledger_looked_up(ledger_id, exists, self.harness.clock.now))
             self.commit_soon()
 
     def ledger_deleted(self, ledger: SimLedger) -> None:
         """Collect a deleted ledger."""
         if self.up:
-            ledger.judge.collected(self.bookie)
+            ledger.checker.collected(self.bookie)
             self.let(lambda: self.machine.ledger_deleted(ledger.ledger_id))
 
     def let(self, act: Callable[[], list[BookieEffect]]) -> None:
@@ -111,44 +111,44 @@ class SimBookie:
             effects = act()
         if self.replicas.stopped:
             self.crash()
-            self.world.clock.after(5 * MS, self.restart)
+            self.harness.clock.after(5 * MS, self.restart)
             return
         self.perform(effects)
 
     def perform(self, effects: list[BookieEffect]) -> None:
         """Do what the machine asks for."""
-        world = self.world
+        harness = self.harness
         for effect in effects:
             if isinstance(effect, Respond):
                 asked: Asked = effect.sender
-                asked.client.ledger.judge.replied(self.bookie, asked.request, effect.reply)
-                world.network.send(
+                asked.client.ledger.checker.replied(self.bookie, asked.request, effect.reply)
+                harness.network.send(
                     self.name, asked.client.name, asked.client.answered, asked.token, effect.reply, self.bookie
                 )
             elif isinstance(effect, LookUp):
-                world.ledgers[effect.ledger_id].metadata.look_up(self, self.life, effect.ledger_id)
+                harness.ledgers[effect.ledger_id].metadata.look_up(self, self.life, effect.ledger_id)
             else:
-                world.clock.after(max(effect.time_ns - world.clock.now, 0), self.woken, self.life)
+                harness.clock.after(max(effect.time_ns - harness.clock.now, 0), self.woken, self.life)
 
     # ---- limbo -----------------------------------------------------------------------------------------------------
 
-    def mend_soon(self, ledger: SimLedger) -> None:
+    def repair_soon(self, ledger: SimLedger) -> None:
         """Look in a moment whether the limbo can end; again and again only if more than the unforced may be lost."""
         state = self.disks[ledger.ledger_id].state(ledger.ledger_id)
         if state is not None and state.limbo and (state.gap or ledger.metadata.is_closed()):
-            self.world.clock.after(MEND_NS, self.mend, self.life, ledger)
+            self.harness.clock.after(REPAIR_NS, self.repair, self.life, ledger)
 
-    def mend(self, life: int, ledger: SimLedger) -> None:
+    def repair(self, life: int, ledger: SimLedger) -> None:
         """Copy what ended fragments have for this bookie from its peers; leave limbo (``client/limbo_repair.py``)."""
         metadata = ledger.metadata.current
         if life != self.life or metadata is None:
             return
         if not self._has_end(metadata):
-            self.mend_soon(ledger)
+            self.repair_soon(ledger)
             return
-        entries = ledger.judge.entries_of(self.bookie, metadata)
-        self.disks[ledger.ledger_id].mend(entries, closed=metadata.state is LedgerState.CLOSED)
-        ledger.judge.mended(self.bookie, entries)
+        entries = ledger.checker.entries_of(self.bookie, metadata)
+        self.disks[ledger.ledger_id].repair(entries, closed=metadata.state is LedgerState.CLOSED)
+        ledger.checker.repaired(self.bookie, entries)
 
     def _has_end(self, metadata: LedgerMetadata) -> bool:
         """Tell whether nothing more is added here to what the ledger has, and no fence may be lost."""
@@ -176,10 +176,10 @@ class SimBookie:
         self.up = True
         self.machine = BookieMachine(self.replicas)
         self.machine.read_only = self.full
-        for ledger_id, ledger in self.world.ledgers.items():
-            ledger.judge.restarted(self.bookie, self.disks[ledger_id].fenced)
-            self.mend_soon(ledger)
-        self.world.bookies_changed()
+        for ledger_id, ledger in self.harness.ledgers.items():
+            ledger.checker.restarted(self.bookie, self.disks[ledger_id].fenced)
+            self.repair_soon(ledger)
+        self.harness.bookies_changed()
 
     def fill(self) -> None:
         """Be full from now on."""

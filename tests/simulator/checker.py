@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import entries_of
+from pybk.replication.fragments import fragment_of
 from pybk.replication.messages import (
     NEGATIVE,
     Add,
@@ -23,7 +24,6 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.replication.reader import fragment_of
 from tests.simulator.disk import LAC_OFFSET
 from tests.simulator.seals import digest_in, forgeries, is_right, seal_of
 
@@ -38,7 +38,7 @@ class ViolationError(AssertionError):
     """An invariant does not hold."""
 
 
-class Judge:
+class Checker:
     """What was promised, and whether it is kept."""
 
     def __init__(self, ledger: SimLedger) -> None:
@@ -160,7 +160,7 @@ class Judge:
             self.check(disk.had(entry_id), f"{bookie} forced entry {entry_id}, which is not durable")
             self.acked.setdefault(bookie, {})[entry_id] = None
 
-    def mended(self, bookie: Bookie, entries: dict[int, bytes]) -> None:
+    def repaired(self, bookie: Bookie, entries: dict[int, bytes]) -> None:
         """A bookie is out of limbo: it has all that the ledger has for it, and of what else it lost nothing counts."""
         disk = self.ledger.disks[bookie]
         here = all(disk.held(entry_id) is not None for entry_id in entries)

@@ -100,11 +100,11 @@ class Client:
         self.machines += 1
         self.open.clear()
 
-    def told(self, event: Event) -> None:
+    def deliver_event(self, event: Event) -> None:
         """Tell the machine an event, or what waits for one that begins with the ledger's metadata."""
-        self.tell(self.machines, event)
+        self.deliver_to(self.machines, event)
 
-    def tell(self, to: int, event: Event) -> None:
+    def deliver_to(self, to: int, event: Event) -> None:
         if self.stopped or to != self.machines:
             return
         if self.paused:
@@ -121,7 +121,7 @@ class Client:
         self.paused = False
         waiting, self.waiting = self.waiting, []
         for to, event in waiting:
-            self.tell(to, event)
+            self.deliver_to(to, event)
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -145,18 +145,18 @@ class Client:
         """No answer came in time; one may come later all the same."""
         if machine == self.machines and (machine, token) in self.open:
             del self.open[machine, token]
-            self.tell(machine, Unanswered(token))
+            self.deliver_to(machine, Unanswered(token))
 
     def answered(self, key: int, reply: Reply | LacReply | ReadReply, bookie: Bookie) -> None:
         """A reply came, maybe late, maybe twice."""
         machine, token = key >> 32, key & 0xFFFFFFFF
         self.open.pop((machine, token), None)
-        self.tell(machine, Answered(token, reply))
+        self.deliver_to(machine, Answered(token, reply))
 
     def write_metadata(self, effect: WriteMetadata) -> None:
         if effect.metadata.state is LedgerState.CLOSED:
             self.closing = (self.machines, effect.metadata)
-            self.ledger.judge.closes(self.name, effect.metadata)
+            self.ledger.checker.closes(self.name, effect.metadata)
         self.ledger.metadata.write(self, effect)
 
     def read_metadata(self, effect: ReadMetadata) -> None:
@@ -169,7 +169,7 @@ class Client:
     def chosen(self, machine: int, effect: ChooseBookies) -> None:
         """Bookies were found."""
         unreachable = self.ledger.metadata.is_unreachable()
-        self.tell(machine, MetadataUnreachable() if unreachable else BookiesChosen(self.ledger.choose(effect)))
+        self.deliver_to(machine, MetadataUnreachable() if unreachable else BookiesChosen(self.ledger.choose(effect)))
 
     def wake_at(self, effect: WakeAt) -> None:
         self.wakes += 1
@@ -178,7 +178,7 @@ class Client:
     def woken(self, machine: int, wake: int) -> None:
         """The time has come, if no later one was asked for."""
         if wake == self.wakes:
-            self.tell(machine, Woken())
+            self.deliver_to(machine, Woken())
 
     def under_replicated(self, effect: UnderReplicated) -> None:
         self.ledger.under_replicated[effect.bookie, effect.first_entry_id] = None
@@ -198,7 +198,7 @@ class Client:
     def check_deleted(self, effect: Failed) -> None:
         """C11: nobody is told that a ledger was deleted that was not."""
         gone = effect.reason is not Reason.DELETED or self.ledger.metadata.current is None
-        self.ledger.judge.check(gone, f"C11: {self.name} was told that the ledger was deleted")
+        self.ledger.checker.check(gone, f"C11: {self.name} was told that the ledger was deleted")
 
     def unexpected(self, effect: object) -> None:
         raise AssertionError(f"{self.name} was told {effect}")
@@ -284,7 +284,7 @@ class Writer(Client):
             payload = b"%d;" % entry_id * (entry_id % 3 + 1)
             self.length += len(payload)
             entry = _pack_header(self.ledger.ledger_id, entry_id, self.writer.last_add_confirmed, self.length) + payload
-            self.ledger.judge.sent(entry_id, entry, self.length)
+            self.ledger.checker.sent(entry_id, entry, self.length)
             self.made[entry_id] = entry
             entries.append(entry)
         self.next += count
@@ -306,15 +306,15 @@ class Writer(Client):
             ledger.clock.after(int(self.random.random() * 2 * MS), self.timed_out, self.machines, effect.token)
 
     def confirmed(self, effect: Confirmed) -> None:
-        self.ledger.judge.writer_confirms(effect.last_add_confirmed)
+        self.ledger.checker.writer_confirms(effect.last_add_confirmed)
         while self.in_flight and self.in_flight[0] <= effect.last_add_confirmed:
             self.in_flight.pop(0)
 
     def done(self, effect: Done) -> None:
         self.ended, self.end = True, effect
         self.note_closed(effect.metadata)
-        judge = self.ledger.judge
-        judge.check(effect.metadata.last_entry_id == judge.confirmed, f"closed at {effect.metadata.last_entry_id}")
+        checker = self.ledger.checker
+        checker.check(effect.metadata.last_entry_id == checker.confirmed, f"closed at {effect.metadata.last_entry_id}")
 
     def failed(self, effect: Failed) -> None:
         self.ended, self.end = True, effect
@@ -438,7 +438,7 @@ class Reader(Client):
             return
         self.metadata = event.metadata
         poll = self.random.random() < 0.5
-        self.promise = -1 if poll else self.ledger.judge.promised_lac(event.metadata)
+        self.promise = -1 if poll else self.ledger.checker.promised_lac(event.metadata)
         machine = LacMachine(
             event.metadata, beyond=self.lac if poll else None, wait_ns=self.ledger.plan.timeout_ns // 2 if poll else 0
         )
@@ -446,7 +446,7 @@ class Reader(Client):
         self.perform(machine.start(self.ledger.clock.now))
 
     def lac_is(self, effect: LacRead) -> None:
-        self.ledger.judge.reader_sees_lac(effect.last_add_confirmed, self.promise)
+        self.ledger.checker.reader_sees_lac(effect.last_add_confirmed, self.promise)
         self.lac = max(self.lac, effect.last_add_confirmed)
         if self.next > self.lac:
             self.failed(Failed(Reason.UNDECIDED, "nothing new"))
@@ -471,20 +471,20 @@ class Reader(Client):
 
     def got(self, effect: EntriesRead) -> None:
         run = effect.run
-        self.ledger.judge.reader_got(run)
+        self.ledger.checker.reader_got(run)
         for entry_id in range(run.first, run.last + 1, run.stride):
-            self.ledger.judge.check(entry_id not in self.got_ids, f"entry {entry_id} was given twice")
+            self.ledger.checker.check(entry_id not in self.got_ids, f"entry {entry_id} was given twice")
             self.got_ids[entry_id] = None
 
     def read_ended(self, effect: ReadEnded) -> None:
         self.ended = effect
         end = self.lac + 1 if effect.missing is None else effect.missing
         for entry_id in range(self.next, end):
-            self.ledger.judge.check(entry_id in self.got_ids, f"entry {entry_id} was not given")
+            self.ledger.checker.check(entry_id in self.got_ids, f"entry {entry_id} was not given")
         if effect.status is Status.OK:
-            self.ledger.judge.check(end > self.next, "a read that nothing kept from reading gave no entry")
+            self.ledger.checker.check(end > self.next, "a read that nothing kept from reading gave no entry")
         elif effect.missing is not None:
-            self.ledger.judge.reader_misses(effect.missing, effect.status)
+            self.ledger.checker.reader_misses(effect.missing, effect.status)
         self.next = end
         self.failed(Failed(Reason.UNDECIDED, "next round"))
 
@@ -493,7 +493,7 @@ class Reader(Client):
         self.ledger.clock.after(int(self.random.random() * 20 * MS), self.begin)
 
 
-class Copier(Client):
+class Rereplication(Client):
     """Replicates one fragment."""
 
     def __init__(

@@ -38,7 +38,7 @@ class Disk(BookieStorage, Protocol):
         """Whether the ledger is fenced, and would be after a crash."""
 
     @property
-    def description(self) -> object: ...
+    def header(self) -> object: ...
 
     @property
     def stopped(self) -> bool:
@@ -68,7 +68,7 @@ class Disk(BookieStorage, Protocol):
     def damage(self, random: Random) -> None:
         """Make an entry unreadable."""
 
-    def mend(self, entries: dict[int, bytes], *, closed: bool) -> None:
+    def repair(self, entries: dict[int, bytes], *, closed: bool) -> None:
         """End a limbo, given all that should be here."""
 
     def heal(self) -> None:
@@ -84,7 +84,7 @@ class ModelReplicas:
     It keeps no rule for the machine: a fence, for instance, refuses nothing here.
     """
 
-    description: object = b"description"
+    header: object = b"description"
     stopped = False
 
     def __init__(self, random: Random, *, deferred: bool, short: float, errors: float = 0.0) -> None:
@@ -108,7 +108,7 @@ class ModelReplicas:
             return None
         return State(self.fenced, self.limbo, self.gap, self.lac)
 
-    def create(self, ledger_id: int, description: object) -> None:
+    def create(self, ledger_id: int, header: object) -> None:
         self.known = True
 
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
@@ -138,7 +138,7 @@ class ModelReplicas:
         self.staged.clear()
         self.known_durable = self.known
 
-    def fence(self, ledger_id: int, description: object) -> None:
+    def fence(self, ledger_id: int, header: object) -> None:
         error = self._error()
         if error is None:
             self.fenced = self.fence_durable = self.known = self.known_durable = True
@@ -248,7 +248,7 @@ class ModelReplicas:
         if self.durable:
             self.corrupt[random.choice(sorted(self.durable))] = None
 
-    def mend(self, entries: dict[int, bytes], *, closed: bool) -> None:
+    def repair(self, entries: dict[int, bytes], *, closed: bool) -> None:
         for entry_id, entry in entries.items():
             self.durable.setdefault(entry_id, entry)
             self.lac = max(self.lac, _unpack_lac(entry, LAC_OFFSET)[0])
@@ -276,7 +276,7 @@ class ModelReplicas:
         return entry_id in self.durable or entry_id in self.lost
 
 
-class Shelf(BookieStorage):
+class DiskGroup(BookieStorage):
     """The disks of several ledgers of one bookie, which are synced and lost together."""
 
     stopped = False
@@ -287,8 +287,8 @@ class Shelf(BookieStorage):
     def state(self, ledger_id: int) -> ReplicaStatus | None:
         return self.disks[ledger_id].state(ledger_id)
 
-    def create(self, ledger_id: int, description: object) -> None:
-        self.disks[ledger_id].create(ledger_id, description)
+    def create(self, ledger_id: int, header: object) -> None:
+        self.disks[ledger_id].create(ledger_id, header)
 
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         return self.disks[ledger_id].stage(ledger_id, run, durable, recovery=recovery)
@@ -297,8 +297,8 @@ class Shelf(BookieStorage):
         for disk in self.disks.values():
             disk.commit()
 
-    def fence(self, ledger_id: int, description: object) -> None:
-        self.disks[ledger_id].fence(ledger_id, description)
+    def fence(self, ledger_id: int, header: object) -> None:
+        self.disks[ledger_id].fence(ledger_id, header)
 
     def read(
         self,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.simulator.clients import Copier
+from tests.simulator.clients import Rereplication
 from tests.simulator.plan import MS
 
 if TYPE_CHECKING:
-    from tests.simulator.harness import World
+    from tests.simulator.harness import Harness
     from tests.simulator.ledgers import SimLedger
 
 
@@ -19,13 +19,13 @@ class Faults:
 
     name = "faults"
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.random = Random(f"{world.seed}/faults")
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.random = Random(f"{harness.seed}/faults")
         self.stopped = False
         self.losses: dict[str, None] = {}
-        self.losses_max = min(ledger.plan.quorum.ack_quorum for ledger in world.ledgers.values()) - 1
-        plan = world.plan
+        self.losses_max = min(ledger.plan.quorum.ack_quorum for ledger in harness.ledgers.values()) - 1
+        plan = harness.plan
         kinds: list[tuple[bool, Callable[[], None]]] = [
             (plan.clogs, self.clog),
             (plan.clogs, self.clog),
@@ -43,7 +43,7 @@ class Faults:
             self.later()
 
     def later(self) -> None:
-        self.world.clock.after(int(self.random.expovariate(1 / self.world.plan.fault_every_ns)), self.strike)
+        self.harness.clock.after(int(self.random.expovariate(1 / self.harness.plan.fault_every_ns)), self.strike)
 
     def stop(self) -> None:
         self.stopped = True
@@ -55,15 +55,17 @@ class Faults:
             self.later()
 
     def _any_ledger(self) -> SimLedger:
-        ledgers = list(self.world.ledgers.values())
+        ledgers = list(self.harness.ledgers.values())
         return ledgers[0] if len(ledgers) == 1 else self.random.choice(ledgers)
 
     def _clients(self) -> list[str]:
-        return [client.name for ledger in self.world.ledgers.values() for client in (ledger.writer, *ledger.recoverers)]
+        return [
+            client.name for ledger in self.harness.ledgers.values() for client in (ledger.writer, *ledger.recoverers)
+        ]
 
     def _links(self) -> list[tuple[str, str]]:
         """Return one or two links, or all of one client or bookie; each way or one."""
-        clients, bookies = self._clients(), list(self.world.bookies)
+        clients, bookies = self._clients(), list(self.harness.bookies)
         chance = self.random.random()
         if chance < 0.3:
             client = self.random.choice(clients)
@@ -80,15 +82,15 @@ class Faults:
 
     def clog(self) -> None:
         """Hold back messages for a while."""
-        until = self.world.clock.now + int(self.random.choice((5, 20, 100, 300)) * MS * self.random.random())
+        until = self.harness.clock.now + int(self.random.choice((5, 20, 100, 300)) * MS * self.random.random())
         for link in self._links():
-            self.world.network.clog(*link, until)
+            self.harness.network.clog(*link, until)
 
     def cut(self) -> None:
         """Lose messages for a while."""
-        until = self.world.clock.now + int(self.random.choice((5, 20, 100)) * MS * self.random.random())
+        until = self.harness.clock.now + int(self.random.choice((5, 20, 100)) * MS * self.random.random())
         for link in self._links():
-            self.world.network.cut(*link, until)
+            self.harness.network.cut(*link, until)
 
     def pause(self) -> None:
         """Let a client stand still, for so long that others take it for dead."""
@@ -96,7 +98,7 @@ class Faults:
         client = self.random.choice([ledger.writer, ledger.writer, *ledger.recoverers])
         if not client.paused:
             client.paused = True
-            self.world.clock.after(int(self.random.choice((10, 100, 400)) * MS * self.random.random()), client.resume)
+            self.harness.clock.after(int(self.random.choice((10, 100, 400)) * MS * self.random.random()), client.resume)
 
     def kill(self) -> None:
         """Let a client die in the middle of what it does; the recovery at the end always comes."""
@@ -106,26 +108,26 @@ class Faults:
 
     def crash(self) -> None:
         """Stop a bookie; it comes back."""
-        bookie = self.world.bookies[self.random.choice(list(self.world.bookies))]
+        bookie = self.harness.bookies[self.random.choice(list(self.harness.bookies))]
         bookie.crash()
-        self.world.clock.after(int(self.random.choice((5, 50)) * MS * self.random.random()), bookie.restart)
+        self.harness.clock.after(int(self.random.choice((5, 50)) * MS * self.random.random()), bookie.restart)
 
     def lose(self) -> None:
         """Take away what a bookie has; of fewer bookies than acknowledge an entry, as more is lost for good."""
-        world = self.world
-        name = self.random.choice(list(world.bookies))
+        harness = self.harness
+        name = self.random.choice(list(harness.bookies))
         if name not in self.losses and len(self.losses) >= self.losses_max:
             return
-        if name in self.losses and world.plan.loses_data == "wiped":
+        if name in self.losses and harness.plan.loses_data == "wiped":
             return  # each instance that is lost counts
         self.losses[name] = None
-        bookie = world.bookies[name]
-        if not world.plan.loses_data:
+        bookie = harness.bookies[name]
+        if not harness.plan.loses_data:
             bookie.crash()
             bookie.restart()
-        elif world.plan.loses_data == "forgets":
+        elif harness.plan.loses_data == "forgets":
             bookie.forget()
-        elif world.plan.loses_data == "wiped":
+        elif harness.plan.loses_data == "wiped":
             bookie.wipe()
         else:
             for disk in bookie.disks.values():
@@ -138,13 +140,13 @@ class Faults:
         if metadata is not None and len(ledger.copiers) < 3:
             fragment = self.random.choice(metadata.fragments)
             lost = frozenset((self.random.choice(fragment.ensemble),))
-            copier = Copier(ledger, len(ledger.copiers), fragment.first_entry_id, lost)
+            copier = Rereplication(ledger, len(ledger.copiers), fragment.first_entry_id, lost)
             ledger.copiers.append(copier)
             copier.begin()
 
     def fill(self) -> None:
         """Let a bookie run out of space: it takes recoveries' adds only."""
-        self.world.bookies[self.random.choice(list(self.world.bookies))].fill()
+        self.harness.bookies[self.random.choice(list(self.harness.bookies))].fill()
 
     def delete(self) -> None:
         """Delete a ledger; bookies collect it one after the other."""
@@ -152,5 +154,5 @@ class Faults:
         if ledger.metadata.current is None:
             return
         ledger.metadata.delete()
-        for bookie in self.world.bookies.values():
-            self.world.clock.after(int(self.random.random() * 100 * MS), bookie.ledger_deleted, ledger)
+        for bookie in self.harness.bookies.values():
+            self.harness.clock.after(int(self.random.random() * 100 * MS), bookie.ledger_deleted, ledger)

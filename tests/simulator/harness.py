@@ -10,7 +10,7 @@ from tests.simulator.disk import LEDGER, Disk, ModelReplicas
 from tests.simulator.faults import Faults
 from tests.simulator.ledgers import SimLedger
 from tests.simulator.network import Clock, Network
-from tests.simulator.plan import Plan, beside, draw
+from tests.simulator.plan import Plan, draw, sibling_plan
 
 
 def model_disk(random: Random, plan: Plan) -> Disk:
@@ -18,7 +18,7 @@ def model_disk(random: Random, plan: Plan) -> Disk:
     return ModelReplicas(random, deferred=plan.deferred, short=plan.short, errors=plan.errors)
 
 
-class World:
+class Harness:
     """Everything of one seed.
 
     Attributes:
@@ -38,7 +38,7 @@ class World:
         self.ledger = SimLedger(self, LEDGER, self.plan, first=True)
         self.ledgers = {LEDGER: self.ledger}
         for ledger_id in range(LEDGER + 1, LEDGER + self.plan.ledgers):
-            self.ledgers[ledger_id] = SimLedger(self, ledger_id, beside(seed, ledger_id, self.plan), first=False)
+            self.ledgers[ledger_id] = SimLedger(self, ledger_id, sibling_plan(seed, ledger_id, self.plan), first=False)
         for number in range(self.plan.quorum.ensemble_size + self.plan.spares):
             bookie = SimBookie(self, number)
             self.bookies[bookie.name] = bookie

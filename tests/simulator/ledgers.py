@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.replication.fragments import fragment_of
 from pybk.replication.messages import ChooseBookies, Done, Failed, Reason
 from pybk.replication.placement import Candidate, choose
-from pybk.replication.reader import fragment_of
-from tests.simulator.checker import Judge
-from tests.simulator.clients import Copier, Reader, Recoverer, Writer
+from tests.simulator.checker import Checker
+from tests.simulator.clients import Reader, Recoverer, Rereplication, Writer
 from tests.simulator.metadata import SimMetadata
 from tests.simulator.plan import MS, Plan
 from tests.simulator.seals import with_password
 
 if TYPE_CHECKING:
     from tests.simulator.disk import Disk
-    from tests.simulator.harness import World
+    from tests.simulator.harness import Harness
 
 REPLICATION_TRIES = 4
 PATIENCE_NS = 60_000 * MS
@@ -36,16 +36,16 @@ class SimLedger:
         first: Whether it is the one that there is in each seed.
     """
 
-    def __init__(self, world: World, ledger_id: int, plan: Plan, *, first: bool) -> None:
+    def __init__(self, harness: Harness, ledger_id: int, plan: Plan, *, first: bool) -> None:
         self.ledger_id = ledger_id
         self.name = f"ledger{ledger_id}"
         self.plan = plan
-        self.source = f"{world.seed}" if first else f"{world.seed}/{ledger_id}"
+        self.source = f"{harness.seed}" if first else f"{harness.seed}/{ledger_id}"
         self.suffix = "" if first else f"/{ledger_id}"
-        self.clock = world.clock
-        self.network = world.network
-        self.bookies = world.bookies
-        self.judge = Judge(self)
+        self.clock = harness.clock
+        self.network = harness.network
+        self.bookies = harness.bookies
+        self.checker = Checker(self)
         self.disks: dict[Bookie, Disk] = {}
         self.under_replicated: dict[tuple[Bookie, int], None] = {}
         self.spurious = plan.spurious
@@ -64,7 +64,7 @@ class SimLedger:
             self.clock.after(int(self.random.random() * within_ns), recoverer.begin)
         for reader in self.readers:
             self.clock.after(int(self.random.random() * 20 * MS), reader.begin)
-        self.copiers: list[Copier] = []
+        self.copiers: list[Rereplication] = []
 
     def _first_metadata(self) -> LedgerMetadata:
         quorum = self.plan.quorum
@@ -128,7 +128,7 @@ class SimLedger:
         if self.random.random() < 0.3:
             writer.stopped = True
         if not writer.stopped and not writer.ended:
-            self.judge.check(self.clock.run(until, lambda: writer.ended), "I10: the writer neither ends nor fails")
+            self.checker.check(self.clock.run(until, lambda: writer.ended), "I10: the writer neither ends nor fails")
         if not writer.stopped and not self.recoverers and self.metadata.current is not None:
             self._judge_writer()
             self._wait_for_late_answers()
@@ -136,12 +136,12 @@ class SimLedger:
         last.begin()
         self.recoverers.append(last)
         clients = [each for each in self.recoverers if each.tries and not each.stopped]
-        self.judge.check(
+        self.checker.check(
             self.clock.run(until, lambda: all(each.end is not None for each in clients)),
             "I10: a recovery comes to no end",
         )
         current = self.metadata.current
-        self.judge.check(current is None or current.state is LedgerState.CLOSED, "I10: the ledger is not closed")
+        self.checker.check(current is None or current.state is LedgerState.CLOSED, "I10: the ledger is not closed")
         self._wait_for_late_answers()
         self._check_recorded()
 
@@ -154,7 +154,7 @@ class SimLedger:
         end = self.writer.end
         if isinstance(end, Failed):
             allowed = [Reason.METADATA_UNREACHABLE] if self.plan.metadata_loss else []
-            self.judge.check(end.reason in (Reason.NOT_ENOUGH_BOOKIES, *allowed), f"I10: the writer failed: {end}")
+            self.checker.check(end.reason in (Reason.NOT_ENOUGH_BOOKIES, *allowed), f"I10: the writer failed: {end}")
 
     def _check_recorded(self) -> None:
         """C13: what is missing on a bookie after the ledger was closed is recorded as under-replicated.
@@ -180,7 +180,7 @@ class SimLedger:
                 seen = any(each.saw_missing(bookie, entry_id) for each in self.recoverers)
                 if seen or (knows and author.answers_for(bookie, entry_id)):
                     recorded = any(who == bookie and first <= entry_id for who, first in self.under_replicated)
-                    self.judge.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
+                    self.checker.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
 
     def _misses(self, bookie: Bookie, entry_id: int) -> bool:
         """Tell whether a bookie lacks an entry, and does not look after that itself."""
@@ -202,9 +202,9 @@ class SimLedger:
         reader.read(0, reader.lac)
         ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: reader.ended is not None)
         reader.stopped = True
-        self.judge.check(ended, "I10: a read comes to no end")
+        self.checker.check(ended, "I10: a read comes to no end")
         assert reader.ended is not None
-        self.judge.check(reader.ended.missing is None, f"I2: entry {reader.ended.missing} cannot be read")
+        self.checker.check(reader.ended.missing is None, f"I2: entry {reader.ended.missing} cannot be read")
 
     def replicate(self) -> None:
         """Give the places of one bookie to others, and fill up where entries were missed."""
@@ -224,16 +224,16 @@ class SimLedger:
         copiers = self.copiers
         end: Done | Failed | None = None
         for _ in range(REPLICATION_TRIES):
-            copiers.append(Copier(self, len(copiers), first, lost, stay))
+            copiers.append(Rereplication(self, len(copiers), first, lost, stay))
             copiers[-1].begin()
             ended = self.clock.run(self.clock.now + PATIENCE_NS, lambda: copiers[-1].end is not None)
-            self.judge.check(ended, "I10: a replication comes to no end")
+            self.checker.check(ended, "I10: a replication comes to no end")
             end = copiers[-1].end
             if not isinstance(end, Failed) or end.reason is not Reason.UNDECIDED:
                 break
         lacking = isinstance(end, Failed) and end.reason is Reason.NOT_ENOUGH_BOOKIES
         damaged = isinstance(end, Failed) and end.reason is Reason.UNDECIDED and self.plan.loses_data == "corrupt"
-        self.judge.check(isinstance(end, Done) or lacking or damaged, f"a replication failed: {end}")
+        self.checker.check(isinstance(end, Done) or lacking or damaged, f"a replication failed: {end}")
 
     def _check_replicated(self) -> None:
         """Every entry is on all bookies of its write set that are what they were."""
@@ -247,4 +247,4 @@ class SimLedger:
                 for place in quorum.write_set(entry_id):
                     bookie = fragment.ensemble[place]
                     here = self.bookies[bookie.bookie_id].bookie != bookie or self.disks[bookie].has(entry_id)
-                    self.judge.check(here, f"entry {entry_id} was not replicated to {bookie}")
+                    self.checker.check(here, f"entry {entry_id} was not replicated to {bookie}")

@@ -71,7 +71,7 @@ class SimMetadata:
         if lost:
             self._tell(client, MetadataUnreachable(), slow=True)
 
-    def _write(self, client: Client, effect: WriteMetadata, told: bool) -> None:
+    def _write(self, client: Client, effect: WriteMetadata, answers: bool) -> None:
         event: Event
         if self.current is not None and effect.version == self.version:
             self.apply(client.name, effect.metadata)
@@ -81,7 +81,7 @@ class SimMetadata:
                 event = MetadataRefused(self.current, self.version)
         else:
             event = MetadataRefused(self.current, self.version if self.current is not None else VERSION_OF_NONE)
-        if told:
+        if answers:
             self._tell(client, event)
 
     def apply(self, author: str, metadata: LedgerMetadata) -> None:
@@ -90,12 +90,12 @@ class SimMetadata:
         old, self.current = self.current, metadata
         self.version += 1
         self.history.append((metadata, self.version))
-        self.ledger.judge.metadata_changes(author, old, metadata)
+        self.ledger.checker.metadata_changes(author, old, metadata)
         if metadata.state is LedgerState.CLOSED and old.state is not LedgerState.CLOSED:
             self.closed_by = author
         if metadata.state is not old.state:
             for bookie in self.ledger.bookies.values():
-                bookie.mend_soon(self.ledger)
+                bookie.repair_soon(self.ledger)
 
     def is_closed(self) -> bool:
         """Tell whether the ledger is there and closed."""
@@ -112,7 +112,7 @@ class SimMetadata:
         self.ledger.clock.after(self._delay(), bookie.looked_up, life, ledger_id, exists)
 
     def _tell(self, client: Client, event: Event, *, slow: bool = False) -> None:
-        self.ledger.clock.after(self._delay() + (20 * MS if slow else 0), client.told, event)
+        self.ledger.clock.after(self._delay() + (20 * MS if slow else 0), client.deliver_event, event)
 
     def _delay(self) -> int:
         return int(self.random.random() * (20 * MS if self.random.random() < 0.1 else MS))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.mutation.patterns import changed
-from tests.simulator.harness import World
+from tests.simulator.harness import Harness
 
 
 class Piece(NamedTuple):
@@ -61,7 +61,7 @@ def kills(mutant: Mutant, seed: int) -> str:
     """Run a seed with a mutant, and return how it was noticed, or nothing."""
     with mutated(mutant):
         try:
-            World(seed).run()
+            Harness(seed).run()
         except Exception as error:  # noqa: BLE001  # a machine that breaks down is noticed as well as a judge that speaks
             return f"{type(error).__name__}: {error}"
     return ""

@@ -90,7 +90,7 @@ def draw(seed: int) -> Plan:
     return _small_steps(plan) if seed % 8 == 7 else _with_more(seed, plan)
 
 
-def beside(seed: int, number: int, plan: Plan) -> Plan:
+def sibling_plan(seed: int, number: int, plan: Plan) -> Plan:
     """Draw what else is tried with another ledger of the same bookies: the faults are those of the first one's plan."""
     other = _draw(f"{seed}/{number}")
     fits = other.quorum.ensemble_size <= plan.quorum.ensemble_size + plan.spares and not plan.loses_data

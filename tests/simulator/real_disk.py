@@ -31,9 +31,7 @@ class RealDisk:
     def __init__(self, random: Random, plan: Plan) -> None:
         self.random = random
         flags = WriteFlag.DEFERRED_FORCE if plan.deferred else WriteFlag.NONE
-        self.description: LedgerHeader = LedgerHeader(
-            b"description", LedgerType(""), frozenset(), flags, DigestType.NONE
-        )
+        self.header: LedgerHeader = LedgerHeader(b"description", LedgerType(""), frozenset(), flags, DigestType.NONE)
         self._fs = SimFileSystem(random.getrandbits(32))
         self._replicas = open_replicas(self._fs)
         self._lost: dict[int, None] = {}
@@ -45,8 +43,8 @@ class RealDisk:
     def state(self, ledger_id: int) -> ReplicaState | None:
         return self._replicas.state(ledger_id)
 
-    def create(self, ledger_id: int, description: LedgerHeader) -> None:
-        self._replicas.create(ledger_id, description)
+    def create(self, ledger_id: int, header: LedgerHeader) -> None:
+        self._replicas.create(ledger_id, header)
 
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         self._may_stop()
@@ -56,9 +54,9 @@ class RealDisk:
         self._may_stop()
         self._replicas.commit()
 
-    def fence(self, ledger_id: int, description: LedgerHeader) -> None:
+    def fence(self, ledger_id: int, header: LedgerHeader) -> None:
         self._may_stop()
-        self._replicas.fence(ledger_id, description)
+        self._replicas.fence(ledger_id, header)
 
     def read(
         self,
@@ -141,7 +139,7 @@ class RealDisk:
     def damage(self, random: Random) -> None:
         raise NotImplementedError("damaged files have tests of their own")
 
-    def mend(self, entries: dict[int, bytes], *, closed: bool) -> None:
+    def repair(self, entries: dict[int, bytes], *, closed: bool) -> None:
         raise NotImplementedError("limbo on the storage has tests of its own")
 
     def heal(self) -> None:

@@ -35,16 +35,16 @@ FAILED_ONCE = {
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS // 4))
 def test_no_invariant_is_broken(first: int) -> None:
     for seed in range(first, first + SEEDS // 4):
-        world, error = run(seed)
-        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{world.plan}"
+        harness, error = run(seed)
+        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_no_invariant_is_broken_on_the_storage_itself() -> None:
     for seed in range(REAL_SEEDS):
         if suits(draw(seed)):
-            world, error = run(seed, real=True)
-            assert error is None, f"python -m tests.simulator --real --seed {seed}: {error}\n{world.plan}"
+            harness, error = run(seed, real=True)
+            assert error is None, f"python -m tests.simulator --real --seed {seed}: {error}\n{harness.plan}"
 
 
 def test_the_seeds_try_what_they_should() -> None:
@@ -69,20 +69,20 @@ def test_the_seeds_try_what_they_should() -> None:
     assert {plan.ledgers for plan in plans} == {1, 2, 3}
     assert sum(plan.deferred and plan.crashes and plan.recoverers > 0 for plan in plans) > 50
     ledgers = [ledger for seed in range(100) for ledger in run(seed)[0].ledgers.values()]
-    assert sum(len(ledger.judge.entries) for ledger in ledgers) > 500
-    assert sum(ledger.judge.confirmed + 1 for ledger in ledgers) > 300
+    assert sum(len(ledger.checker.entries) for ledger in ledgers) > 500
+    assert sum(ledger.checker.confirmed + 1 for ledger in ledgers) > 300
     changed = [ledger for ledger in ledgers if ledger.metadata.history[-1][0] and ledger.metadata.version > 2]
     assert len(changed) > 30
     assert sum(isinstance(ledger.writer.end, Done) for ledger in ledgers) > 10
-    assert sum(ledger.judge.read_lac >= 0 for ledger in ledgers) > 10
-    assert sum(len(ledger.judge.closers) > 1 and ledger.metadata.is_closed() for ledger in ledgers) > 10
+    assert sum(ledger.checker.read_lac >= 0 for ledger in ledgers) > 10
+    assert sum(len(ledger.checker.closers) > 1 and ledger.metadata.is_closed() for ledger in ledgers) > 10
     assert sum(isinstance(each.closed_as, LedgerMetadata) for ledger in ledgers for each in ledger.recoverers) > 10
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE), ids=str)
 def test_what_failed_once_does_not_fail_again(seed: int) -> None:
-    world, error = run(seed)
-    assert error is None, f"{FAILED_ONCE[seed]}: {error}\n{world.plan}"
+    harness, error = run(seed)
+    assert error is None, f"{FAILED_ONCE[seed]}: {error}\n{harness.plan}"
 
 
 def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pybk import keys
 from pybk.bookie.replicas import Replicas
-from pybk.bookie.salvaging import put_all_in_limbo
+from pybk.bookie.startup import put_all_in_limbo
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.ledgers import StoredLedger
@@ -38,7 +38,7 @@ def open_bookie(fs: SimFileSystem, *, salvage: bool = False) -> Replicas:
 def make_bookie(fs: SimFileSystem, *, checkpoint: bool = False, ssd: bool = False) -> None:
     """Make a bookie with three ledgers, one of them fenced, in three log files; one may be moved to the SSD tier."""
     replicas = open_bookie(fs)
-    replicas.begin(CLUSTER, "b", INSTANCE)
+    replicas.record_start(CLUSTER, "b", INSTANCE)
     for ledger_id in LEDGERS:
         replicas.create(ledger_id, describe())
     bring(replicas, 20, recovery=False)
@@ -118,7 +118,7 @@ def salvage(fs: SimFileSystem, opened: list[Replicas] | None = None) -> Replicas
     replicas = open_bookie(fs, salvage=True)
     if opened is not None:
         opened.append(replicas)
-    replicas.begin(CLUSTER, BOOKIE.bookie_id, INSTANCE, 1)
+    replicas.record_start(CLUSTER, BOOKIE.bookie_id, INSTANCE, 1)
     metadata: Any = Listed()
     put_all_in_limbo(replicas, metadata, BOOKIE)
     assert replicas.state(OTHER) is None

@@ -64,12 +64,12 @@ class Replica:
         self,
         store: Store,
         ledger_id: int,
-        description: LedgerHeader | None,
+        header: LedgerHeader | None,
         keep: Callable[[Replica, int, int, bool, bool], ReplicaExtent],
         staged: Callable[[Commit], None],
     ) -> None:
         self.ledger_id: Final = ledger_id
-        self.description = description
+        self.header = header
         self.lock = threading.Lock()
         self.extents = Extents()
         self.fences: list[LedgerDescriptor] = []
@@ -95,8 +95,8 @@ class Replica:
         if not self._is_sound(run, body, ends):
             return Status.REFUSED
         with self.lock:
-            self.look_back()
-            if self.deleted or self.description is None:
+            self.note_commit_outcomes()
+            if self.deleted or self.header is None:
                 return Status.NO_SUCH_LEDGER
             if not recovery and (self.fenced or self.limbo):
                 return Status.FENCED if self.fenced else Status.LIMBO  # AB2; D6
@@ -129,8 +129,8 @@ class Replica:
 
         What the headers say must fit the store: a LAC below the entry's id, and a length that is not negative.
         """
-        description = self.description
-        digest_bytes = 0 if description is None else _DIGEST_BYTES[description.digest_type]
+        header = self.header
+        digest_bytes = 0 if header is None else _DIGEST_BYTES[header.digest_type]
         if run.first < 0 or not 1 <= run.stride <= STRIDE_MAX or not run.sizes or ends[-1] != len(body):
             return False
         if run.last > _ID_MAX:
@@ -264,7 +264,7 @@ class Replica:
             "again when there is room"
         )
 
-    def look_back(self) -> None:
+    def note_commit_outcomes(self) -> None:
         """See what became of what was staged; the lock is held.
 
         Extents whose creation failed are forgotten. If entries were lost that were acknowledged before they were
@@ -285,7 +285,7 @@ class Replica:
     def parts(self) -> list[LedgerDescriptor]:
         """Return the store's ledgers that are the extents."""
         with self.lock:
-            self.look_back()
+            self.note_commit_outcomes()
             return [held.descriptor for held in self.extents if held.created is None]
 
     def tier(self) -> StorageHint | None:
@@ -331,7 +331,7 @@ class Replica:
     def _durable_at(self, entry_id: int, *, recovery: bool) -> tuple[ReplicaExtent, int] | Status:
         """Return the extent in which an entry is durable and how far that goes, or what to say of the entry (AB4)."""
         with self.lock:
-            self.look_back()
+            self.note_commit_outcomes()
             if self.deleted:
                 return Status.NO_SUCH_LEDGER
             held = self.extents.holder(entry_id)
@@ -447,7 +447,7 @@ class Replica:
         for held in self._unborn:
             if held.created is not None:
                 self._store.log.wait(held.created)
-        self.look_back()
+        self.note_commit_outcomes()
         self.limbo = self.gap = True
         for held in list(self.extents):
             self._delete(held.descriptor)

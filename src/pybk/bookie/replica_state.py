@@ -28,7 +28,7 @@ class ReplicaState(NamedTuple):
     limbo: bool
     gap: bool
     lac: int
-    description: LedgerHeader | None
+    header: LedgerHeader | None
 
 
 class ReplicasHealth(NamedTuple):

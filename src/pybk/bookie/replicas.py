@@ -120,7 +120,7 @@ class Replicas:
         """Whose directory it is, None for a new one."""
         return max(self._identities, key=lambda known: known[0].boots)[0] if self._identities else None
 
-    def check(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int) -> None:
+    def check_identity(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int) -> None:
         """Check that the directory is the one that the metadata store records.
 
         Args:
@@ -143,7 +143,7 @@ class Replicas:
             expected = expected._replace(boots=min(boots, identity.boots))
         identity.check(expected, self.store.volumes.root)
 
-    def begin(
+    def record_start(
         self,
         cluster_id: bytes,
         bookie_id: str,
@@ -177,7 +177,7 @@ class Replicas:
             raise UsageError(f"an instance has {INSTANCE_BYTES} random bytes, not {len(instance)}")
         before = self.identity
         if before is not None:
-            self.check(cluster_id, bookie_id, instance, boots)
+            self.check_identity(cluster_id, bookie_id, instance, boots)
             if not moved:
                 before.check_place(inode, self.store.volumes.root)
             boots = max(boots, before.boots)
@@ -209,24 +209,24 @@ class Replicas:
         if replica is None:
             return None
         with replica.lock:
-            replica.look_back()
-            return ReplicaState(replica.fenced, replica.limbo, replica.gap, replica.lac(), replica.description)
+            replica.note_commit_outcomes()
+            return ReplicaState(replica.fenced, replica.limbo, replica.gap, replica.lac(), replica.header)
 
-    def create(self, ledger_id: int, description: LedgerHeader) -> None:
+    def create(self, ledger_id: int, header: LedgerHeader) -> None:
         """Make a ledger known, so that entries can be staged; nothing is stored before they are."""
-        self._known(ledger_id, description)
+        self._known(ledger_id, header)
 
-    def _known(self, ledger_id: int, description: LedgerHeader | None) -> Replica:
+    def _known(self, ledger_id: int, header: LedgerHeader | None) -> Replica:
         with self._lock:
             replica = self._load(ledger_id)
             if replica is None:
-                replica = self._new(ledger_id, description)
-            if replica.description is None:
-                replica.description = description
+                replica = self._new(ledger_id, header)
+            if replica.header is None:
+                replica.header = header
         return replica
 
-    def _new(self, ledger_id: int, description: LedgerHeader | None) -> Replica:
-        replica = Replica(self.store, ledger_id, description, self._keep, self._staged)
+    def _new(self, ledger_id: int, header: LedgerHeader | None) -> Replica:
+        replica = Replica(self.store, ledger_id, header, self._keep, self._staged)
         self._replicas[ledger_id] = replica
         return replica
 
@@ -250,7 +250,7 @@ class Replicas:
                 raise CorruptError(
                     f"ledger {metadata.ledger_id} was an extent when the bookie started, and is none now"
                 )
-            replica.description = replica.description or LedgerHeader.kept(metadata, extent)
+            replica.header = replica.header or LedgerHeader.kept(metadata, extent)
             kind = self._kind_of(metadata)
             if kind == LedgerType.FENCE:
                 replica.fences.append(descriptor)
@@ -262,7 +262,7 @@ class Replicas:
         replica.limbo, replica.gap = ledger_id in self._limbo, bool(replica.marks)
         return replica
 
-    def doubt(self, ledgers: Mapping[int, LedgerHeader | None]) -> None:
+    def put_in_limbo(self, ledgers: Mapping[int, LedgerHeader | None]) -> None:
         """Put ledgers in limbo, of which something durable may be missing; durable on return, with one synced write.
 
         Args:
@@ -271,8 +271,8 @@ class Replicas:
         Raises:
             StorageError: It is not known to be durable.
         """
-        for ledger_id, description in ledgers.items():
-            replica = self._known(ledger_id, description)
+        for ledger_id, header in ledgers.items():
+            replica = self._known(ledger_id, header)
             with replica.lock:
                 replica.limbo = replica.gap = True
                 if not replica.marks:
@@ -295,7 +295,7 @@ class Replicas:
         replica = self._replica(ledger_id)
         if replica is not None:
             if closed and replica.gap:
-                self.fence(ledger_id, replica.description)
+                self.fence(ledger_id, replica.header)
             with replica.lock:
                 replica.lift()
         with self._lock:
@@ -371,7 +371,7 @@ class Replicas:
             if commit.error is not None:
                 raise commit.error.with_traceback(None)
 
-    def fence(self, ledger_id: int, description: LedgerHeader | None) -> None:
+    def fence(self, ledger_id: int, header: LedgerHeader | None) -> None:
         """Take no more adds for a ledger but those of recoveries; durable on return, also for an unknown one (AB3, K8).
 
         Everything staged before is durable, too. Fencing again does nothing.
@@ -380,7 +380,7 @@ class Replicas:
             StorageError: It is not known to be durable; adds are refused all the same.
         """
         while True:
-            replica = self._known(ledger_id, description)
+            replica = self._known(ledger_id, header)
             with replica.lock:
                 if replica.deleted:
                     continue  # just now: the next object of this ledger is another
@@ -475,8 +475,8 @@ class Replicas:
 
     def _keep(self, replica: Replica, first: int, stride: int, replaces: bool, with_entries: bool) -> ReplicaExtent:
         """Make an extent: durable with its first entries, or on return. The caller holds the replica's lock."""
-        description = replica.description
-        kind = LedgerType("") if description is None else description.stored_type
+        header = replica.header
+        kind = LedgerType("") if header is None else header.stored_type
         metadata = self._part_of(replica, kind, first, stride, replaces=replaces)
         if with_entries:
             return ReplicaExtent(*self.store.stage_create(metadata), first, stride, replaces)
@@ -486,29 +486,29 @@ class Replicas:
         self, replica: Replica, kind: LedgerType, first: int, stride: int, *, replaces: bool = False
     ) -> LedgerMetadata:
         """Return the metadata of a new ledger of the store that is a part of a replicated one."""
-        description = replica.description
-        flags = WriteFlag.NONE if description is None else description.write_flags
+        header = replica.header
+        flags = WriteFlag.NONE if header is None else header.write_flags
         custom = {EXTENT_KEY: Extent(replica.ledger_id, first, stride, int(flags), replaces).encode()}
-        if description is not None:
-            custom |= description.keep()
+        if header is not None:
+            custom |= header.keep()
         # What comes later goes where the rest was moved.
-        return self._metadata(kind, custom, description, replica.tier())
+        return self._metadata(kind, custom, header, replica.tier())
 
     def _metadata(
         self,
         kind: LedgerType,
         custom: Mapping[str, bytes],
-        description: LedgerHeader | None = None,
+        header: LedgerHeader | None = None,
         tier: StorageHint | None = None,
     ) -> LedgerMetadata:
         """Return the metadata of a new ledger of the store."""
         store = self.store
-        hints = frozenset[StorageHint]() if description is None else description.storage_hints
+        hints = frozenset[StorageHint]() if header is None else header.storage_hints
         return LedgerMetadata(
             ledger_id=store.new_ledger_id(),
             ledger_type=kind,
             storage_hints=hints,
-            digest_type=DigestType.NONE if description is None else description.digest_type,
+            digest_type=DigestType.NONE if header is None else header.digest_type,
             creation_time_ns=time.time_ns(),
             creation_sequence=store.new_creation_sequence(),
             custom_metadata=custom,

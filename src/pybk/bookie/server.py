@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pybk.bookie.advertising import advertised, check_reachable, is_notable
 from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
-from pybk.bookie.salvaging import open_replicas, put_all_in_limbo
-from pybk.bookie.startup import introduce
+from pybk.bookie.startup import open_replicas, put_all_in_limbo, validate_cookie
 from pybk.errors import (
     CookieError,
     NoSuchLedgerError,
@@ -33,6 +32,7 @@ from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
 from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
+from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import (
     Add,
     EntryRun,
@@ -47,7 +47,6 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.replication.rereplication import fragment_end
 from pybk.storage.io.failures import start_thread
 from pybk.transport.cluster_keys import ClusterKeys, proves_deletion, proves_right
 from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
@@ -151,7 +150,7 @@ class BookieServer:
             losses = []
             if known is not None:
                 losses = find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
-            bookie = introduce(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
+            bookie = validate_cookie(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
             if replicas.store.salvage is not None or losses:
                 put_all_in_limbo(replicas, metadata, bookie, losses)
             return cls(replicas, bookie, listen, metadata, keys, rack, advertise)
@@ -373,7 +372,7 @@ class BookieServer:
     def _is_new(self, ledger_id: int) -> bool:
         """Return whether nothing is known here that a ledger's description could be compared with."""
         state = self.replicas.state(ledger_id)
-        return state is None or state.description is None
+        return state is None or state.header is None
 
     def _check_fence(self, peer: Peer, request_id: int, request: Read | ReadLac) -> Callable[[], Effects]:
         """Check a right to fence against the metadata store, because the description may be the client's own."""
@@ -514,7 +513,7 @@ class BookieServer:
             logger.warning("a client's right was refused: %s", error)
             return False
         state = self.replicas.state(proof.ledger_id)
-        known = None if state is None else state.description
+        known = None if state is None else state.header
         if known is not None and known.encoded != proof.description:
             return False
         return described.ledger_id == proof.ledger_id and proves_right(
@@ -576,9 +575,9 @@ class BookieServer:
         if proof is None:
             return False
         state = self.replicas.state(ledger_id)
-        if state is None or state.description is None:
+        if state is None or state.header is None:
             return True  # only a fence is here, or nothing
-        described = self._metadata.check_description(state.description.encoded, where=f"ledger {ledger_id}")
+        described = self._metadata.check_description(state.header.encoded, where=f"ledger {ledger_id}")
         if proves_deletion(described.verifier, proof, ledger_id):
             return True
         logger.warning("ledger %d has a tombstone that nobody who knows its password made; it is kept", ledger_id)

@@ -1,27 +1,85 @@
-"""How a bookie starts: its directory is the one that the cluster knows, and no other serves in its place."""
+"""How a bookie starts: open its directory, validate its cookie, and decide whether anything durable may be missing.
+
+Theory of operation. ``BookieServer.open`` calls this module in this order, in one thread, before the bookie answers
+any request:
+
+1. ``open_replicas`` opens the directory. If something durable is damaged or missing, the store refuses to open, and the
+   function opens it again with ``salvage=True``: the store takes what is left, because the peers have the rest.
+2. ``durable_position.find_losses`` compares the log with the position that the metadata store records. It comes before
+   the bookie appends anything, because an append could hide a log that ends too early.
+3. ``validate_cookie`` checks that the directory is the one that the metadata store knows under this name, that no
+   other process serves from a copy of it, and records the start in the store and in the metadata store.
+4. ``put_all_in_limbo`` runs only after a salvage or a found loss. It puts every ledger that the bookie may ever have
+   held in limbo (D6): which entries and fences were lost cannot be known. It lists the ledgers after step 3, so that
+   the list is not older than the start.
+5. ``BookieServer`` listens, checks that its address is reachable, and registers.
+
+A stop at any point is harmless: until the limbo marks are durable, the next start finds the same loss and comes here
+again (``docs/replication.md``, Starts).
+"""
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import CookieError
+from pybk.bookie.ledger_header import LedgerHeader
+from pybk.bookie.replicas import Replicas
+from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.replication.messages import Reply, Status
 from pybk.transport.codec import Ping
 from pybk.transport.links import Links
 
 if TYPE_CHECKING:
-    from pybk.bookie.replicas import Replicas
+    from pybk.config import StoreConfig
+    from pybk.flags import StorageHint
+    from pybk.ledger import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metrics import Metrics
     from pybk.transport.cluster_keys import ClusterKeys
+
+logger = logging.getLogger(__name__)
 
 _PROBE_MS: Final = 500
 _PROBE_NS: Final = _PROBE_MS * 1_000_000
+"""How long another process that serves as this bookie has to answer a ping."""
+
+_PAGE: Final = 500
+"""Ledgers whose metadata is read at a time."""
 
 
-def introduce(
+# ---- the directory -------------------------------------------------------------------------------------------------
+
+
+def open_replicas(
+    root: str,
+    *,
+    config: StoreConfig,
+    tiers: Mapping[StorageHint, str | Sequence[str]] | None,
+    metrics: Metrics | None,
+) -> Replicas:
+    """Open a bookie's directory; if something durable is missing, salvage what is left.
+
+    After a salvage ``store.salvage`` of the result is not None, and the caller has to call ``put_all_in_limbo``.
+
+    Raises:
+        PybkError: As ``Replicas.open``; CorruptError if the index or the catalog is damaged, which salvage cannot mend.
+    """
+    try:
+        return Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
+    except CorruptError as error:
+        logger.warning("%s does not open, and is salvaged for what is left: %s", root, error)
+    return Replicas.open(root, config=config, tiers=tiers, metrics=metrics, salvage=True)
+
+
+# ---- the cookie ----------------------------------------------------------------------------------------------------
+
+
+def validate_cookie(
     replicas: Replicas,
     metadata: ClusterMetadata,
     keys: ClusterKeys | None,
@@ -30,23 +88,41 @@ def introduce(
     moved: bool,
     replace_lost: bool,
 ) -> Bookie:
-    """Make sure that a directory is the one that the cluster knows, and record that its bookie starts."""
+    """Check that the directory is the one that the cluster knows, record this start, and return the bookie.
+
+    A cookie is BookKeeper's name for what binds a bookie's name to one directory. It is kept in the metadata store
+    (``claim_cookie``) and in the directory (``DirectoryIdentity``).
+
+    Args:
+        replicas: The open directory.
+        metadata: The cluster's metadata.
+        keys: The cluster's keys; None without a secret.
+        bookie_id: The bookie's name; None keeps the directory's, or makes one for a new directory.
+        moved: The directory was moved since the last start, so another inode is accepted.
+        replace_lost: Claim the name of a bookie whose directory is lost for good.
+
+    Durability: On return the start is durable in the directory and in the metadata store.
+
+    Raises:
+        CookieError: The directory is another bookie's, of another cluster, a copy, or older than the last start; or
+            another process already serves as this bookie.
+    """
     known = replicas.identity
     instance = secrets.token_bytes(INSTANCE_BYTES) if known is None else known.instance
     name = bookie_id or (f"bookie-{instance[:4].hex()}" if known is None else known.bookie_id)
     if known is None and replicas.store.salvage is not None and not replace_lost:
-        instance = _lost_instance(replicas, metadata, bookie_id)
+        instance = _recorded_instance(replicas, metadata, bookie_id)
     cluster_id = metadata.cluster_id
     if known is not None:
         recorded = metadata.read_cookie(name)
         if recorded is not None:
-            replicas.check(cluster_id, recorded.bookie.bookie_id, recorded.bookie.instance, recorded.boots)
+            replicas.check_identity(cluster_id, recorded.bookie.bookie_id, recorded.bookie.instance, recorded.boots)
         else:
-            replicas.check(cluster_id, name, instance, 0)
+            replicas.check_identity(cluster_id, name, instance, 0)
     bookie = Bookie(name, instance)
     cookie = metadata.claim_cookie(bookie, replace=replace_lost)
-    _check_alone(bookie, metadata, keys)
-    boots = replicas.begin(cluster_id, name, instance, cookie.boots, moved=moved, about=metadata.about)
+    _check_not_served(bookie, metadata, keys)
+    boots = replicas.record_start(cluster_id, name, instance, cookie.boots, moved=moved, about=metadata.about)
     if not metadata.record_boot(bookie, boots):
         raise CookieError(
             f"{replicas.store.volumes.root} was started {boots} times, but the cluster knows of later starts of "
@@ -55,10 +131,10 @@ def introduce(
     return bookie
 
 
-def _lost_instance(replicas: Replicas, metadata: ClusterMetadata, bookie_id: str | None) -> bytes:
-    """Return the instance of a directory that lost it: the recorded one, if somebody says whose directory it is.
+def _recorded_instance(replicas: Replicas, metadata: ClusterMetadata, bookie_id: str | None) -> bytes:
+    """Return the instance that the metadata store records for a name, for a directory that lost its identity.
 
-    They need not be right: whichever bookie it goes on as, it doubts everything that this one ever held.
+    A wrong name does no harm: the bookie puts every ledger of that name in limbo, and denies nothing.
     """
     recorded = None if bookie_id is None else metadata.read_cookie(bookie_id)
     if recorded is None:
@@ -69,11 +145,11 @@ def _lost_instance(replicas: Replicas, metadata: ClusterMetadata, bookie_id: str
     return recorded.bookie.instance
 
 
-def _check_alone(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKeys | None) -> None:
-    """Check that the bookie does not serve already, from a directory of which this one is a copy.
+def _check_not_served(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKeys | None) -> None:
+    """Check that no other process serves as this bookie, from a directory that this one is a copy of.
 
     Raises:
-        CookieError: It answers where it is registered.
+        CookieError: The bookie answers at the address that it is registered with.
     """
     found = metadata.find_bookie(bookie.bookie_id)
     if found is None or found.bookie != bookie:
@@ -90,3 +166,61 @@ def _check_alone(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKeys | 
                         "start a bookie on a copy of its directory"
                     )
                 return
+
+
+# ---- after a loss --------------------------------------------------------------------------------------------------
+
+
+def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie, losses: Sequence[str] = ()) -> None:
+    """Put every ledger in limbo that the bookie may ever have held (D6), and then adopt what a salvage found.
+
+    The ledgers are those that name the bookie in an ensemble, those whose metadata is damaged, and those of which the
+    store has anything.
+
+    Args:
+        replicas: The open directory.
+        metadata: The cluster's metadata.
+        bookie: The bookie.
+        losses: What besides a salvage shows that durable entries may be missing; logged.
+
+    Call it before the bookie answers any request, and after its start was recorded in the metadata store, because only
+    then the list of ledgers is not older than the start.
+
+    Durability: The limbo marks are durable on return.
+
+    Raises:
+        PybkError: A mark could not be made durable; the next start salvages again.
+    """
+    salvage = replicas.store.salvage
+    for page, damaged in _pages(metadata):
+        # A ledger whose metadata is damaged may have been held here, so it is put in limbo, too.
+        lost: dict[int, LedgerHeader | None] = dict.fromkeys(damaged)
+        for each in page:
+            if any(bookie in fragment.ensemble for fragment in each.fragments):
+                lost[each.ledger_id] = LedgerHeader.of(each, metadata.describe(each))
+        replicas.put_in_limbo(lost)
+    replicas.put_in_limbo(dict.fromkeys(replicas.ledgers()))
+    if salvage is not None:
+        replicas.store.keep_salvage()
+        losses = [*losses, *salvage.lost]
+    for loss in losses:
+        logger.warning("bookie %s lost something durable: %s", bookie, loss)
+    logger.warning(
+        "bookie %s: %d ledgers are in limbo until their other bookies have brought back what it lacks",
+        bookie,
+        len(replicas.in_limbo()),
+    )
+
+
+def _pages(metadata: ClusterMetadata) -> Iterator[tuple[list[LedgerMetadata], list[int]]]:
+    """Yield the metadata of the cluster's ledgers in pages, each with the ids of those whose metadata is damaged."""
+    after = -1
+    while ids := metadata.list_ledgers(after=after, count=_PAGE):
+        damaged: list[int] = []
+
+        def note(ledger_id: int, error: PybkError, damaged: list[int] = damaged) -> None:
+            damaged.append(ledger_id)
+            logger.warning("ledger %d is taken to be held here, because its metadata is damaged: %s", ledger_id, error)
+
+        yield [found.metadata for found in metadata.read_ledgers(ids, damaged=note) if found is not None], damaged
+        after = ids[-1]

@@ -11,7 +11,8 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger import LedgerState
-from pybk.replication.rereplication import RereplicationMachine, fragment_end
+from pybk.replication.fragments import fragment_end
+from pybk.replication.rereplication import RereplicationMachine
 from pybk.storage.io.failures import start_thread
 
 if TYPE_CHECKING:

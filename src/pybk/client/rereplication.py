@@ -12,8 +12,9 @@ from pybk.client.machine_errors import error_of
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import LedgerDeletedError, PybkError
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import Done, Effect, Failed
-from pybk.replication.rereplication import RereplicationMachine, fragment_end
+from pybk.replication.rereplication import RereplicationMachine
 
 if TYPE_CHECKING:
     from pybk.client.driver import Driver

@@ -58,7 +58,7 @@ class BookieStorage(Protocol):
     def state(self, ledger_id: int) -> ReplicaStatus | None:
         """Return what is known of a ledger; None is proof that nothing of it was ever acknowledged."""
 
-    def create(self, ledger_id: int, description: OpaqueHeader) -> None:
+    def create(self, ledger_id: int, header: OpaqueHeader) -> None:
         """Make a ledger known; durable with what is staged."""
 
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
@@ -79,7 +79,7 @@ class BookieStorage(Protocol):
             StorageError: Nothing that was staged may be acknowledged.
         """
 
-    def fence(self, ledger_id: int, description: OpaqueHeader) -> None:
+    def fence(self, ledger_id: int, header: OpaqueHeader) -> None:
         """Fence a ledger, also one that was never seen; durable on return.
 
         Raises:
@@ -263,21 +263,21 @@ class BookieMachine:
         self._parked_bytes = 0
         self._parked: dict[int, list[tuple[Sender, Add, OpaqueHeader]]] = {}
 
-    def receive(self, sender: Sender, request: Request, description: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
+    def receive(self, sender: Sender, request: Request, header: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
         """Take a request.
 
         Args:
             sender: Who waits for the reply.
             request: What is asked.
-            description: The ledger's immutable metadata, in case that this is the first that is heard of it.
+            header: The ledger's header, for a ledger that this bookie does not know yet.
             now_ns: The time.
         """
         if type(request) is Add:
-            return self._add(sender, request, description)
+            return self._add(sender, request, header)
         if type(request) is Read:
-            return self._read(sender, request, description)
+            return self._read(sender, request, header)
         if type(request) is ReadLac:
-            return self._read_lac(sender, request, description, now_ns)
+            return self._read_lac(sender, request, header, now_ns)
         if type(request) is WriteLac:
             return self._write_lac(sender, request)
         assert type(request) is Force
@@ -326,13 +326,13 @@ class BookieMachine:
             reply = Reply(Status.UNKNOWN if exists is None else Status.DELETED)
             return [Respond(sender, reply) for sender, _, _ in parked]
         effects: list[BookieEffect] = []
-        for sender, request, description in parked:
-            if is_right is not None and not is_right(description):
+        for sender, request, header in parked:
+            if is_right is not None and not is_right(header):
                 effects.append(Respond(sender, Reply(Status.UNAUTHORIZED)))
                 continue
             if self._replicas.state(ledger_id) is None:
-                self._replicas.create(ledger_id, description)
-            effects += (receive or self.receive)(sender, request, description, now_ns)
+                self._replicas.create(ledger_id, header)
+            effects += (receive or self.receive)(sender, request, header, now_ns)
         return effects
 
     def ledger_deleted(self, ledger_id: int) -> list[BookieEffect]:
@@ -374,7 +374,7 @@ class BookieMachine:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def _add(self, sender: Sender, request: Add, description: OpaqueHeader) -> list[BookieEffect]:
+    def _add(self, sender: Sender, request: Add, header: OpaqueHeader) -> list[BookieEffect]:
         """Take entries, or refuse them (AB1, AB2)."""
         ledger_id = request.ledger_id
         state = self._replicas.state(ledger_id)
@@ -388,7 +388,7 @@ class BookieMachine:
                 return [Respond(sender, Reply(Status.REFUSED))]
             self._parked_bytes += size
             parked = self._parked.setdefault(ledger_id, [])
-            parked.append((sender, request, description))
+            parked.append((sender, request, header))
             return [LookUp(ledger_id)] if len(parked) == 1 else []
         self._dirty.add(ledger_id)  # also if an error follows: some of the runs may be staged by then
         for run in request.runs:
@@ -415,7 +415,7 @@ class BookieMachine:
             return Status.LIMBO
         return Status.READ_ONLY if self.read_only else None
 
-    def _fence(self, ledger_id: int, description: OpaqueHeader) -> tuple[bool, list[BookieEffect]]:
+    def _fence(self, ledger_id: int, header: OpaqueHeader) -> tuple[bool, list[BookieEffect]]:
         """Fence durably, also if read-only (K8) and also a ledger never seen (AB3), after what came before it.
 
         Returns:
@@ -427,19 +427,19 @@ class BookieMachine:
         effects = self._sync() if ledger_id in self._dirty else []
         self._doubtful.add(ledger_id)
         try:
-            self._replicas.fence(ledger_id, description)
+            self._replicas.fence(ledger_id, header)
         except StorageError:
             return False, effects
         self._doubtful.discard(ledger_id)
         return True, effects
 
-    def _read(self, sender: Sender, request: Read, description: OpaqueHeader) -> list[BookieEffect]:
+    def _read(self, sender: Sender, request: Read, header: OpaqueHeader) -> list[BookieEffect]:
         """Read, after fencing if that was asked (AB4)."""
         effects: list[BookieEffect] = []
         ledger_id = request.ledger_id
         before = self._replicas.state(ledger_id)
         if request.fence:
-            fenced, effects = self._fence(ledger_id, description)
+            fenced, effects = self._fence(ledger_id, header)
             if not fenced:
                 return [*effects, Respond(sender, ReadReply(Status.UNKNOWN))]
         if before is None:
@@ -467,13 +467,13 @@ class BookieMachine:
         except StorageError:
             return Status.UNKNOWN, None
 
-    def _read_lac(self, sender: Sender, request: ReadLac, description: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
+    def _read_lac(self, sender: Sender, request: ReadLac, header: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
         """Tell the last add confirmed, after fencing if that was asked, or once it has moved."""
         effects: list[BookieEffect] = []
         ledger_id = request.ledger_id
         before = self._replicas.state(ledger_id)
         if request.fence:
-            fenced, effects = self._fence(ledger_id, description)
+            fenced, effects = self._fence(ledger_id, header)
             if not fenced:
                 return [*effects, Respond(sender, LacReply(Status.UNKNOWN))]
         elif before is not None and before.gap:

@@ -323,3 +323,21 @@ class Inflight:
         if beyond_confirmed:
             firsts.append(self.lac + 1)
         return [UnderReplicated(bookie, min(firsts))] if firsts else []
+
+    def lacking(self, replacements: Mapping[int, Bookie]) -> str:
+        """Return what to say if some write set would have no ack quorum of live bookies, "" if each would have one.
+
+        Args:
+            replacements: Bookies that are to take places, by place.
+        """
+        live = self.quorum.everyone & ~self.dead
+        for place in replacements:
+            live |= 1 << place
+        if self.quorum.writable(live):
+            return ""
+        found = [str(bookie) for place, bookie in enumerate(self.ensemble) if live >> place & 1]
+        return (
+            f"entries from {self.lac + 1} on need {self.quorum.ack_quorum} bookies of every {self.quorum.write_quorum} "
+            f"in an ensemble of {self.quorum.ensemble_size}; found were {', '.join(found) or 'none'}: start more "
+            "bookies"
+        )

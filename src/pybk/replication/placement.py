@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import median
@@ -85,6 +85,27 @@ def choose(
             old = next((each for each in known if each.bookie == ensemble[place] and not each.read_only), None)
             if old is not None:
                 result[place] = old.bookie
+    return result
+
+
+def usable(bookies: Mapping[int, Bookie], wanted: tuple[int, ...], ensemble: Sequence[Bookie]) -> dict[int, Bookie]:
+    """Return the chosen bookies that may take the places asked for.
+
+    A machine applies it to every ``BookiesChosen``, because its ensemble may have changed since it asked. A bookie that
+    has another place already, or was chosen twice, is left out, because two places at one bookie fail together.
+
+    Args:
+        bookies: The choice, by place.
+        wanted: The places asked for.
+        ensemble: The ensemble as it is now.
+    """
+    result: dict[int, Bookie] = {}
+    for place in wanted:
+        bookie = bookies.get(place)
+        if bookie is None or bookie in result.values():
+            continue
+        if bookie == ensemble[place] or bookie not in ensemble:
+            result[place] = bookie
     return result
 
 

@@ -8,8 +8,9 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final
 
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import since
+from pybk.replication.fragments import fragment_of, fragment_ranges
 from pybk.replication.messages import (
     NEGATIVE,
     Answered,
@@ -121,7 +122,7 @@ class ReadMachine:
             now_ns: The time.
         """
         effects: list[Effect] = []
-        for fragment, low, high in stretches(self.metadata.fragments, self._first, self._last):
+        for fragment, low, high in fragment_ranges(self.metadata.fragments, self._first, self._last):
             for number, (first, last) in enumerate(self._cut(low, high)):
                 turned = number if self._stride == 1 else 0
                 strand = _Strand(fragment.ensemble, self._order(fragment.ensemble, first, turned), first, last, first)
@@ -444,18 +445,3 @@ class LacMachine:
 
 def _bytes_of(run: EntryRun) -> int:
     return sum(map(len, run.body))
-
-
-def fragment_of(fragments: tuple[Fragment, ...], entry_id: int) -> Fragment:
-    """Return the fragment that an entry is in."""
-    return next(each for each in reversed(fragments) if each.first_entry_id <= entry_id)
-
-
-def stretches(fragments: tuple[Fragment, ...], first: int, last: int) -> list[tuple[Fragment, int, int]]:
-    """Return the fragments that a range lies in, each with the first and last of its entries that belong to it."""
-    ends = [each.first_entry_id - 1 for each in fragments[1:]] + [last]
-    return [
-        (fragment, max(first, fragment.first_entry_id), min(last, end))
-        for fragment, end in zip(fragments, ends, strict=True)
-        if max(first, fragment.first_entry_id) <= min(last, end)
-    ]

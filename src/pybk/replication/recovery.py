@@ -10,6 +10,7 @@ from typing import Final
 
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import cut, entries_of, length_at
+from pybk.replication.fragments import with_ensemble
 from pybk.replication.inflight import Batch, Inflight
 from pybk.replication.messages import (
     NEGATIVE,
@@ -38,8 +39,8 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
+from pybk.replication.placement import usable
 from pybk.replication.quorum import Quorum, places
-from pybk.replication.writer import chosen, not_enough, with_ensemble
 
 READ_ENTRIES_MAX: Final = 4096
 """Entries that one read asks for."""
@@ -464,13 +465,13 @@ class RecoveryMachine:
         if self._phase is not _Phase.READING or not self._choosing:
             return []
         adds = self._adds
-        replacements = chosen(event.bookies, self._choosing, adds.ensemble)
+        replacements = usable(event.bookies, self._choosing, adds.ensemble)
         effects: list[Effect] = []
         for place in self._choosing:
             if place not in replacements:
                 effects += adds.give_up(place)
         self._choosing = ()
-        lacking = not_enough(adds, replacements)
+        lacking = adds.lacking(replacements)
         if lacking:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if replacements:

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from pybk.ledger import LedgerMetadata
+from pybk.replication.fragments import fragment_of
 from pybk.replication.messages import (
     Answered,
     Effect,
@@ -22,7 +23,6 @@ from pybk.replication.messages import (
     Unanswered,
 )
 from pybk.replication.quorum import Quorum
-from pybk.replication.reader import fragment_of
 
 _ASKED_MAX: Final = 2
 """Reads under way: the bookie reads for the one while the answer to the other is checked."""

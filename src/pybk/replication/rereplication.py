@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import (
     Add,
     Answered,
@@ -33,9 +34,9 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
+from pybk.replication.placement import usable
 from pybk.replication.quorum import Quorum
 from pybk.replication.reader import ReadMachine
-from pybk.replication.writer import chosen
 
 WINDOW_ENTRIES: Final = 4096
 """Entries that are read, and then written, at a time."""
@@ -149,7 +150,7 @@ class RereplicationMachine:
         if self._chosen:
             return []
         self._chosen = True
-        self._targets |= chosen(event.bookies, self._places, list(self._fragment.ensemble))
+        self._targets |= usable(event.bookies, self._places, list(self._fragment.ensemble))
         if not self._targets:
             lost = ", ".join(str(self._fragment.ensemble[place]) for place in self._places)
             return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"nobody can take the places of {lost}: start more bookies")
@@ -272,15 +273,3 @@ class RereplicationMachine:
         """End without success."""
         self._ended = True
         return [Failed(reason, f"ledger {self._ledger_id}: {detail}")]
-
-
-def fragment_end(metadata: LedgerMetadata, index: int) -> int | None:
-    """Return the last entry of a fragment, or None if it has no end yet.
-
-    Args:
-        metadata: The ledger's.
-        index: Which fragment.
-    """
-    if index + 1 < len(metadata.fragments):
-        return metadata.fragments[index + 1].first_entry_id - 1
-    return metadata.last_entry_id if metadata.state is LedgerState.CLOSED else None

@@ -8,7 +8,8 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.replication.fragments import with_ensemble
 from pybk.replication.inflight import Batch, Inflight, Pending
 from pybk.replication.messages import (
     Acknowledged,
@@ -36,6 +37,7 @@ from pybk.replication.messages import (
     WriteLac,
     WriteMetadata,
 )
+from pybk.replication.placement import usable
 from pybk.replication.quorum import Quorum, places
 
 METADATA_TRIES: Final = 8
@@ -270,12 +272,12 @@ class WriterMachine:
         if self._close_asked:
             return []
         adds = self._adds
-        self._replacements = chosen(event.bookies, self._places, adds.ensemble)
+        self._replacements = usable(event.bookies, self._places, adds.ensemble)
         effects: list[Effect] = []
         for place in self._places:
             if place not in self._replacements:
                 effects += adds.give_up(place)
-        lacking = not_enough(adds, self._replacements)
+        lacking = adds.lacking(self._replacements)
         if lacking and self._forgiven_at == adds.lac:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if lacking:
@@ -422,36 +424,3 @@ class WriterMachine:
         self._phase = _Phase.ENDED
         self._adds.pending.clear()
         return [Failed(reason, f"ledger {self.metadata.ledger_id}: {detail}")]
-
-
-def chosen(bookies: dict[int, Bookie], wanted: tuple[int, ...], ensemble: list[Bookie]) -> dict[int, Bookie]:
-    """Return the bookies chosen for the places wanted, without any that would stand in the ensemble twice or move."""
-    result: dict[int, Bookie] = {}
-    for place in wanted:
-        bookie = bookies.get(place)
-        if bookie is None or bookie in result.values():
-            continue
-        if bookie == ensemble[place] or bookie not in ensemble:
-            result[place] = bookie
-    return result
-
-
-def not_enough(adds: Inflight, replacements: dict[int, Bookie]) -> str:
-    """Say what is lacking if some write set has no ack quorum among those that live; nothing if none lacks any."""
-    live = adds.quorum.everyone & ~adds.dead
-    for place in replacements:
-        live |= 1 << place
-    if adds.quorum.writable(live):
-        return ""
-    found = [str(bookie) for place, bookie in enumerate(adds.ensemble) if live >> place & 1]
-    return (
-        f"entries from {adds.lac + 1} on need {adds.quorum.ack_quorum} bookies of every {adds.quorum.write_quorum} in "
-        f"an ensemble of {adds.quorum.ensemble_size}; found were {', '.join(found) or 'none'}: start more bookies"
-    )
-
-
-def with_ensemble(fragments: tuple[Fragment, ...], first: int, ensemble: tuple[Bookie, ...]) -> tuple[Fragment, ...]:
-    """Return fragments with an ensemble from an entry on: in the place of the last one, or after it."""
-    if fragments[-1].first_entry_id == first:
-        fragments = fragments[:-1]
-    return (*fragments, Fragment(first, ensemble))

@@ -186,7 +186,7 @@ def test_what_is_left_is_taken_and_the_rest_doubted_until_it_is_back(harm: Harm)
         assert replicas.stage(ledger_id, run, True) is (Status.FENCED if fenced else Status.LIMBO)
         assert replicas.read(ledger_id, COUNT, COUNT, 1, 100, recovery=True)[0] is Status.UNKNOWN
         assert state_of(replicas, ledger_id).gap
-        assert state_of(replicas, ledger_id).description == describe()
+        assert state_of(replicas, ledger_id).header == describe()
     replicas.close()
     replicas = open_bookie(fs)
     assert missing(replicas) == unknown
@@ -216,7 +216,7 @@ def start(fs: SimFileSystem) -> Replicas:
         replicas = open_bookie(fs)
     except CorruptError:
         return salvage(fs)
-    replicas.begin(CLUSTER, "b", INSTANCE)
+    replicas.record_start(CLUSTER, "b", INSTANCE)
     return replicas
 
 
@@ -258,7 +258,7 @@ def test_a_start_that_gives_up_before_all_is_in_doubt_leaves_everything_as_it_wa
     fs = harmed(header_zeroed)
     before = {path: bytes(fs.view(path)) for path in log_files(fs)}
     replicas = open_bookie(fs, salvage=True)
-    replicas.begin(CLUSTER, "b", INSTANCE)
+    replicas.record_start(CLUSTER, "b", INSTANCE)
     replicas.close()
     assert {path: bytes(fs.view(path)) for path in before} == before
     assert fs.view(f"{ROOT}/watermark")[40] == 0  # no clean end
@@ -448,9 +448,9 @@ def test_files_of_elsewhere_are_not_salvaged() -> None:
 @pytest.mark.parametrize("harm", [header_zeroed, watermark_lost, kept_file_lost])
 def test_an_older_start_is_no_matter_to_who_doubts_everything(harm: Harm) -> None:
     replicas = open_bookie(harmed(harm), salvage=True)
-    replicas.check(CLUSTER, "b", INSTANCE, 7)
-    assert replicas.begin(CLUSTER, "b", INSTANCE, 7) == 8
+    replicas.check_identity(CLUSTER, "b", INSTANCE, 7)
+    assert replicas.record_start(CLUSTER, "b", INSTANCE, 7) == 8
     for cluster, name, instance in ((b"other", "b", INSTANCE), (CLUSTER, "c", INSTANCE), (CLUSTER, "b", b"j" * 16)):
         with pytest.raises(CookieError):
-            replicas.check(cluster, name, instance, 1)
+            replicas.check_identity(cluster, name, instance, 1)
     replicas.close()

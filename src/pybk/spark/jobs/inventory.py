@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from pybk.errors import NoSuchLedgerError, PybkError
-from pybk.replication.reader import stretches
+from pybk.replication.fragments import fragment_ranges
 from pybk.replication.replica_check import spans_of
 from pybk.seal import end_is_sealed
 from pybk.spark.connection import Connection, StoreOrCluster, connection
@@ -256,7 +256,9 @@ def _replicas(
     for metadata, entries, length in _looked(where, password, ids):
         kinds = metadata.ledger_id, str(metadata.ledger_type), metadata.tier.value
         last = (entries or 0) - 1
-        found = stretches(metadata.fragments, 0, last) if metadata.fragments else []  # a store's ledgers have none
+        found = (
+            fragment_ranges(metadata.fragments, 0, last) if metadata.fragments else []
+        )  # a store's ledgers have none
         parts = {each[0].first_entry_id: each for each in found}
         for fragment in metadata.fragments:
             part = parts.get(fragment.first_entry_id)

@@ -26,9 +26,8 @@ from pybk.errors import (
 from pybk.ledger import Bookie
 from pybk.ledger_check import Lengths, SealState, check_last, check_seal, contradictions, digest_with
 from pybk.local_backend import StoreBackend
-from pybk.replication.reader import fragment_of, stretches
+from pybk.replication.fragments import fragment_end, fragment_of, fragment_ranges
 from pybk.replication.replica_check import Span, joined
-from pybk.replication.rereplication import fragment_end
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, existing, seal_for, secret_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread
@@ -345,7 +344,7 @@ def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_CheckUn
     units = []
     entry_bytes = _entry_bytes(last, length)
     step = max(1, _UNIT_BYTES // entry_bytes)
-    for number, (fragment, low, high) in enumerate(stretches(metadata.fragments, 0, last)):
+    for number, (fragment, low, high) in enumerate(fragment_ranges(metadata.fragments, 0, last)):
         growing = fragment_end(metadata, number) is None
         units += [
             _CheckUnit(metadata.ledger_id, low, place, bookie, first, min(first + step - 1, high), entry_bytes, growing)
