@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from pybk.feature_level import FeatureLevel
-from pybk.metadata import durable_positions, lmdb_records
+from pybk.metadata import durable_positions, lmdb_rows
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json, to_base64
 from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
 from pybk.metadata.durable_positions import DurablePosition
@@ -16,7 +16,7 @@ from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.metadata.pointers import _key
-from pybk.metadata.registration import BookieCookie, _cookie_json, _registration_json
+from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment
@@ -43,8 +43,8 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
         ValueKind.IDS: ("ids", encode_json({"next": 2000})),
         ValueKind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
         ValueKind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8, "proof": to_base64(bytes(64))})),
-        ValueKind.COOKIE: ("cookies/bookie-1%3A3181", _cookie_json(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
-        ValueKind.BOOKIE: ("bookies/bookie-1%3A3181", _registration_json(registration(bookie(1)), "ab" * 16)),
+        ValueKind.COOKIE: ("cookies/bookie-1%3A3181", encode_cookie(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
+        ValueKind.BOOKIE: ("bookies/bookie-1%3A3181", encode_registration(registration(bookie(1)), "ab" * 16)),
         ValueKind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),
         ValueKind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
         ValueKind.NEWS: ("underreplicated-news", b""),
@@ -69,15 +69,15 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     return made
 
 
-def lmdb_rows() -> dict[str, str]:
-    """Return the records of a small store in LMDB."""
+def lmdb_golden() -> dict[str, str]:
+    """Return the rows of a small store in LMDB."""
     environment = MapEnvironment()
     with environment.write() as transaction:
-        lmdb_records.put(transaction, lmdb_records.FORMAT_NAME, b"\x01")
-        lmdb_records.put_last_number(transaction, 258)
-        lmdb_records.put_session(transaction, lmdb_records.Session(257, 2, 5000))
-        name = lmdb_records.node_name("a/b")
-        lmdb_records.put_value(transaction, name, lmdb_records.StoredValue(256, 258, 257, b"value"))
+        lmdb_rows.put(transaction, lmdb_rows.FORMAT_NAME, b"\x01")
+        lmdb_rows.put_last_number(transaction, 258)
+        lmdb_rows.put_session(transaction, lmdb_rows.Session(257, 2, 5000))
+        name = lmdb_rows.node_name("a/b")
+        lmdb_rows.put_value(transaction, name, lmdb_rows.StoredValue(256, 258, 257, b"value"))
     return {name.hex(): value.hex() for name, value in environment.rows.items()}
 
 
@@ -85,7 +85,7 @@ def golden(level: FeatureLevel) -> dict[str, dict[str, object]]:
     """Return everything, as it is written down."""
     return {
         "values": {name: [key, value.hex()] for name, (key, value) in values(level).items()},
-        "lmdb": dict(lmdb_rows()),
+        "lmdb": dict(lmdb_golden()),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from pybk.metadata import lmdb_records
+from pybk.metadata import lmdb_rows
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
@@ -75,7 +75,7 @@ class LmdbWorld:
 
     def open(self) -> MetadataStore:
         """See ``World.open``."""
-        store = open_metadata(f"lmdb://{self.path}", session_timeout_s=2)
+        store = open_metadata(f"lmdb://{self.path}", lease_time_s=2)
         self.stores.append(store)
         return store
 
@@ -87,7 +87,7 @@ class LmdbWorld:
         """See ``World.end_session``: as another process does that finds no sign of life."""
         session = store.session()
         with LmdbWorld(self.path).other() as other:
-            other._change(lambda transaction, number: lmdb_records.end_session(transaction, session))
+            other._change(lambda transaction, number: lmdb_rows.end_session(transaction, session))
 
     def other(self) -> _Other:
         """Return a store that is closed at the end of the ``with``."""
@@ -114,7 +114,7 @@ class ZooKeeperWorld:
 
     def open(self) -> MetadataStore:
         """See ``World.open``."""
-        store = open_metadata(self.url, session_timeout_s=2, timeout_s=WAIT_S)
+        store = open_metadata(self.url, lease_time_s=2, timeout_s=WAIT_S)
         self.stores.append(store)
         return store
 

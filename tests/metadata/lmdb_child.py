@@ -44,5 +44,5 @@ def count(store: LmdbMetadataStore) -> None:
 
 if __name__ == "__main__":
     {"lease": lease, "count": count}[sys.argv[2]](
-        LmdbMetadataStore(sys.argv[1], timeout_s=WAIT_S, session_timeout_s=float(sys.argv[3]))
+        LmdbMetadataStore(sys.argv[1], timeout_s=WAIT_S, lease_time_s=float(sys.argv[3]))
     )

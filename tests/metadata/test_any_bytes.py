@@ -20,7 +20,7 @@ from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
-from pybk.metadata.registration import BookieCookie, _cookie_json, _registration_json
+from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
 from pybk.metadata.store import MetadataStore
 from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
@@ -105,11 +105,11 @@ SEALED: dict[str, tuple[ValueKind, str, bytes, Callable[[ClusterMetadata], Any]]
         lambda cluster: cluster.mark_under_replicated(7, bookie(1), 0),
     ),
     "cookie": (
-        *(ValueKind.COOKIE, COOKIE_KEY, _cookie_json(BookieCookie(bookie(1), bytes(16), 3))),
+        *(ValueKind.COOKIE, COOKIE_KEY, encode_cookie(BookieCookie(bookie(1), bytes(16), 3))),
         lambda cluster: cluster.read_cookie(bookie(1).bookie_id),
     ),
     "registration": (
-        *(ValueKind.BOOKIE, BOOKIE_KEY, _registration_json(registration(bookie(1)), "me")),
+        *(ValueKind.BOOKIE, BOOKIE_KEY, encode_registration(registration(bookie(1)), "me")),
         lambda cluster: cluster.find_bookie(bookie(1).bookie_id),
     ),
 }
@@ -237,7 +237,7 @@ def test_one_junk_key_hides_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_registration_without_end_is_an_error_of_the_project() -> None:
-    sound = json.loads(_registration_json(registration(bookie(1)), "me"))
+    sound = json.loads(encode_registration(registration(bookie(1)), "me"))
     for name in ("load", "tiers", "addresses"):
         text = json.dumps({**sound, name: "<hole>"}).replace('"<hole>"', "1e999")
         cluster, _ = sealed_world(ValueKind.BOOKIE, BOOKIE_KEY, text.encode())

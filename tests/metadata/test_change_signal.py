@@ -152,7 +152,7 @@ def resting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LmdbMet
 def test_one_of_many_processes_at_rest_wakes_once_a_second(
     resting: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = dict.fromkeys(("_beat", "_poll", "_dead"), 0)
+    counts = dict.fromkeys(("_heartbeat", "_poll", "_dead"), 0)
 
     def count(name: str) -> None:
         original = getattr(resting, name)
@@ -170,7 +170,7 @@ def test_one_of_many_processes_at_rest_wakes_once_a_second(
     minute = Minute(monkeypatch, resting)
     minute.run()
     assert 55 <= minute.waits <= 65
-    assert 55 <= counts["_beat"] <= 65
+    assert 55 <= counts["_heartbeat"] <= 65
     assert 28 <= counts["_poll"] <= 35
     assert 28 <= counts["_dead"] <= 35
     assert resting._session, "nothing ended it"
@@ -225,7 +225,7 @@ def test_what_fails_at_rest_is_tried_again_without_haste(
     def fail() -> None:
         raise OSError(5, "injected")
 
-    monkeypatch.setattr(resting, "_beat", fail)
+    monkeypatch.setattr(resting, "_heartbeat", fail)
     minute = Minute(monkeypatch, resting)
     minute.run()
     assert 230 <= minute.waits <= 250

@@ -28,13 +28,13 @@ from pybk.ledger import (
     LedgerMetadata,
     LedgerState,
 )
-from pybk.metadata import durable_positions, lmdb_records
+from pybk.metadata import durable_positions, lmdb_rows
 from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, encode_json, token_of
 from pybk.metadata.cluster import _from_values_base, from_values
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
-from pybk.metadata.registration import _registration_from
+from pybk.metadata.registration import decode_registration
 from tests.metadata.golden import CLUSTER, GOLDEN_METADATA, GOLDEN_SEALS, TOKEN, golden, values
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
@@ -59,7 +59,7 @@ def test_golden_bytes_are_read(path: Path) -> None:
     read: dict[str, Callable[[bytes], Any]] = {
         "LEDGER": lambda payload: LedgerMetadata.decode(payload, where="golden"),
         "CLUSTER": lambda payload: decode_json(payload, identity, where="golden")[:2],
-        "BOOKIE": lambda payload: decode_json(payload, _registration_from, where="golden")[0],
+        "BOOKIE": lambda payload: decode_json(payload, decode_registration, where="golden")[0],
         "POSITION": lambda payload: decode_json(payload, durable_positions.decode, where="golden"),
         "IDS": lambda payload: json.loads(payload)["next"],
     }
@@ -122,7 +122,7 @@ def test_any_bytes_are_refused_with_an_error_of_ours(data: bytes) -> None:
         lambda: decode_authenticated("key", data, KEY),
         lambda: LedgerDescription.decode(data, KEY, where="here"),
         lambda: LedgerDescription.decode(data, None, where="here"),
-        lambda: decode_json(data, _registration_from, where="here"),
+        lambda: decode_json(data, decode_registration, where="here"),
         lambda: decode_json(data, _from_values_base, where="here"),
         lambda: decode_json(data, from_values, where="here"),
     ):
@@ -222,12 +222,12 @@ def test_records_in_lmdb_are_read_as_they_ever_were() -> None:
     rows = json.loads(GOLDEN_METADATA.read_text())["lmdb"]
     environment = MapEnvironment({bytes.fromhex(name): bytes.fromhex(value) for name, value in rows.items()})
     with environment.read() as transaction:
-        assert lmdb_records.get(transaction, lmdb_records.FORMAT_NAME) == b"\x01"
-        assert lmdb_records.last_number(transaction) == 258
-        assert lmdb_records.sessions(transaction) == [(257, 2, 5000)]
-        record = lmdb_records.get_value(transaction, lmdb_records.node_name("a/b"))
-        assert record == lmdb_records.StoredValue(256, 258, 257, b"value")
-        assert list(lmdb_records.children(transaction, lmdb_records.node_name("a"))) == [("b", 256)]
+        assert lmdb_rows.get(transaction, lmdb_rows.FORMAT_NAME) == b"\x01"
+        assert lmdb_rows.last_number(transaction) == 258
+        assert lmdb_rows.sessions(transaction) == [(257, 2, 5000)]
+        record = lmdb_rows.get_value(transaction, lmdb_rows.node_name("a/b"))
+        assert record == lmdb_rows.StoredValue(256, 258, 257, b"value")
+        assert list(lmdb_rows.children(transaction, lmdb_rows.node_name("a"))) == [("b", 256)]
     with environment.write() as writing:
-        lmdb_records.end_session(writing, 257)
+        lmdb_rows.end_session(writing, 257)
     assert len(environment.rows) == 2, "format and number"

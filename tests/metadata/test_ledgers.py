@@ -24,7 +24,7 @@ from pybk.metadata import ledgers
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import ID_BLOCK, LEDGER_ID_MAX, ledger_path
-from pybk.metadata.lmdb_records import StoredValue, node_name, put_value
+from pybk.metadata.lmdb_rows import StoredValue, node_name, put_value
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import WriteTransaction
 from tests.metadata.harness import World

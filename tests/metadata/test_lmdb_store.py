@@ -25,7 +25,7 @@ from pybk.errors import (
     StorageFullError,
     UnsupportedFormatError,
 )
-from pybk.metadata import host_file, lmdb_records, lmdb_store
+from pybk.metadata import host_file, lmdb_rows, lmdb_store
 from pybk.metadata.host_file import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io import lmdb_environment
@@ -41,10 +41,10 @@ LONG_SESSION_S = 600.0
 
 
 @contextmanager
-def child(path: Path, task: str, session_timeout_s: float = LONG_SESSION_S) -> Iterator[subprocess.Popen[str]]:
+def child(path: Path, task: str, lease_time_s: float = LONG_SESSION_S) -> Iterator[subprocess.Popen[str]]:
     """Run a process of its own on the store; killed at the end, however it was left."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.metadata.lmdb_child", str(path), task, str(session_timeout_s)],
+        [sys.executable, "-m", "tests.metadata.lmdb_child", str(path), task, str(lease_time_s)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": python_path()},
         stdin=subprocess.PIPE,
@@ -67,7 +67,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LmdbMetadataStore]:
     """A store."""
-    store = LmdbMetadataStore(str(tmp_path / "metadata"), timeout_s=WAIT_S, session_timeout_s=LONG_SESSION_S)
+    store = LmdbMetadataStore(str(tmp_path / "metadata"), timeout_s=WAIT_S, lease_time_s=LONG_SESSION_S)
     yield store
     store.close()
 
@@ -141,7 +141,7 @@ def test_processes_stopped_while_writing_block_nobody(store: LmdbMetadataStore, 
             time.sleep(chance.uniform(0.001, 0.01))
             stop(process.pid)
             assert wait_for(lambda: is_stopped(process.pid))
-            resumed += store._file.turn_holder() == process.pid
+            resumed += store._file.writer_pid() == process.pid
             store.create(f"keys/{number}", b"v")
             number += 1
             assert wait_for(lambda: is_stopped(process.pid)), "it stops again, as it was told"
@@ -153,15 +153,15 @@ def test_processes_stopped_while_writing_block_nobody(store: LmdbMetadataStore, 
 
 
 def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(store: LmdbMetadataStore, tmp_path: Path) -> None:
-    turn = store._file.try_turn()
+    turn = store._file.try_write_lock()
     other = HostFile(str(tmp_path / "metadata" / "sessions"))
     try:
-        assert other.turn_holder() == os.getpid()
-        assert not other.try_turn()
-        os.pwrite(other.usable(), host_file._SLOT.pack(turn, 1), 0)
+        assert other.writer_pid() == os.getpid()
+        assert not other.try_write_lock()
+        os.pwrite(other.descriptor(), host_file._SLOT.pack(turn, 1), 0)
     finally:
         other.close()
-        store._file.end_turn(0)
+        store._file.release_write_lock(0)
     store.create("key", b"v")
     assert store.get("key") is not None
 
@@ -169,16 +169,16 @@ def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(store: LmdbMe
 def test_a_turn_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
     store, other = LmdbMetadataStore(path, timeout_s=0.2), LmdbMetadataStore(path)
-    turn = other._file.try_turn()
+    turn = other._file.try_write_lock()
     began = time.monotonic()
     with pytest.raises(MetadataUnreachableError, match=f"process {os.getpid()}") as refused:
         store.create("key", b"v")
     assert time.monotonic() - began >= 0.2
     assert not refused.value.outcome_unknown
     assert store.get("key") is None, "who reads does not wait"
-    other._file.end_turn(turn)
+    other._file.release_write_lock(turn)
     store.create("key", b"v")
-    with store._turn_lock:
+    with store._thread_lock:
         thread_error: list[BaseException] = []
 
         def write() -> None:
@@ -278,7 +278,7 @@ def test_a_damaged_record_is_told(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
     store = LmdbMetadataStore(path)
     version = store.create("key", b"value")
-    node = lmdb_records.node_name("key")
+    node = lmdb_rows.node_name("key")
     raw = LmdbEnvironment(path)
     with raw.read() as transaction:
         data = transaction.get(node)
@@ -292,7 +292,7 @@ def test_a_damaged_record_is_told(tmp_path: Path) -> None:
             with pytest.raises(CorruptError, match="restore"):
                 call()
     with raw.write() as writing:
-        writing.put(lmdb_records.node_name("other"), data)
+        writing.put(lmdb_rows.node_name("other"), data)
         writing.put(node, data)
     with pytest.raises(CorruptError):
         store.get("other")
@@ -318,7 +318,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     LmdbMetadataStore(path).close()
     raw = LmdbEnvironment(path)
     with raw.write() as transaction:
-        lmdb_records.put(transaction, lmdb_records.FORMAT_NAME, b"\x02")
+        lmdb_rows.put(transaction, lmdb_rows.FORMAT_NAME, b"\x02")
     raw.close()
     with pytest.raises(UnsupportedFormatError, match="format 2"):
         LmdbMetadataStore(path)
@@ -397,7 +397,7 @@ def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(
     other = LmdbMetadataStore(str(tmp_path / "metadata"))
     for number in range(5):
         session = store.session()
-        other._change(lambda transaction, _, session=session: lmdb_records.end_session(transaction, session))  # type: ignore[misc]
+        other._change(lambda transaction, _, session=session: lmdb_rows.end_session(transaction, session))  # type: ignore[misc]
         store.create(f"lease/{number}", b"v", leased=True)
         assert store.alive(store.session())
         assert store.session() != session
@@ -432,13 +432,13 @@ def test_a_change_while_a_watch_begins_is_told(
 def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(
     store: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = store._file.try_turn
+    real = store._file.try_write_lock
 
     def interrupted() -> int:
         real()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._file, "try_turn", interrupted)
+    monkeypatch.setattr(store._file, "try_write_lock", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.create("key", b"v")
     other = LmdbMetadataStore(store._path, timeout_s=1)
@@ -450,13 +450,13 @@ def test_who_waits_for_a_turn_looks_often_and_at_who_has_it_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
-    try_turn = store._file.try_turn
+    try_write_lock = store._file.try_write_lock
     pauses: list[float] = []
     looks: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr(lmdb_store, "time", clock)
-    monkeypatch.setattr(store._file, "let_finish", lambda: looks.append(clock.monotonic()))
-    monkeypatch.setattr(store._file, "try_turn", lambda: try_turn() if len(looks) == 2 else 0)
+    monkeypatch.setattr(store._file, "resume_stopped_writer", lambda: looks.append(clock.monotonic()))
+    monkeypatch.setattr(store._file, "try_write_lock", lambda: try_write_lock() if len(looks) == 2 else 0)
     store.create("key", b"value")
     store.close()
     assert pauses == sorted(pauses)
@@ -508,8 +508,8 @@ def test_the_end_of_an_older_session_does_not_end_the_one_that_followed(tmp_path
 def test_signs_of_life_are_given_and_looked_for_several_times_before_a_session_counts_as_dead(
     tmp_path: Path, timeout_s: float, beat_s: float, sweep_s: float
 ) -> None:
-    store = LmdbMetadataStore(str(tmp_path / "metadata"), session_timeout_s=timeout_s)
-    assert [store._beat_s, store._sweep_s] == pytest.approx([beat_s, sweep_s])
+    store = LmdbMetadataStore(str(tmp_path / "metadata"), lease_time_s=timeout_s)
+    assert [store._heartbeat_s, store._sweep_s] == pytest.approx([beat_s, sweep_s])
     store.close()
 
 

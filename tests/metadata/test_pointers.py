@@ -25,7 +25,7 @@ def test_a_pointer_moves_by_compare_and_set(world: World) -> None:
     assert one.read_pointer("sinks", "app") is None
     first = one.write_pointer("sinks", "app", b"first", None)
     assert two.read_pointer("sinks", "app") == (b"first", first)
-    with pytest.raises(MetadataVersionError, match="made by somebody else") as refused:
+    with pytest.raises(MetadataVersionError, match="created by another process") as refused:
         two.write_pointer("sinks", "app", b"other", None)
     assert not refused.value.outcome_unknown
     second = two.write_pointer("sinks", "app", b"second", first)

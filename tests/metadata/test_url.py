@@ -60,14 +60,14 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.01, 4000, float("nan")])
 def test_times_are_bounded(seconds: float, tmp_path: Path) -> None:
-    for name in ("timeout_s", "session_timeout_s"):
+    for name in ("timeout_s", "lease_time_s"):
         given: dict[str, Any] = {name: seconds}
         with pytest.raises(UsageError, match=name):
             open_metadata(f"lmdb://{tmp_path}/metadata", **given)
 
 
 def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
-    store = open_metadata(f"lmdb://{tmp_path}/me%20ta%25é", timeout_s=3, session_timeout_s=2)
+    store = open_metadata(f"lmdb://{tmp_path}/me%20ta%25é", timeout_s=3, lease_time_s=2)
     assert isinstance(store, LmdbMetadataStore)
     store.create("key", b"v")
     store.close()

@@ -95,8 +95,8 @@ def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
 def through(proxy: Proxy, zookeeper_server: ZooKeeperServer) -> Iterator[tuple[MetadataStore, MetadataStore]]:
     """A store through the proxy, and one on the same path beside it."""
     url = zookeeper_server.url()
-    store = open_metadata(url.replace(zookeeper_server.host, proxy.host), session_timeout_s=SESSION_S, timeout_s=WAIT_S)
-    beside = open_metadata(url, session_timeout_s=SESSION_S, timeout_s=WAIT_S)
+    store = open_metadata(url.replace(zookeeper_server.host, proxy.host), lease_time_s=SESSION_S, timeout_s=WAIT_S)
+    beside = open_metadata(url, lease_time_s=SESSION_S, timeout_s=WAIT_S)
     yield store, beside
     proxy.lose_replies = proxy.lose_requests = False
     store.close()
@@ -206,7 +206,7 @@ def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
 
 def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_server: ZooKeeperServer) -> None:
     # The session is long: after a third of it without an answer the connection would be ended, and the put be lost.
-    store = open_metadata(zookeeper_server.url(), session_timeout_s=40, timeout_s=1.5)
+    store = open_metadata(zookeeper_server.url(), lease_time_s=40, timeout_s=1.5)
     version = store.create("key", b"v")
     zookeeper_server.pause()
     try:
@@ -240,7 +240,7 @@ def test_what_is_not_sent_is_known_not_to_be() -> None:
     server = ZooKeeperServer()
     try:
         server.start()
-        store = open_metadata(server.url(), timeout_s=3, session_timeout_s=5)
+        store = open_metadata(server.url(), timeout_s=3, lease_time_s=5)
         assert isinstance(store, ZooKeeperMetadataStore)
         connected = store._connected
         version = store.create("key", b"v")

@@ -119,7 +119,7 @@ ROOMS: Final = (
             "metadata.cluster": ("tests/metadata/test_url.py", "tests/metadata/test_registration.py"),
             "metadata.ledgers": _RECORDS,
             "metadata.lmdb_store": ("tests/metadata/test_lmdb_store.py", *_TREE),
-            "metadata.lmdb_records": ("tests/metadata/test_formats.py", "tests/metadata/test_lmdb_store.py"),
+            "metadata.lmdb_rows": ("tests/metadata/test_formats.py", "tests/metadata/test_lmdb_store.py"),
             "metadata.locks": (*_RECORDS, "tests/metadata/test_lmdb_store.py"),
             "metadata.pointers": ("tests/metadata/test_pointers.py",),
             "metadata.cas": ("tests/metadata/test_cas.py",),

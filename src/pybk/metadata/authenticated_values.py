@@ -1,9 +1,10 @@
-"""The bytes of a cluster's values in the metadata store: the writer, the kind, and the proof of both.
+"""The bytes of a cluster's values in the metadata store: a header, a MAC and a payload.
 
 A value of format 1 is ``format u8 | kind u8 | MAC size u8 | token (16) | MAC | payload``; it is written below feature
 level SEALS. A value of format 2 is ``format u8 | kind u8 | MAC size u8 | reserved u8 | key epoch u32 | token (16) | MAC
-| payload``. The token is the writer's, new for each change. The MAC is HMAC-SHA256 with the cluster's metadata key over
-the header, the key in the tree and the payload; a cluster without a secret has none. The key epoch names the secret.
+| payload``. The token is random and new for each change, so a writer recognises its own value. The MAC is HMAC-SHA256
+with the cluster's metadata key over the header, the key of the value in the store and the payload; a cluster without a
+secret has no MACs. The key epoch names the secret.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pybk.metadata.store import MetadataStore, Node
 VALUE_FORMAT_BASE: Final = 1
 VALUE_FORMAT: Final = 2
 KEY_EPOCH: Final = 0
-"""The epoch of a cluster's first secret. Others are not made yet; a value of another epoch is refused."""
+"""The epoch of a cluster's first secret, the only one so far; a value of another epoch is refused."""
 
 TOKEN_BYTES: Final = 16
 MAC_BYTES: Final = 32
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class ValueKind(IntEnum):
-    """What a value is about."""
+    """The kind of a value, as written; ``docs/metadata.md`` lists the payloads."""
 
     CLUSTER = 1
     IDS = 2
@@ -56,7 +57,7 @@ class ValueKind(IntEnum):
 
 
 def new_token() -> bytes:
-    """Return a token that nobody else has."""
+    """Return a random token."""
     return secrets.token_bytes(TOKEN_BYTES)
 
 
@@ -67,7 +68,7 @@ def token_of(value: bytes) -> bytes:
 
 
 def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
-    """Return the MAC of a label and parts, each written with its size, so that no two lists read the same."""
+    """Return the MAC of a label and parts, each prefixed with its size, so that no two lists have the same input."""
     mac = hmac.new(key, label, hashlib.sha256)
     for part in parts:
         mac.update(_SIZE.pack(len(part)) + part)
@@ -77,13 +78,13 @@ def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
 def encode_authenticated(
     kind: ValueKind, key: str, token: bytes, payload: bytes, mac_key: bytes | None, level: FeatureLevel
 ) -> bytes:
-    """Make a value.
+    """Return the bytes of a value.
 
     Args:
-        kind: What it is about.
-        key: Where in the tree it stands.
-        token: Its writer's.
-        payload: What it says.
+        kind: Its kind.
+        key: Its key in the store.
+        token: The writer's token.
+        payload: Its payload.
         mac_key: The cluster's metadata key, None for a cluster without a secret.
         level: The cluster's feature level, which decides the format.
     """
@@ -97,15 +98,15 @@ def encode_authenticated(
 
 
 def decode_authenticated(key: str, value: bytes, mac_key: bytes | None) -> tuple[ValueKind, bytes]:
-    """Check a value, in constant time where it matters, and return its kind and payload.
+    """Check a value, and return its kind and payload. MACs are compared in constant time.
 
     Raises:
-        UnsupportedFormatError: It is of a newer format, or of another key epoch.
-        CorruptError: It is no value of a cluster.
-        MetadataForgedError: Its MAC is not the one that the cluster's secret makes.
+        UnsupportedFormatError: The value has a newer format, or another key epoch.
+        CorruptError: It is not a value of a cluster.
+        MetadataForgedError: Its MAC was not made with the cluster's secret.
     """
     if not value or len(value) < (_HEADER_BASE if value[0] == VALUE_FORMAT_BASE else _HEADER).size:
-        raise CorruptError(f"metadata key {key!r}: {len(value)} bytes are no value of pybk; restore it or remove it")
+        raise CorruptError(f"metadata key {key!r}: {len(value)} bytes are not a value of pybk; restore it or remove it")
     number, kind, mac_size = value[0], value[1], value[2]
     if number not in _LABELS:
         raise UnsupportedFormatError(
@@ -121,7 +122,10 @@ def decode_authenticated(key: str, value: bytes, mac_key: bytes | None) -> tuple
             )
     at = len(header) + mac_size
     if mac_size not in (0, MAC_BYTES) or len(value) < at or kind not in ValueKind.__members__.values():
-        raise CorruptError(f"metadata key {key!r}: kind {kind} with a MAC of {mac_size} bytes is no value of pybk")
+        raise CorruptError(
+            f"metadata key {key!r}: kind {kind} with a MAC of {mac_size} bytes is not a value of pybk; restore it or "
+            "remove it"
+        )
     if (mac_key is None) != (mac_size == 0):
         raise MetadataForgedError(
             f"metadata key {key!r} was written without a cluster secret, but one is given here: give none, or remove it"
@@ -134,20 +138,20 @@ def decode_authenticated(key: str, value: bytes, mac_key: bytes | None) -> tuple
         if not hmac.compare_digest(mac, value[len(header) : at]):
             raise MetadataForgedError(
                 f"metadata key {key!r} was not written with the cluster secret that is given here; check the secret, "
-                "and who may write to the metadata store"
+                "and which users may write to the metadata store"
             )
     return ValueKind(kind), payload
 
 
 class AuthenticatedValues:
-    """The parts of a cluster's metadata build on this: sealed values in a tree.
+    """Authenticated values in a metadata store; the base of the classes that ``ClusterMetadata`` consists of.
 
     Args:
         store: The store.
         mac_key: The cluster's metadata key, None without a cluster secret.
 
     Attributes:
-        feature_level: The level whose formats are written; it rises when the cluster's does.
+        feature_level: The level whose formats are written; it follows the cluster's.
     """
 
     feature_level: FeatureLevel
@@ -159,26 +163,26 @@ class AuthenticatedValues:
         self._mac_key = mac_key
 
     def _payload_of(self, kind: ValueKind, key: str, value: bytes) -> bytes:
-        """Return the payload of a value, which must be of this kind."""
+        """Return the payload of a value; raises CorruptError if it is of another kind."""
         found, payload = decode_authenticated(key, value, self._mac_key)
         if found is not kind:
             raise CorruptError(f"metadata key {key!r}: kind {found.name} where {kind.name} belongs; restore it")
         return payload
 
     def _create(self, kind: ValueKind, key: str, payload: bytes, *, leased: bool = False) -> int:
-        """Make a key, once, whatever becomes of the answers; returns its version."""
+        """Create a key, once even if answers are lost; returns its version."""
         token = new_token()
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._store, key, lambda: self._store.create(key, value, leased=leased), _wrote(token))
 
     def _put(self, kind: ValueKind, key: str, payload: bytes, version: int) -> int:
-        """Replace a key's value, once, whatever becomes of the answers; returns its version."""
+        """Replace a key's value, once even if answers are lost; returns its version."""
         token = new_token()
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._store, key, lambda: self._store.put(key, value, version), _wrote(token))
 
     def _delete(self, key: str, version: int) -> None:
-        """Remove a key; that it is gone when an answer was lost counts as removed."""
+        """Remove a key; if an answer was lost and the key is gone, it counts as removed."""
 
         def change() -> int:
             self._store.delete(key, version)
@@ -200,25 +204,25 @@ def encode_json(values: dict[str, Any]) -> bytes:
 
 
 def decode_json(data: bytes, make: Callable[[dict[str, Any]], T], *, where: str) -> T:
-    """Decode what ``encode_json`` made.
+    """Decode the output of ``encode_json``.
 
     Args:
         data: The bytes.
-        make: Makes the result of the values; a missing or wrong one raises what Python raises for wrong values: a
-            number too large for a float becomes infinity, for one, which no whole number is.
-        where: Names the place in errors.
+        make: Makes the result of the values. It may raise what Python raises for missing or wrong values, such as
+            OverflowError for a number that JSON decodes to infinity.
+        where: Names the value in errors.
 
     Raises:
-        CorruptError: The bytes say something else.
+        CorruptError: The bytes are not JSON, or ``make`` refused them.
     """
     try:
         values = json.loads(data.decode())
         if not isinstance(values, dict):
-            raise ValueError("no object")
+            raise ValueError("not an object")
         return make(values)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CorruptError(
-            f"{where}: {len(data)} bytes do not say what belongs there: {error!r}; restore it"
+            f"{where}: {len(data)} bytes do not decode to the expected values: {error!r}; restore it"
         ) from error
 
 
@@ -230,5 +234,5 @@ def to_base64(data: bytes) -> str:
 def from_base64(text: object) -> bytes:
     """Return the bytes of base64, or raise ValueError."""
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no base64")
+        raise ValueError(f"{text!r} is not base64")
     return a2b_base64(text, strict_mode=True)

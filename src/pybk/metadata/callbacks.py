@@ -1,4 +1,8 @@
-"""The thread of a metadata store that calls the callbacks of watches."""
+"""The callback thread of a metadata store, which runs the callbacks of watches and of ended sessions.
+
+One thread runs them one after the other, so a callback needs no lock against other callbacks of the same store. A
+callback that raises MetadataUnreachableError runs again after ``RETRY_S``.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,16 @@ from pybk.storage.io.failures import start_thread
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.5
+"""Seconds until a callback that could not reach the store runs again."""
 
 
 class Callback:
-    """A watch: what is called, until it is cancelled; made by ``Callbacks.add``."""
+    """A registered callback; made by ``Callbacks.add``.
+
+    Attributes:
+        key: The watched key; None for the end of the session.
+        call: The function.
+    """
 
     __slots__ = ("_owner", "call", "key")
 
@@ -27,12 +37,12 @@ class Callback:
         self.call = call
 
     def cancel(self) -> None:
-        """Call no more; see ``Watch.cancel``."""
+        """Stop calling it; see ``Watch.cancel``."""
         self._owner.remove(self)
 
 
 class Callbacks:
-    """Calls what is due, one after the other, in a thread of its own that begins with the first. Threads: any.
+    """Runs callbacks in a thread of its own, which starts with the first one that is scheduled. Threads: any.
 
     Args:
         name: Names the thread.
@@ -41,17 +51,18 @@ class Callbacks:
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
+        # All guarded by _changed. _due holds the time of each scheduled callback, and is a subset of _known.
         self._known: dict[Callback, None] = {}
         self._due: dict[Callback, float] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def add(self, key: str | None, call: Callable[[], None]) -> Callback:
-        """Make a watch.
+        """Register a callback; raises ClosedError once closed.
 
         Args:
-            key: What is watched, None for the session.
-            call: What to call.
+            key: The watched key, None for the end of the session.
+            call: The function.
         """
         callback = Callback(self, key, call)
         with self._changed:
@@ -61,18 +72,18 @@ class Callbacks:
         return callback
 
     def remove(self, callback: Callback) -> None:
-        """Cancel a watch."""
+        """Cancel a callback."""
         with self._changed:
             self._known.pop(callback, None)
             self._due.pop(callback, None)
 
     def watched(self) -> list[Callback]:
-        """Return the watches of keys."""
+        """Return the callbacks that watch keys."""
         with self._changed:
             return [callback for callback in self._known if callback.key is not None]
 
-    def due(self, callback: Callback) -> None:
-        """Have a watch called soon, once however often this is said until then."""
+    def schedule(self, callback: Callback) -> None:
+        """Run a callback soon; scheduling it again before it runs has no effect."""
         with self._changed:
             if callback not in self._known or self._closed:
                 return
@@ -82,20 +93,20 @@ class Callbacks:
                 try:
                     start_thread(thread)
                 except StorageRefusedError as error:
-                    logger.warning("watches are told later, at the next change: %s", error)
+                    logger.warning("callbacks of watches run later, after the next change: %s", error)
                 else:
                     self._thread = thread
             self._changed.notify()
 
     def session_ended(self) -> None:
-        """Have those called who wait for the end of a session."""
+        """Schedule the callbacks for the end of the session."""
         with self._changed:
-            waiting = [callback for callback in self._known if callback.key is None]
-        for callback in waiting:
-            self.due(callback)
+            ended = [callback for callback in self._known if callback.key is None]
+        for callback in ended:
+            self.schedule(callback)
 
     def close(self) -> None:
-        """Cancel all; waits for a call under way, unless this is it."""
+        """Cancel all callbacks; waits for one that is running, unless it is the caller."""
         with self._changed:
             self._closed = True
             self._known.clear()
@@ -122,7 +133,7 @@ class Callbacks:
             try:
                 callback.call()
             except MetadataUnreachableError as error:
-                logger.warning("%s: a callback could not reach the store and is called again: %s", self._name, error)
+                logger.warning("%s: a callback could not reach the store and runs again: %s", self._name, error)
                 with self._changed:
                     if callback in self._known:
                         self._due.setdefault(callback, time.monotonic() + RETRY_S)

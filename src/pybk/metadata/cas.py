@@ -1,7 +1,17 @@
-"""How the outcome of a change is found when the answer was lost (protocol rules C8, C9, C10).
+r"""Compare-and-set whose outcome is known: finds the outcome of a change whose answer was lost (rules C8, C9, C10).
 
-A lost answer is never taken for a failure. Each value carries a token that its writer chose, so reading back shows
-whose value it is.
+Theory of operation. Every change of a metadata store is conditional: ``create`` on the key's absence, ``put`` and
+``delete`` on its version. So a change can be repeated, and takes effect at most once. Every value carries a token that
+its writer chose at random, so reading the key shows whose value it holds. To *settle* a change means:
+
+    change --answered-------------------------------> the answer, a version or an error
+      |  \--answer lost--> read the latest value --ours--> took effect: the version that the key has now
+      |                        |
+      +<-------not ours--------+                    repeat the change, up to ``_TRIES`` times
+
+An error of a repeated change that says that the key exists, or has another version, has two explanations: the first
+attempt took effect, or another process was faster. The value decides. If it is not ours, ours may have been written and
+replaced since, and nobody can tell: the error then has ``outcome_unknown``. A lost answer is never taken for a failure.
 """
 
 from __future__ import annotations
@@ -16,25 +26,22 @@ _TRIES: Final = 5
 
 
 def settle(store: MetadataStore, key: str, change: Callable[[], int], mine: Callable[[Node | None], bool]) -> int:
-    """Make a conditional change, and make sure whether it took effect.
-
-    A change whose answer was lost, and which is not to be seen, is made again: its condition sees to it that it takes
-    effect once at most.
+    """Make a conditional change, and find out whether it took effect; see this module.
 
     Args:
         store: The store.
-        key: What is changed.
-        change: ``create``, ``put`` or ``delete`` of the key; returns the version.
-        mine: Tells whether what the key has now shows that the change took effect.
+        key: The key that is changed.
+        change: Calls ``create``, ``put`` or ``delete`` of the key; returns the version.
+        mine: Returns whether the key's current value shows that the change took effect.
 
     Returns:
-        The key's version after the change, or what it is now if the answer was lost; 0 for a key that is gone.
+        The key's version after the change, or its current version if the answer was lost; 0 if it has no value.
 
     Raises:
-        MetadataExistsError: There was such a key.
-        MetadataVersionError: There was another version; with ``outcome_unknown`` if an answer had been lost, and
-            somebody else has changed the key since.
-        MetadataUnreachableError: The store is out of reach; with ``outcome_unknown`` if an answer had been lost.
+        MetadataExistsError: The key existed.
+        MetadataVersionError: The key had another version. With ``outcome_unknown`` if an answer was lost and another
+            process has changed the key since.
+        MetadataUnreachableError: The store cannot be reached. With ``outcome_unknown`` if an answer was lost.
     """
     lost: MetadataUnreachableError | None = None
     for _ in range(_TRIES):
@@ -50,7 +57,7 @@ def settle(store: MetadataStore, key: str, change: Callable[[], int], mine: Call
             node = _look(store, key, lost)
             if mine(node):
                 return 0 if node is None else node.version
-            raise type(error)(f"{error}; an answer had been lost before", outcome_unknown=True) from lost
+            raise type(error)(f"{error}; the answer to an earlier attempt was lost", outcome_unknown=True) from lost
         node = _look(store, key, lost)
         if mine(node):
             return 0 if node is None else node.version
@@ -66,7 +73,7 @@ def _look(store: MetadataStore, key: str, lost: MetadataUnreachableError) -> Nod
         return store.get(key, latest=True)
     except MetadataUnreachableError as error:
         raise MetadataUnreachableError(
-            f"metadata key {key!r}: the answer to a change was lost ({lost}), and what became of it cannot be read: "
-            f"{error}; read it again once the store can be reached",
+            f"metadata key {key!r}: the answer to a change was lost ({lost}), and its outcome cannot be read: "
+            f"{error}; read the key again once the store can be reached",
             outcome_unknown=True,
         ) from lost

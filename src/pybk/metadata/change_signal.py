@@ -1,4 +1,4 @@
-"""Waiting for a change of a file by any process of the host, or for a call of this one, without polling."""
+"""Waits until any process of the host changes a file, or this process asks for a wake-up, without polling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 REST_S: Final = 0.01
-"""Least time from one reported change to the next, unless the caller gives another.
+"""Default for the least seconds between two reported changes.
 
-Where files cannot be watched, ``wait`` returns after this time.
+If the file cannot be watched, ``wait`` returns after this time.
 """
 
 _MODIFIED: Final = 0x2
@@ -25,8 +25,8 @@ _EVENTS_BYTES: Final = 4096
 class ChangeSignal:
     """Returns from ``wait`` when a file was written to, or when ``set`` was called.
 
-    The system reports writes of all processes of the host (inotify). Where it does not, as when a user's watches are
-    used up, ``wait`` returns every ``REST_S`` instead.
+    The kernel reports writes of all processes of the host (inotify). If it cannot, because the user's inotify watches
+    are used up, ``wait`` returns every ``REST_S`` instead.
 
     Args:
         path: The file; it must exist when ``wait`` is called with ``changes`` for the first time.
@@ -46,34 +46,34 @@ class ChangeSignal:
         self._reported = 0.0
 
     def set(self) -> None:
-        """Have ``wait`` return, now or when it is called next; nothing once closed."""
+        """Make the current or the next ``wait`` return; no effect once closed."""
         with self._lock:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
     def wait(self, timeout_s: float | None, *, changes: bool, rest_s: float = REST_S) -> bool:
-        """Wait.
+        """Wait for ``set``, and for a change of the file if ``changes`` is set.
 
         Args:
-            timeout_s: Seconds at most; None for ever.
+            timeout_s: Seconds at most; None for no limit.
             changes: Return for changes of the file, too.
-            rest_s: Least seconds from the last reported change to the next; a call of ``set`` cuts them short.
+            rest_s: Least seconds between two reported changes; ``set`` ends this pause early.
 
         Returns:
-            False if the time is up and nothing happened; True if something may have.
+            False after the timeout; True if the file may have changed or ``set`` was called.
         """
         if changes and self._inotify is None:
             self._inotify = _watch(self._path)
             if self._inotify >= 0:
                 self._poll.register(self._inotify, select.POLLIN)
-                return True  # what changed before this was not watched
+                return True  # earlier changes were not watched
         if changes and self._inotify == -1:
             timeout_s = REST_S if timeout_s is None else min(timeout_s, REST_S)
         poll = self._poll if changes else self._calls
         ready = [descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
         called = self._wake in ready
         if self._inotify in ready:
-            # One commit writes several times, and many commits may follow one another: wait for the rest of them.
+            # One commit writes several times, and commits may follow each other closely: report them together.
             left_s = self._reported + rest_s - time.monotonic()
             called = bool(self._calls.poll(1000 * max(0.001, min(left_s, rest_s))))
             os.read(self._inotify, _EVENTS_BYTES)
@@ -83,7 +83,7 @@ class ChangeSignal:
         return bool(ready) or self._inotify == -1
 
     def close(self) -> None:
-        """Close the descriptors; nobody waits any more."""
+        """Close the descriptors; no thread may be waiting."""
         with self._lock:
             for descriptor in (self._wake, self._inotify):
                 if descriptor is not None and descriptor >= 0:
@@ -93,12 +93,12 @@ class ChangeSignal:
 
 
 def _watch(path: str) -> int:
-    """Return a descriptor that is readable after writes to a file; -1 if the system has none to give."""
+    """Return a descriptor that becomes readable after writes to a file; -1 if the system provides none."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED) >= 0:
         return descriptor
-    logger.warning("%s is looked at every %.0f ms: %s", path, REST_S * 1000, os.strerror(ctypes.get_errno()))
+    logger.warning("%s is polled every %.0f ms: %s", path, REST_S * 1000, os.strerror(ctypes.get_errno()))
     if descriptor >= 0:
         os.close(descriptor)
     return -1

@@ -1,7 +1,7 @@
 """Durable positions of bookies in the metadata store: how far each bookie's log was known to be on disk.
 
-A bookie whose directory is put back to an older state cannot see that from the directory itself. The position, which
-lies outside it, shows it: a log that ends before the recorded position has lost entries that were acknowledged.
+A bookie whose directory was restored from an older copy cannot see that from the directory itself. The position, which
+is kept outside of it, shows it: a log that ends before the recorded position has lost acknowledged entries.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class DurablePosition:
         bookie: The bookie.
         boots: The number of the start that recorded it.
         lsn: LSN of the last commit of the bookie's log that was known to be on disk.
-        watermark_inode: Inode of the file ``watermark``: a copy that is put back has another.
-        log_file_id: The log file that the log was in, 0 for none.
+        watermark_inode: Inode of the file ``watermark``; a restored copy has another.
+        log_file_id: The id of the log file that was in use, 0 for none.
         log_inode: That file's inode, 0 for none.
     """
 
@@ -49,14 +49,17 @@ class DurablePosition:
 
 
 class DurablePositions(AuthenticatedValues):
-    """The durable positions of a cluster's bookies. Threads: any. Every method raises MetadataUnreachableError, too."""
+    """The durable positions of a cluster's bookies. Threads: any.
+
+    Every method may raise MetadataUnreachableError.
+    """
 
     def read_position(self, bookie_id: str) -> DurablePosition | None:
-        """Return the position recorded last of a bookie, None if none was.
+        """Return the position that a bookie recorded last, None if it never did.
 
         Raises:
             MetadataForgedError: It was not written with the cluster's secret.
-            CorruptError: What is recorded is no position of this bookie.
+            CorruptError: The key holds something else than a position of this bookie.
         """
         found = self._read_position(_key(bookie_id))
         return None if found is None else found[0]
@@ -65,10 +68,10 @@ class DurablePositions(AuthenticatedValues):
         """Record a bookie's position; durable on return. The caller is the bookie itself.
 
         Args:
-            position: The new position. It may lie before the recorded one: after a start in limbo it does.
+            position: The new position. It may lie before the recorded one, as it does after a start in limbo.
 
         Returns:
-            False if a later start of the same name has recorded its own, which stays.
+            False if a later start of the same bookie has recorded its position, which is kept.
 
         Cost: One write of the metadata store, and one read.
         """
@@ -88,7 +91,7 @@ class DurablePositions(AuthenticatedValues):
             return True
 
     def _read_position(self, key: str) -> tuple[DurablePosition, int] | None:
-        """Return a position and the version of its key."""
+        """Return a position and the version of its key, None if there is none."""
         node = self._store.get(key, latest=True)
         if node is None:
             return None
@@ -104,7 +107,7 @@ def _key(bookie_id: str) -> str:
 
 
 def encode(position: DurablePosition) -> bytes:
-    """Return a position as the payload of its value."""
+    """Return the payload of a position's value."""
     return encode_json(
         {
             "bookie_id": position.bookie.bookie_id,
@@ -119,10 +122,10 @@ def encode(position: DurablePosition) -> bytes:
 
 
 def decode(values: dict[str, Any]) -> DurablePosition:
-    """Make a position of the decoded payload of its value; raises KeyError or ValueError if it is something else."""
+    """Return the position in the decoded payload of a value; raises KeyError or ValueError if it is not one."""
     numbers = [values[name] for name in ("boots", "lsn", "watermark_inode", "log_file_id", "log_inode")]
     if not all(type(number) is int and 0 <= number <= _INT_MAX for number in numbers):
-        raise ValueError(f"{numbers} are no whole numbers from 0 to {_INT_MAX}")
+        raise ValueError(f"{numbers} are not all integers from 0 to {_INT_MAX}")
     bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
     if len(bookie.instance) != INSTANCE_BYTES:
         raise ValueError(f"an instance of {len(bookie.instance)} bytes")

@@ -1,14 +1,28 @@
-"""Who of a host is alive: a file of slots, each locked by its owner, who writes the time into it now and then.
+"""The file ``sessions`` of an LMDB metadata store: locks and heartbeats of the host's processes.
 
-The kernel drops the locks of a process that dies. A process that was stopped keeps its lock, but its time stands still.
+Theory of operation
+-------------------
 
-The turn to change the store is a lock behind all slots, whose length names the process and the turn, so that whoever
-waits can tell who has it. A process that was stopped during its turn is let run until it has finished, and stops
-itself again: SIGKILL would end it, and waiting for it would stop everybody else. Whoever waits writes down which turn
-is waited for, so that a process that was resumed meanwhile does not stop in a later one.
+All locks are locks of the open file description (``F_OFD_SETLK``), so that two stores of one process exclude each
+other, too. The kernel drops them when the process dies, but not while it is stopped. A forked child shares the locks
+of its parent; it closes the file without unlocking it (``_close_inherited``).
 
-Locks are those of the open file (``F_OFD_SETLK``), so that two trees of one process keep each other out. A forked child
-shares them; so it closes what it inherited.
+Slots. The file is an array of slots of 16 bytes: the time of the last heartbeat (CLOCK_MONOTONIC, nanoseconds) and
+the process id. A session's process keeps its slot locked. A locked slot with an old heartbeat belongs to a process
+that is stopped, frozen or starved.
+
+The write lock is a lock far beyond all slots. A lock has no payload, so its *length* carries the ticket of its
+holder: ``process id << 32 | counter``, with a counter that differs each time. Waiting processes read the ticket with
+``F_OFD_GETLK``. A holder that was stopped (SIGSTOP) would block every writer, and killing it is not this module's
+business. So a waiting process (``resume_stopped_writer``)
+
+1. checks that the holder is stopped and has this file open, and that it still holds the same ticket,
+2. writes the ticket into slot 0, and
+3. sends SIGCONT.
+
+The holder finishes its change, releases the lock, finds its ticket in slot 0, and stops itself again
+(``release_write_lock``). The ticket prevents that a process which somebody resumed meanwhile stops itself after a
+later change.
 """
 
 from __future__ import annotations
@@ -28,11 +42,15 @@ from pybk.errors import ClosedError, ForkedProcessError
 from pybk.storage.io.permissions import PRIVATE, Access
 
 SESSION_SLOTS: Final = 1
-"""The first slot of a session; the one before says which turn somebody waits for."""
+"""The first slot of a session; slot 0 holds the ticket of the stopped writer that was resumed last."""
 
-_WAITED_SLOT: Final = 0
-_TURN_AT: Final = 1 << 40
-_TURN_BITS: Final = 32
+_AWAITED_SLOT: Final = 0
+_WRITE_LOCK_AT: Final = 1 << 40
+"""Offset of the write lock, beyond all slots."""
+
+_TICKET_BITS: Final = 32
+"""Bits of a ticket below the process id: a counter."""
+
 _SLOT: Final = struct.Struct("<QQ")
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
@@ -48,11 +66,15 @@ def _close_inherited() -> None:
 
 
 class HostFile:
-    """The slots; see this module. Threads: any.
+    """The slots and the write lock; see this module. Threads: any.
 
     Args:
-        path: The file, made if it is missing.
-        access: For whom it is made; a process that can open it can lock any slot.
+        path: The file; created if it is missing.
+        access: Permissions of a new file; a process that can open it can lock any slot.
+
+    Attributes:
+        path: The file.
+        forked: Whether this process is a forked child, which cannot use the file.
 
     Raises:
         OSError: It cannot be opened.
@@ -61,13 +83,13 @@ class HostFile:
     def __init__(self, path: str, access: Access = PRIVATE) -> None:
         self.path = path
         self.forked = False
-        self._turns = secrets.randbits(_TURN_BITS)
+        self._tickets = secrets.randbits(_TICKET_BITS)
         with _guard:
             self._fd = access.open_or_create(path)
             _open.add(self)
 
-    def usable(self) -> int:
-        """Return the descriptor.
+    def descriptor(self) -> int:
+        """Return the file's descriptor.
 
         Raises:
             ForkedProcessError: This is a forked child.
@@ -80,92 +102,92 @@ class HostFile:
         return self._fd
 
     def try_lock(self, slot: int) -> bool:
-        """Lock a slot, and write this process and the time into it, unless somebody else has it."""
+        """Lock a slot and write a heartbeat into it; returns False if another process has it."""
         if not self._try_lock(slot * _SLOT.size, _SLOT.size):
             return False
-        self.beat(slot)
+        self.heartbeat(slot)
         return True
 
     def unlock(self, slot: int) -> None:
-        """Let go of a slot."""
+        """Unlock a slot of this process."""
         self._unlock(slot * _SLOT.size, _SLOT.size)
 
     def locked(self, slot: int) -> bool:
-        """Tell whether somebody else has a slot locked."""
+        """Return whether another process has a slot locked."""
         return self._holder(slot * _SLOT.size, _SLOT.size) != 0
 
-    def try_turn(self) -> int:
-        """Take the turn to change the store; returns its name, or 0 if somebody else has it."""
-        self._turns = (self._turns + 1) % (1 << _TURN_BITS)
-        turn = os.getpid() << _TURN_BITS | self._turns
-        return turn if self._try_lock(_TURN_AT, turn) else 0
+    def try_write_lock(self) -> int:
+        """Take the write lock; returns the ticket, or 0 if another process has the lock. Does not wait."""
+        self._tickets = (self._tickets + 1) % (1 << _TICKET_BITS)
+        ticket = os.getpid() << _TICKET_BITS | self._tickets
+        return ticket if self._try_lock(_WRITE_LOCK_AT, ticket) else 0
 
-    def end_turn(self, turn: int) -> None:
-        """Let go of the turn, and stop if it could be finished only as somebody waited for it.
+    def release_write_lock(self, ticket: int) -> None:
+        """Release the write lock; stop this process again if it was resumed only to release it.
 
         Args:
-            turn: What ``try_turn`` returned; 0 if it gave none, or that is not known.
+            ticket: The ticket of ``try_write_lock``; 0 if the lock was not taken, or if that is not known.
         """
-        self._unlock(_TURN_AT, 0)
-        if turn and self._read(_WAITED_SLOT)[0] == turn:
+        self._unlock(_WRITE_LOCK_AT, 0)
+        if ticket and self._read(_AWAITED_SLOT)[0] == ticket:
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    def turn_holder(self) -> int:
-        """Return the process that has the turn, 0 for nobody else."""
-        return self._holder(_TURN_AT, 1) >> _TURN_BITS
+    def writer_pid(self) -> int:
+        """Return the id of the other process that holds the write lock, 0 if none does."""
+        return self._holder(_WRITE_LOCK_AT, 1) >> _TICKET_BITS
 
-    def let_finish(self) -> None:
-        """Let whoever has the turn finish it, if it was stopped; where this may not be done, nothing happens."""
-        turn = self._holder(_TURN_AT, 1)
-        pid = turn >> _TURN_BITS
-        # Whoever is stopped and has the turn has it until it is resumed.
-        if turn and is_stopped(pid) and self._is_user(pid) and self._holder(_TURN_AT, 1) == turn:
-            os.pwrite(self.usable(), _SLOT.pack(turn, os.getpid()), _WAITED_SLOT * _SLOT.size)
+    def resume_stopped_writer(self) -> None:
+        """Resume the holder of the write lock if it is stopped; without the permission to signal it, do nothing."""
+        ticket = self._holder(_WRITE_LOCK_AT, 1)
+        pid = ticket >> _TICKET_BITS
+        # A stopped process keeps the lock until it is resumed, so the second look at the ticket is not too early.
+        if ticket and is_stopped(pid) and self._is_user(pid) and self._holder(_WRITE_LOCK_AT, 1) == ticket:
+            os.pwrite(self.descriptor(), _SLOT.pack(ticket, os.getpid()), _AWAITED_SLOT * _SLOT.size)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
-    def beat(self, slot: int) -> None:
-        """Write the time into a slot of one's own."""
-        os.pwrite(self.usable(), _SLOT.pack(time.monotonic_ns(), os.getpid()), slot * _SLOT.size)
+    def heartbeat(self, slot: int) -> None:
+        """Write the current time into a slot that this process has locked."""
+        os.pwrite(self.descriptor(), _SLOT.pack(time.monotonic_ns(), os.getpid()), slot * _SLOT.size)
 
     def age_ns(self, slot: int) -> int:
-        """Return how long ago the owner of a slot wrote the time, nanoseconds; the clock is one for all of a host."""
+        """Return the nanoseconds since the last heartbeat in a slot; all processes of a host share the clock."""
         return time.monotonic_ns() - self._read(slot)[0]
 
     def close(self) -> None:
-        """Let go of all slots; again does nothing."""
+        """Unlock everything and close the file. Idempotent."""
         with _guard:
             _open.discard(self)
             fd, self._fd = self._fd, -1
             if fd >= 0:
-                # Closing would do, but for a child that was forked this moment and has not closed its own yet.
+                # Closing alone does not unlock if a child was forked this moment and has not closed its copy yet.
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, 0, 0))
                 os.close(fd)
 
     def _try_lock(self, start: int, size: int) -> bool:
         try:
-            fcntl.fcntl(self.usable(), fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, start, size))
+            fcntl.fcntl(self.descriptor(), fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK, start, size))
         except (BlockingIOError, PermissionError):
             return False
         return True
 
     def _unlock(self, start: int, size: int) -> None:
-        fcntl.fcntl(self.usable(), fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, start, size))
+        fcntl.fcntl(self.descriptor(), fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, start, size))
 
     def _holder(self, start: int, size: int) -> int:
-        """Return the length of the lock that somebody else has there, 0 for none."""
-        found = fcntl.fcntl(self.usable(), fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, start, size))
+        """Return the length of the lock that another process has there, 0 for none."""
+        found = fcntl.fcntl(self.descriptor(), fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK, start, size))
         kind, _, _, length, _ = _FLOCK.unpack(found)
         return 0 if kind == fcntl.F_UNLCK else int(length)
 
     def _read(self, slot: int) -> tuple[int, int]:
-        data = os.pread(self.usable(), _SLOT.size, slot * _SLOT.size)
+        data = os.pread(self.descriptor(), _SLOT.size, slot * _SLOT.size)
         written, pid = _SLOT.unpack(data.ljust(_SLOT.size, b"\0"))
         return written, pid
 
     def _is_user(self, pid: int) -> bool:
-        """Tell whether a process has this file open; a number may mean another process in another container."""
-        mine = os.fstat(self.usable())
+        """Return whether a process has this file open: in another container the id may be that of another process."""
+        mine = os.fstat(self.descriptor())
         try:
             files = [os.stat(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
         except OSError:
@@ -175,7 +197,7 @@ class HostFile:
     def _drop(self) -> None:
         self.forked = True
         fd, self._fd = self._fd, -1
-        # Closed, not unlocked: the locks belong to the open file, which the parent shares and keeps.
+        # Closed and not unlocked: the locks belong to the open file description, which the parent keeps.
         with contextlib.suppress(OSError):
             os.close(fd)
 
@@ -188,7 +210,7 @@ def _lock(kind: int, start: int, size: int) -> bytes:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process was stopped by a signal or a debugger."""
+    """Return whether a process is stopped by a signal or a debugger."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])

@@ -1,4 +1,45 @@
-"""The metadata store of one host: an LMDB environment that several processes share. See :class:`LmdbMetadataStore`."""
+"""The metadata store of one host: an LMDB environment that several processes share.
+
+Theory of operation
+-------------------
+
+Files. A directory holds an LMDB environment (``data.mdb``, ``lock.mdb``) with the values (``lmdb_rows``), and the
+file ``sessions`` with the locks and heartbeats of the processes (``host_file``). There is no server: every process
+that opens the store does its share of the work described here.
+
+Changes. Each change is one LMDB transaction and is on disk when the call returns, after some 0.3 ms. Changes are
+numbered; a value's version is the number of the change that wrote it, so no key ever has the same version twice.
+LMDB's pages have no checksums, therefore each row carries a CRC32C.
+
+The write lock. LMDB has one writer at a time, and its own lock cannot be taken from a process that is stopped
+(SIGSTOP, Ctrl-Z) while it holds it. So a writer first takes the *write lock* of the host file, then opens the
+transaction. The kernel releases the lock of a process that dies. If the holder is stopped, the first process that
+waits for it resumes it with SIGCONT; the holder finishes its transaction and stops itself again, within about a
+millisecond. This takes the permission to signal the holder. Where that is missing, or where a debugger or the freezer
+of a container stopped the holder, waiting processes raise MetadataUnreachableError at their deadline, and the error
+names the holder. Readers and heartbeats never wait for the write lock.
+
+Sessions. A session is a row in the environment and a slot of the host file. The slot is locked by the session's
+process and holds the time of its last heartbeat. A session has ended when its slot is not locked or its heartbeat is
+older than the lease time. Its states:
+
+    none  --session()-->  alive  --silent for the lease time, or process died-->  ended  --sweep-->  removed
+
+Heartbeats (``_heartbeat``) write the slot and cost no transaction. Any process may notice that a session has ended
+and remove its row and leases (``_sweep``): the keeper thread looks for ended sessions, four times a second over all
+processes together, and so do readers, which must not return leases of a dead process. A process whose session was
+removed by others notices it with its next heartbeat or leased ``create``, and calls the ``on_session_end`` callbacks.
+
+Watches. ``ChangeSignal`` reports that the environment's file was written to (inotify). The keeper thread then
+compares the watched keys with what it saw last (``_poll``), and schedules the callbacks of those that differ. It also
+compares every 2 s without a signal. While only other keys change, it does so at most every 40 ms.
+
+Threads. The *keeper* thread (``_keep``) sends heartbeats, looks for ended sessions and polls watches; it starts with
+the first session or watch. The *callback* thread (``Callbacks``) runs callbacks and removes ended sessions, because a
+transaction may take long and heartbeats must not wait for it. Calls of the application run in their own threads.
+``_thread_lock`` serialises the writers of this process before the write lock serialises processes. ``_lock`` guards
+``_session``, ``_slot``, ``_seen``, ``_keeper`` and ``_closed``; the callbacks' own lock is only taken after it.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +49,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
-from urllib.parse import quote
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import quote, unquote
 
 from pybk.errors import (
     ClosedError,
     CorruptError,
+    MetadataError,
     MetadataExistsError,
     MetadataUnreachableError,
     MetadataVersionError,
     StorageError,
     UnsupportedFormatError,
 )
-from pybk.metadata import lmdb_records as records
+from pybk.metadata import lmdb_rows as rows
 from pybk.metadata.callbacks import Callback, Callbacks
 from pybk.metadata.change_signal import ChangeSignal
 from pybk.metadata.host_file import SESSION_SLOTS, HostFile, is_stopped
-from pybk.metadata.lmdb_records import FORMAT_NAME, Session, StoredValue, node_name
-from pybk.metadata.store import Node, checked_key, checked_value
+from pybk.metadata.lease_time import LMDB_LEASE_TIME_S, heartbeat_interval, sweep_interval
+from pybk.metadata.lmdb_rows import FORMAT_NAME, Session, StoredValue, node_name
+from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, checked_key, checked_value
 from pybk.storage.io.failures import start_thread
+from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, ReadTransaction, WriteTransaction
 from pybk.storage.io.lmdb_file import LMDB_LOCK
-from pybk.storage.io.permissions import PRIVATE, Access, exceeding, excess_warning
+from pybk.storage.io.permissions import PRIVATE, Access, access_of, exceeding, excess_warning
 
 logger = logging.getLogger(__name__)
 
@@ -37,110 +81,144 @@ T = TypeVar("T")
 
 STORE_FORMAT: Final = 1
 HOST_FILE: Final = "sessions"
-BEAT_S: Final = 1.0
-"""How often a session is kept alive, at least; also five times per timeout."""
-
-_SWEEP_S: Final = 0.25
-"""How often dead sessions are looked for, at most; also five times per timeout."""
-
 _DATA_FILE: Final = "data.mdb"
+_MAP_BYTES: Final = 1 << 36
+_GROUP: Final = "group"
+"""Name of the URL's query parameter."""
+
 _SWEEP_MAX_S: Final = 2.0
-"""How long a process at rest looks for no dead sessions at most, however many others do, or if it has none itself."""
+"""Longest time between two searches for ended sessions by an idle process, which shares the search with the others."""
 
 _CHECK_S: Final = 1.0
-"""How often a process looks whether others ended its session."""
+"""Time between two checks whether another process ended this process's session."""
 
-_LOOK_S: Final = 2.0
-"""How often a process looks at what it watches without a sign of a change."""
+_POLL_S: Final = 2.0
+"""Time after which watched keys are compared even if no change of the environment was reported."""
 
 _PACE_S: Final = 0.01
-"""Least time between two looks at the watched keys, however often the environment changes."""
+"""Least time between two comparisons of the watched keys, however often the environment changes."""
 
 _PACE_MAX_S: Final = 0.04
-"""The longest that this time grows to, doubling with each look that finds no watched key changed."""
+"""Limit to which that time grows: it doubles with each comparison that finds no watched key changed."""
 
 _PACE_LEAST_S: Final = 0.004
-"""What is left of that which is not waited for."""
+"""A rest of the pace that is shorter than this is not waited for."""
 
-_MAP_BYTES: Final = 1 << 36
 _PAUSE_MIN_S: Final = 0.0001
 _PAUSE_MAX_S: Final = 0.0005
+"""Pauses between two attempts to take the write lock grow from the first to the second."""
+
 _READERS_S: Final = 10.0
-"""How often places of killed processes in LMDB's reader table are looked for."""
+"""Time between two searches for entries of killed processes in LMDB's reader table."""
+
 _PATIENCE_S: Final = 0.05
-"""How long another one's turn may take before it is looked at."""
+"""How long another process may hold the write lock before this one checks whether it is stopped."""
+
+
+class LmdbLocation(NamedTuple):
+    """Where an LMDB metadata store is.
+
+    Attributes:
+        path: Its directory.
+        group: The group that the URL shares it with, by name or number; None if the URL names no group.
+    """
+
+    path: str
+    group: str | None
+
+
+def open_url(url: StoreUrl, options: StoreOptions) -> LmdbMetadataStore:
+    """Open the store of a URL; see ``pybk.metadata.url``.
+
+    Raises:
+        UsageError: The URL is invalid, or its group does not exist or does not have this process as a member.
+        MetadataError: The directory is missing and is not to be created, or cannot be.
+    """
+    path, group = location_of(url)
+    if not options.create and not os.path.isdir(path):
+        raise MetadataError(f"there is no metadata store at {url.text}: check the URL, or start the first bookie")
+    access = access_of(os.path.join(path, HOST_FILE), group)
+    try:
+        OsFileSystem(access).make_directory(path)
+    except OSError as error:
+        raise MetadataError(f"{path} cannot be made: {error}; name a directory that can") from error
+    lease_time_s = LMDB_LEASE_TIME_S if options.lease_time_s is None else options.lease_time_s
+    return LmdbMetadataStore(path, timeout_s=options.timeout_s, lease_time_s=lease_time_s, access=access)
+
+
+def location_of(url: StoreUrl) -> LmdbLocation:
+    """Return the directory and the group of an LMDB metadata store; raises UsageError for any other URL."""
+    parts = url.parts
+    path = unquote(parts.path)
+    if parts.scheme != "lmdb" or parts.netloc or len(path) < 2 or "\0" in path:
+        raise url.invalid(" needs three slashes and an absolute path")
+    group = None
+    if parts.query:
+        name, _, value = parts.query.partition("=")
+        group = unquote(value)
+        if name != _GROUP or not group or "&" in value:
+            raise url.invalid(f" has the query {parts.query!r}")
+    return LmdbLocation(path, group)
 
 
 class LmdbMetadataStore:
-    """A metadata tree in an LMDB environment; see :class:`pybk.metadata.store.MetadataStore`.
-
-    Every change is one transaction, on disk when the call returns (some 0.3 ms). Every record carries a checksum, as
-    LMDB's pages have none. Versions are the number of the change, so no key ever has the same version twice.
-
-    **Who is alive.** A session is a slot of the file ``sessions`` beside the environment: locked by its process, which
-    the kernel undoes when that dies, and with the time of the last sign of life, so that a process that was stopped
-    loses its session after ``session_timeout_s`` as well. The processes that have sessions look for dead ones four
-    times a second together; processes that read look, too. The process that finds a dead session removes its leases.
-    Heartbeats, one a second, are no transactions.
-
-    **Who writes.** LMDB has one writer at a time, and nobody could get past one that was stopped in the middle. So
-    transactions are prepared before and take no longer than the sync, and the writer's turn is a lock of its own. Where
-    a process was stopped (SIGSTOP, Ctrl-Z) during its turn, the first who waits for it resumes it; it ends its turn and
-    stops itself again, within a millisecond or so. That takes the rights to send it a signal; where they are missing,
-    or a debugger or the freezer of a container stopped it, who waits raises MetadataUnreachableError at its deadline,
-    naming the process. A process that is killed loses its turn at once. Readers and heartbeats never wait.
-
-    **Watches** wait until the system reports that the environment's file was written to, and look every 2 s even if
-    it does not. While only keys change that this process does not watch, it looks every 40 ms.
+    """A metadata store in an LMDB environment; see this module and :class:`pybk.metadata.store.MetadataStore`.
 
     Args:
-        path: A directory on a local disk; made if it is missing. Its parent must be there.
+        path: A directory on a local disk; created if it is missing, with an existing parent.
         timeout_s: Deadline of each call, seconds.
-        session_timeout_s: Seconds without a sign of life after which a process has lost its leases.
-        access: For whom the directory and its files are made. A process that can open ``sessions`` can lock any slot,
-            and have a process that writes stopped, so it is made for those alone who may use the store.
+        lease_time_s: Seconds without a heartbeat after which a process loses its leases; see ``lease_time``.
+        access: Permissions of a new directory and its files. A process that can open ``sessions`` can lock any slot and
+            have a writer stopped, so the file is only accessible to the users of the store.
 
     Raises:
         CorruptError: The environment is damaged.
         UnsupportedFormatError: It is of another format.
-        OSError: The directory or a file in it cannot be made.
+        OSError: The directory or a file in it cannot be created.
 
     Changes may raise StorageFullError, without effect, and StorageFailedError, which is final for this process.
-    Threads: any. In a forked child every call raises ForkedProcessError; open another there.
+    Threads: any. In a forked child every call raises ForkedProcessError; open another store there.
+
+    Cost: Some 10 microseconds per read, 0.3 ms per change.
     """
 
     def __init__(
-        self, path: str, *, timeout_s: float = 10.0, session_timeout_s: float = 5.0, access: Access = PRIVATE
+        self,
+        path: str,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        lease_time_s: float = LMDB_LEASE_TIME_S,
+        access: Access = PRIVATE,
     ) -> None:
         self._path = os.path.realpath(path)
         self._timeout_s = timeout_s
-        self._session_timeout_s = session_timeout_s
-        self._beat_s = min(BEAT_S, session_timeout_s / 5)
-        self._sweep_s = min(_SWEEP_S, session_timeout_s / 5)
-        with self._damage():
+        self._lease_time_s = lease_time_s
+        self._heartbeat_s = heartbeat_interval(lease_time_s)
+        self._sweep_s = sweep_interval(lease_time_s)
+        with self._explained():
             self._environment = LmdbEnvironment(self._path, map_bytes=_MAP_BYTES, access=access)
         self._file = HostFile(os.path.join(self._path, HOST_FILE), access)
         self._callbacks = Callbacks(f"pybk metadata {self._path}")
         self._sweeping = self._callbacks.add("", self._sweep)
-        self._turn_lock = threading.Lock()
+        self._thread_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._session = 0
+        self._session = 0  # 0 for none
         self._slot = 0
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._swept_at = 0.0
-        self._sessions_seen = 1
-        self._sessions: list[Session] = []
+        self._sessions_seen = 1  # sessions of all processes at the last search
+        self._sessions: list[Session] = []  # as of change number _sessions_at
         self._sessions_at = -1
         self._polled_at = 0.0
         self._pace_s = _PACE_S
         self._checked_at = 0.0
         self._readers_due = time.monotonic() + _READERS_S
-        self._seen: dict[Callback, tuple[int, object]] = {}
+        self._seen: dict[Callback, tuple[int, object]] = {}  # change number and fingerprint of each watched key
         self._closed = False
         self._wake = ChangeSignal(os.path.join(self._path, _DATA_FILE))
         self._keeper: threading.Thread | None = None
         try:
-            self._warn_of_others(access)
+            self._warn_of_wide_access(access)
             self._check_format()
         except BaseException:
             self._wake.close()
@@ -151,25 +229,25 @@ class LmdbMetadataStore:
     # ---- keys ----------------------------------------------------------------------------------------------------
 
     def get(self, key: str, *, latest: bool = False) -> Node | None:
-        """See ``MetadataStore.get``; what is read is always the latest. Costs some 10 microseconds."""
+        """See ``MetadataStore.get``; every read returns the latest value."""
         return self.get_many((key,))[0]
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataStore.get_many``; all values are of one moment."""
+        """See ``MetadataStore.get_many``; all values are from one snapshot."""
         names = [node_name(key) for key in keys]
         if self._sweep_is_due():
             self._sweep()
-        with self._damage(), self._environment.read() as transaction:
-            found = [records.get_value(transaction, name) for name in names]
-        return [None if record is None else Node(record.value, record.version) for record in found]
+        with self._explained(), self._environment.read() as transaction:
+            found = [rows.get_value(transaction, name) for name in names]
+        return [None if each is None else Node(each.value, each.version) for each in found]
 
     def children(self, key: str) -> list[str]:
         """See ``MetadataStore.children``."""
         name = node_name(key)
         if self._sweep_is_due():
             self._sweep()
-        with self._damage(), self._environment.read() as transaction:
-            return [child for child, _ in records.children(transaction, name)]
+        with self._explained(), self._environment.read() as transaction:
+            return [child for child, _ in rows.children(transaction, name)]
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
         """See ``MetadataStore.create``."""
@@ -178,15 +256,15 @@ class LmdbMetadataStore:
             session = self.session() if leased else 0
 
             def change(transaction: WriteTransaction, number: int, session: int = session) -> bool:
-                if session and records.get_session(transaction, session) is None:
+                if session and rows.get_session(transaction, session) is None:
                     return False
-                found = records.get_value(transaction, name)
+                found = rows.get_value(transaction, name)
                 if found is not None and found.session and self._is_dead(transaction, found.session):
-                    records.end_session(transaction, found.session)
+                    rows.end_session(transaction, found.session)
                     found = None
                 if found is not None:
                     raise MetadataExistsError(f"metadata key {key!r} exists, with version {found.version}")
-                records.put_value(transaction, name, StoredValue(number, number, session, value))
+                rows.put_value(transaction, name, StoredValue(number, number, session, value))
                 return True
 
             done, number = self._change(change)
@@ -200,7 +278,7 @@ class LmdbMetadataStore:
 
         def change(transaction: WriteTransaction, number: int) -> None:
             found = self._expected(transaction, key, name, version)
-            records.put_value(transaction, name, found._replace(version=number, value=value))
+            rows.put_value(transaction, name, found._replace(version=number, value=value))
 
         return self._change(change)[1]
 
@@ -210,7 +288,7 @@ class LmdbMetadataStore:
 
         def change(transaction: WriteTransaction, number: int) -> None:
             found = self._expected(transaction, key, name, version)
-            records.delete_value(transaction, name, found.session)
+            rows.delete_value(transaction, name, found.session)
 
         self._change(change)
 
@@ -218,27 +296,27 @@ class LmdbMetadataStore:
 
     def session(self) -> int:
         """See ``MetadataStore.session``."""
-        self._file.usable()
+        self._file.descriptor()
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._path}: this metadata store is closed")
             if not self._session:
                 self._slot, self._session = self._change(self._begin)
-                self._beat_at = time.monotonic()
+                self._heartbeat_at = time.monotonic()
                 self._start_keeper()
             return self._session
 
     def alive(self, session: int) -> bool:
         """See ``MetadataStore.alive``."""
-        fresh = time.monotonic() - self._beat_at < self._session_timeout_s
+        fresh = time.monotonic() - self._heartbeat_at < self._lease_time_s
         return 0 != session == self._session and fresh and not self._closed and not self._file.forked
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
         """See ``MetadataStore.watch``."""
         checked_key(key)
         watch = self._callbacks.add(key, callback)
-        with self._damage(), self._environment.read() as transaction:
-            seen = (records.last_number(transaction), self._look(transaction, key))
+        with self._explained(), self._environment.read() as transaction:
+            seen = (rows.last_number(transaction), self._look(transaction, key))
         with self._lock:
             self._seen[watch] = seen
             self._start_keeper()
@@ -261,18 +339,20 @@ class LmdbMetadataStore:
             keeper.join()
         if session:
             try:
-                self._change(lambda transaction, number: records.end_session(transaction, session))
+                self._change(lambda transaction, number: rows.end_session(transaction, session))
             except (MetadataUnreachableError, StorageError) as error:
-                logger.info("%s: leases are left for others to remove: %s", self._path, error)
+                logger.info(
+                    "%s: the leases of this process remain until another one removes them: %s", self._path, error
+                )
         self._wake.close()
         self._file.close()
         self._environment.close()
 
     def _release_dead_readers(self) -> None:
-        """Free now and then what killed processes hold, so that pages of the environment are used again."""
+        """Remove entries of killed processes from LMDB's reader table now and then, so that pages are reused."""
         if time.monotonic() >= self._readers_due:
             self._readers_due = time.monotonic() + _READERS_S
-            with self._damage():
+            with self._explained():
                 self._environment.release_dead_readers()
 
     # ---- transactions --------------------------------------------------------------------------------------------
@@ -280,94 +360,93 @@ class LmdbMetadataStore:
     def _change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
         """Run a change in a transaction of its own, with its number; returns its result and the number."""
         self._release_dead_readers()
-        with self._damage():
-            return self._in_turn(change, self._timeout_s if timeout_s is None else timeout_s)
+        with self._explained():
+            return self._write(change, self._timeout_s if timeout_s is None else timeout_s)
 
-    def _in_turn(self, change: Callable[[WriteTransaction, int], T], timeout_s: float) -> tuple[T, int]:
-        """Wait for this writer's turn, no longer than the deadline, and make the change."""
-        self._file.usable()
+    def _write(self, change: Callable[[WriteTransaction, int], T], timeout_s: float) -> tuple[T, int]:
+        """Take the write lock before the deadline, and run the change in a transaction."""
+        self._file.descriptor()
         deadline = time.monotonic() + timeout_s
-        turn, taken = 0, list[bool]()
-        # No context managers of generators: an interrupt on the way into or out of one would leave the turn with it.
+        ticket, taken = 0, list[bool]()
+        # Not with generator-based context managers: an interrupt while one is entered or left would keep the lock.
         try:
-            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
-            taken.extend(map(self._turn_lock.acquire, (True,), (timeout_s,)))
+            # One call into C takes the lock and stores the answer: an interrupt between the two would leave it locked.
+            taken.extend(map(self._thread_lock.acquire, (True,), (timeout_s,)))
             if True not in taken:
                 raise MetadataUnreachableError(
-                    f"{self._path}: other threads of this process have been changing the metadata store for "
+                    f"{self._path}: other threads of this process have used the metadata store's write lock for "
                     f"{timeout_s} s"
                 )
             try:
-                turn = self._wait_for_turn(deadline, timeout_s)
+                ticket = self._wait_for_write_lock(deadline, timeout_s)
                 with self._environment.write() as transaction:
-                    number = records.last_number(transaction) + 1
+                    number = rows.last_number(transaction) + 1
                     result = change(transaction, number)
-                    records.put_last_number(transaction, number)
+                    rows.put_last_number(transaction, number)
                 return result, number
             finally:
-                # Whether there is a turn to end or not: an interrupt may have come before it was known.
+                # Even without a ticket: an interrupt may have come after the lock was taken and before it was known.
                 try:
-                    self._file.end_turn(turn)
+                    self._file.release_write_lock(ticket)
                 except KeyboardInterrupt:
-                    self._file.end_turn(turn)  # the first may not have come so far, and other processes wait for it
+                    self._file.release_write_lock(ticket)  # the first call may not have got as far as the release
                     raise
         finally:
             if True in taken:
-                self._turn_lock.release()
+                self._thread_lock.release()
 
-    def _wait_for_turn(self, deadline: float, timeout_s: float) -> int:
-        """Wait until no other process has the turn; returns its name."""
+    def _wait_for_write_lock(self, deadline: float, timeout_s: float) -> int:
+        """Wait until no other process has the write lock, and take it; returns the ticket."""
         pause = _PAUSE_MIN_S
         patient = time.monotonic() + _PATIENCE_S
-        while not (turn := self._file.try_turn()):
+        while not (ticket := self._file.try_write_lock()):
             now = time.monotonic()
             if now >= deadline:
-                raise self._turn_denied(timeout_s)
+                raise self._write_lock_timeout(timeout_s)
             if now >= patient:
-                self._file.let_finish()
+                self._file.resume_stopped_writer()
                 patient = now + _PATIENCE_S
             time.sleep(pause)
             pause = min(pause * 1.5, _PAUSE_MAX_S)
-        return turn
+        return ticket
 
-    def _turn_denied(self, timeout_s: float) -> MetadataUnreachableError:
-        pid = self._file.turn_holder()
-        state = (
-            f"is stopped: resume it (kill -CONT {pid}) or end it" if is_stopped(pid) else "is slow: look at its disk"
-        )
+    def _write_lock_timeout(self, timeout_s: float) -> MetadataUnreachableError:
+        pid = self._file.writer_pid()
+        state = f"is stopped: resume it (kill -CONT {pid}) or end it" if is_stopped(pid) else "is slow: check its disk"
         return MetadataUnreachableError(
-            f"{self._path}: no turn to change the metadata store within {timeout_s} s; process {pid} has it: it {state}"
+            f"{self._path}: the metadata store's write lock was not free within {timeout_s} s; process {pid} holds it "
+            f"and {state}"
         )
 
     @contextmanager
-    def _damage(self) -> Iterator[None]:
-        """Say what to do about a damaged environment, which is not what helps a store's index."""
+    def _explained(self) -> Iterator[None]:
+        """Replace the CorruptError of a damaged environment by one with the remedy for a metadata store."""
         try:
             yield
         except CorruptError as error:
             found = error.__cause__ or (error if error.path is None else "its file was cut")
             raise CorruptError(
-                f"{self._path}: the metadata store is damaged ({found}); stop those who "
-                "use it and restore it from a copy",
+                f"{self._path}: the metadata store is damaged ({found}); stop the processes that use it and restore it "
+                "from a copy",
                 path=self._path,
             ) from error
 
-    def _warn_of_others(self, access: Access) -> None:
-        """Log one warning if more users than those of the store can reach its directory or take its locks."""
+    def _warn_of_wide_access(self, access: Access) -> None:
+        """Log one warning if users who are not meant to can reach the store's directory or take its locks."""
         names = ("", HOST_FILE, LMDB_LOCK)
         found = exceeding(access, [os.path.join(self._path, name).rstrip(os.sep) for name in names])
         if found:
             logger.warning("%s", excess_warning(access, f"lmdb://{quote(self._path)}", found))
 
     def _check_format(self) -> None:
-        """Make sure that the environment is of this format, giving it to an empty one."""
-        with self._damage(), self._environment.read() as transaction:
-            found = records.get(transaction, FORMAT_NAME)
+        """Check the format of the environment; an empty one gets the current format."""
+        with self._explained(), self._environment.read() as transaction:
+            found = rows.get(transaction, FORMAT_NAME)
         if found is None:
 
             def change(transaction: WriteTransaction, number: int) -> None:
                 if transaction.get(FORMAT_NAME) is None:
-                    records.put(transaction, FORMAT_NAME, bytes((STORE_FORMAT,)))
+                    rows.put(transaction, FORMAT_NAME, bytes((STORE_FORMAT,)))
 
             self._change(change)
         elif found != bytes((STORE_FORMAT,)):
@@ -376,8 +455,8 @@ class LmdbMetadataStore:
             )
 
     def _expected(self, transaction: WriteTransaction, key: str, name: bytes, version: int) -> StoredValue:
-        """Return a key's record, which must have this version."""
-        found = records.get_value(transaction, name)
+        """Return a key's value, which must have this version; raises MetadataVersionError otherwise."""
+        found = rows.get_value(transaction, name)
         if found is None or found.version != version:
             raise MetadataVersionError(
                 f"metadata key {key!r} has {'no value' if found is None else f'version {found.version}'} instead of "
@@ -385,37 +464,37 @@ class LmdbMetadataStore:
             )
         return found
 
-    # ---- who is alive --------------------------------------------------------------------------------------------
+    # ---- ended sessions ------------------------------------------------------------------------------------------
 
     def _begin(self, transaction: WriteTransaction, number: int) -> int:
-        """Begin a session, named by the change's number; returns its slot."""
-        taken = {session.slot for session in records.sessions(transaction)}
+        """Begin a session, whose number is that of the change; returns its slot."""
+        taken = {session.slot for session in rows.sessions(transaction)}
         slot = SESSION_SLOTS
         while slot in taken or not self._file.try_lock(slot):
             slot += 1
-        timeout_ms = round(self._session_timeout_s * 1000)
-        records.put_session(transaction, Session(number, slot, timeout_ms))
+        timeout_ms = round(self._lease_time_s * 1000)
+        rows.put_session(transaction, Session(number, slot, timeout_ms))
         return slot
 
     def _is_dead(self, transaction: ReadTransaction, session: int) -> bool:
-        """Tell whether the owner of a session gives no sign of life."""
-        found = records.get_session(transaction, session)
+        """Return whether a session has ended or was removed."""
+        found = rows.get_session(transaction, session)
         if found is None:
             return True
-        return self._gives_no_sign(found)
+        return self._is_silent(found)
 
-    def _gives_no_sign(self, found: Session) -> bool:
-        """Return whether the owner of a session, unless that is this process, is gone or was stopped for too long."""
+    def _is_silent(self, found: Session) -> bool:
+        """Return whether a session of another process has an unlocked slot, or no heartbeat for its lease time."""
         if found.number == self._session:
             return False
         return not self._file.locked(found.slot) or self._file.age_ns(found.slot) > found.timeout_ms * 1_000_000
 
     def _sweep_is_due(self, pause: float | None = None, *, early: bool = False) -> bool:
-        """Return whether it is time to look for dead sessions; then the caller looks.
+        """Return whether it is time to search for ended sessions; if so, the caller does.
 
         Args:
-            pause: Seconds from one look to the next; None for the least.
-            early: As ``_is_nearly_due``.
+            pause: Seconds between two searches; None for ``sweep_interval``.
+            early: Accept a search that is nearly due, as ``_is_nearly_due`` does.
         """
         now = time.monotonic()
         pause = self._sweep_s if pause is None else pause
@@ -425,9 +504,10 @@ class LmdbMetadataStore:
         return due
 
     def _sweep_rest(self) -> float:
-        """Return how long this process looks for no dead sessions while it is at rest.
+        """Return the seconds between two searches for ended sessions by this process while it is idle.
 
-        All who have a session share that, as all would look at all; who has none leaves it to them, if there are any.
+        Each search looks at all sessions, so the processes that have a session share the searches among themselves.
+        A process without a session leaves them to the others, if there are any.
         """
         longest = max(self._sweep_s, _SWEEP_MAX_S)
         if self._session or not self._sessions_seen:
@@ -435,17 +515,17 @@ class LmdbMetadataStore:
         return longest
 
     def _dead(self) -> list[int]:
-        """Return the sessions whose owners give no sign of life."""
-        with self._damage(), self._environment.read() as transaction:
-            number = records.last_number(transaction)
+        """Return the sessions that have ended."""
+        with self._explained(), self._environment.read() as transaction:
+            number = rows.last_number(transaction)
             if number != self._sessions_at:
-                self._sessions = records.sessions(transaction)
+                self._sessions = rows.sessions(transaction)
                 self._sessions_at = number
         self._sessions_seen = len(self._sessions)
-        return [session.number for session in self._sessions if self._gives_no_sign(session)]
+        return [session.number for session in self._sessions if self._is_silent(session)]
 
     def _sweep(self) -> None:
-        """Remove the leases of the dead, unless somebody else is writing for long."""
+        """Remove ended sessions and their leases; a later search does if the write lock is not free soon."""
         dead = self._dead()
         if not dead:
             return
@@ -453,15 +533,15 @@ class LmdbMetadataStore:
         def change(transaction: WriteTransaction, number: int) -> None:
             for session in dead:
                 if self._is_dead(transaction, session):
-                    records.end_session(transaction, session)
+                    rows.end_session(transaction, session)
 
         try:
             self._change(change, timeout_s=self._sweep_s)
         except MetadataUnreachableError as error:
-            logger.info("%s: dead sessions %s are removed later: %s", self._path, dead, error)
+            logger.info("%s: ended sessions %s are removed later: %s", self._path, dead, error)
 
     def _session_lost(self, session: int) -> None:
-        """Forget a session that others have ended."""
+        """Forget a session that another process has removed, and call the callbacks for that."""
         with self._lock:
             if self._session != session:
                 return
@@ -469,10 +549,10 @@ class LmdbMetadataStore:
             self._file.unlock(self._slot)
         self._callbacks.session_ended()
 
-    # ---- the thread ----------------------------------------------------------------------------------------------
+    # ---- the keeper thread ---------------------------------------------------------------------------------------
 
     def _start_keeper(self) -> None:
-        """Start the thread that beats, sweeps and polls; called with the lock held."""
+        """Start the keeper thread if it does not run, and wake it; the caller holds ``_lock``."""
         if self._keeper is None and not self._closed:
             keeper = threading.Thread(target=self._keep, name=f"pybk metadata keeper {self._path}", daemon=True)
             start_thread(keeper)
@@ -489,58 +569,62 @@ class LmdbMetadataStore:
                 pause = self._polled_at + _PACE_S - time.monotonic()
                 if changed and pause > _PACE_LEAST_S:
                     time.sleep(pause)
-                if changed or _is_nearly_due(time.monotonic(), self._polled_at, _LOOK_S):
+                if changed or _is_nearly_due(time.monotonic(), self._polled_at, _POLL_S):
                     self._polled_at = time.monotonic()
-                    # Every commit to the environment is reported, and few are of what a process watches.
+                    # Every commit to the environment is reported, and few of them change a watched key.
                     self._pace_s = _PACE_S if self._poll() or not changed else min(2 * self._pace_s, _PACE_MAX_S)
-                if self._session and _is_nearly_due(time.monotonic(), self._beat_at, self._beat_s):
-                    self._beat()
+                if self._session and _is_nearly_due(time.monotonic(), self._heartbeat_at, self._heartbeat_s):
+                    self._heartbeat()
                 self._release_dead_readers()
                 if self._sweep_is_due(self._sweep_rest(), early=True) and self._dead():
-                    # Not here: a sync may take long, and signs of life must not wait for it.
-                    self._callbacks.due(self._sweeping)
+                    # Not in this thread: a sync may take long, and heartbeats must not wait for it.
+                    self._callbacks.schedule(self._sweeping)
                 failed = False
             except ClosedError:
                 return
             except Exception:
                 if not failed:
-                    logger.exception("%s: watches and leases of this process fail", self._path)
+                    logger.exception("%s: watches and leases of this process do not work", self._path)
                 failed = True
 
     def _rest(self, *, watching: bool) -> float | None:
-        """Return how long nothing is due; None if nothing ever is."""
+        """Return the seconds until the keeper has work to do; None if it has none until it is woken."""
         if not watching and not self._session:
             return None
         due = self._swept_at + self._sweep_rest()
         if watching:
-            due = min(due, self._polled_at + _LOOK_S)
+            due = min(due, self._polled_at + _POLL_S)
         if self._session:
-            due = min(due, self._beat_at + self._beat_s)
+            due = min(due, self._heartbeat_at + self._heartbeat_s)
         return max(0.0, due - time.monotonic())
 
-    def _beat(self) -> None:
-        """Give a sign of life, unless others have ended the session."""
+    def _heartbeat(self) -> None:
+        """Send a heartbeat, unless another process has removed the session."""
         session = self._session
         if _is_nearly_due(time.monotonic(), self._checked_at, _CHECK_S):
             self._checked_at = time.monotonic()
-            with self._damage(), self._environment.read() as transaction:
-                found = records.get_session(transaction, session)
+            with self._explained(), self._environment.read() as transaction:
+                found = rows.get_session(transaction, session)
             if found is None:
                 self._session_lost(session)
                 return
-        self._file.beat(self._slot)
-        self._beat_at = time.monotonic()
+        self._file.heartbeat(self._slot)
+        self._heartbeat_at = time.monotonic()
 
     def _poll(self) -> bool:
-        """Look at the watched keys and call the callbacks of those that changed; return whether any did."""
+        """Compare the watched keys with what was seen last, and schedule the callbacks of those that changed.
+
+        Returns:
+            Whether any did.
+        """
         with self._lock:
             watched = set(self._callbacks.watched())
             self._seen = {watch: seen for watch, seen in self._seen.items() if watch in watched}
             before = dict(self._seen)
         if not before:
             return False
-        with self._damage(), self._environment.read() as transaction:
-            number = records.last_number(transaction)
+        with self._explained(), self._environment.read() as transaction:
+            number = rows.last_number(transaction)
             found = {
                 watch: (number, self._look(transaction, watch.key or ""))
                 for watch, (looked_at, _) in before.items()
@@ -550,20 +634,19 @@ class LmdbMetadataStore:
         with self._lock:
             self._seen.update(found)
         for watch in changed:
-            self._callbacks.due(watch)
+            self._callbacks.schedule(watch)
         return bool(changed)
 
     def _look(self, transaction: ReadTransaction, key: str) -> object:
-        """Return something that differs whenever a key or which keys are right below it differs."""
+        """Return an object that is equal as long as a key's value and the keys directly below it are the same."""
         name = node_name(key)
-        record = records.get_value(transaction, name)
-        return (record and record.version, list(records.children(transaction, name)))
+        stored = rows.get_value(transaction, name)
+        return (stored and stored.version, list(rows.children(transaction, name)))
 
 
 def _is_nearly_due(now: float, last: float, pause: float) -> bool:
-    """Return whether to do something again that was done last at a time, and is due after a pause.
+    """Return whether a repeated task, done last at ``last`` and due every ``pause`` seconds, is due or nearly so.
 
-    A thread that is awake does what is nearly due with what is due. So all of it comes to be done in one go, and the
-    thread wakes once where it would wake once for each.
+    A thread that is awake does nearly due tasks together with the due ones, so it wakes once for all of them.
     """
     return now - last >= 0.6 * pause

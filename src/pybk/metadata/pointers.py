@@ -1,4 +1,4 @@
-"""Pointers in the metadata store: small named records that move by compare-and-set."""
+"""Pointers in the metadata store: small named values that applications change by compare-and-set."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ POINTER_BYTES_MAX: Final = 64 << 10
 
 
 class Pointer(NamedTuple):
-    """What a pointer says.
+    """A pointer's value and version.
 
     Attributes:
-        value: Its bytes.
-        version: For the next compare-and-set.
+        value: The value.
+        version: The version that the next compare-and-set names.
     """
 
     value: bytes
@@ -25,50 +25,53 @@ class Pointer(NamedTuple):
 
 
 class Pointers(AuthenticatedValues):
-    """The pointers of a cluster. Threads: any. Every method raises MetadataUnreachableError, too."""
+    """The pointers of a cluster. Threads: any.
+
+    Every method may raise MetadataUnreachableError.
+    """
 
     def read_pointer(self, group: str, name: str) -> Pointer | None:
-        """Return what a pointer says now, None if there is none: every change that took effect before is seen.
+        """Return a pointer, None if it does not exist; every change that took effect before the call is seen.
 
         Args:
-            group: What it is for, such as ``"sinks"``.
+            group: The purpose of the pointer, such as ``"sinks"``.
             name: Its name in the group.
 
         Raises:
             MetadataForgedError: It was not written with the cluster's secret.
-            CorruptError: What is there is no pointer.
+            CorruptError: The key holds something else than a pointer.
         """
         key = _key(group, name)
         node = self._store.get(key, latest=True)
         return None if node is None else Pointer(self._payload_of(ValueKind.POINTER, key, node.value), node.version)
 
     def write_pointer(self, group: str, name: str, value: bytes, version: int | None) -> int:
-        """Have a pointer say something else, durably.
+        """Replace or create a pointer's value, durably.
 
         Args:
             group: As for ``read_pointer``.
             name: As for ``read_pointer``.
             value: At most ``POINTER_BYTES_MAX`` bytes.
-            version: Of what it said so far; None makes the pointer.
+            version: The version of the value that is replaced; None creates the pointer.
 
         Returns:
             The new version.
 
         Raises:
-            MetadataVersionError: Somebody else changed or made it: read it again. With ``outcome_unknown`` this change
-                may have been made before that.
+            MetadataVersionError: Another process changed or created it: read it again. With ``outcome_unknown`` this
+                change may have taken effect before.
         """
         key = _key(group, name)
         if type(value) is not bytes or len(value) > POINTER_BYTES_MAX:
             size = f"{len(value)} bytes" if type(value) is bytes else type(value).__name__
-            raise UsageError(f"pointer {group}/{name} to {size}; it takes at most {POINTER_BYTES_MAX} bytes")
+            raise UsageError(f"pointer {group}/{name}: value of {size}; it takes at most {POINTER_BYTES_MAX} bytes")
         if version is not None:
             return self._put(ValueKind.POINTER, key, value, version)
         try:
             return self._create(ValueKind.POINTER, key, value)
         except MetadataExistsError as error:
             raise MetadataVersionError(
-                f"pointer {group}/{name} was made by somebody else; read it again",
+                f"pointer {group}/{name} was created by another process; read it again",
                 outcome_unknown=error.outcome_unknown,
             ) from error
 

@@ -131,12 +131,12 @@ class RegisteredBookie:
         self._superseded = False
         self._watches: list[Watch] = []
         store = bookies._store
-        self._session, self._version = bookies._take_over(self.key, registration, self._owner, old=True)
+        self._session, self._version = bookies._write_registration(self.key, registration, self._owner, old=True)
         try:
             # A registration that somebody removed is made again, too.
-            self._watches.append(store.on_session_end(self._look_after))
-            self._watches.append(store.watch(self.key, self._look_after))
-            self._look_after()
+            self._watches.append(store.on_session_end(self._check))
+            self._watches.append(store.watch(self.key, self._check))
+            self._check()
         except BaseException:
             self.close()
             raise
@@ -166,14 +166,14 @@ class RegisteredBookie:
                 raise UsageError(f"{registration.bookie} cannot update the registration of {self._registration.bookie}")
             self._registration = registration  # told when the bookie is registered again, if it is not now
             if self.registered:
-                payload = _registration_json(registration, self._owner)
+                payload = encode_registration(registration, self._owner)
                 try:
                     self._version = self._bookies._put(ValueKind.BOOKIE, self.key, payload, self._version)
                     self.written = registration
                 except MetadataVersionError:
                     store = self._bookies._store
                     self._superseded = store.alive(self._session) and store.get(self.key, latest=True) is not None
-                    self._look_after()
+                    self._check()
             if self._superseded:
                 raise CookieError(
                     f"{registration.bookie}: another process has registered as this bookie; end one of the two"
@@ -199,7 +199,7 @@ class RegisteredBookie:
         for watch in self._watches:
             watch.cancel()
 
-    def _look_after(self) -> None:
+    def _check(self) -> None:
         """Register again if the registration is gone."""
         with self._lock:
             if self._closed:
@@ -218,7 +218,7 @@ class RegisteredBookie:
             if not told and self._on_lost is not None:
                 self._on_lost()
             try:
-                self._session, self._version = self._bookies._take_over(
+                self._session, self._version = self._bookies._write_registration(
                     self.key, self._registration, self._owner, old=False
                 )
                 self._superseded = False
@@ -259,7 +259,7 @@ class Bookies(AuthenticatedValues):
             node = self._store.get(key, latest=True)
             try:
                 if node is None:
-                    self._create(ValueKind.COOKIE, key, _cookie_json(cookie))
+                    self._create(ValueKind.COOKIE, key, encode_cookie(cookie))
                     return cookie
                 found = self._cookie(key, node)
                 if found is not None and found.bookie == bookie:
@@ -271,7 +271,7 @@ class Bookies(AuthenticatedValues):
                         "under another name, or, if those are lost for good, replace them: replace=True, or "
                         "`pybk bookie --replace`"
                     )
-                self._put(ValueKind.COOKIE, key, _cookie_json(cookie), node.version)
+                self._put(ValueKind.COOKIE, key, encode_cookie(cookie), node.version)
                 return cookie
             except (MetadataExistsError, MetadataVersionError):
                 continue
@@ -338,7 +338,7 @@ class Bookies(AuthenticatedValues):
                 return False
             try:
                 self._put(
-                    ValueKind.COOKIE, key, _cookie_json(BookieCookie(bookie, self.cluster_id, boot)), node.version
+                    ValueKind.COOKIE, key, encode_cookie(BookieCookie(bookie, self.cluster_id, boot)), node.version
                 )
             except MetadataVersionError:
                 continue
@@ -398,7 +398,9 @@ class Bookies(AuthenticatedValues):
         """
         return self._store.watch(BOOKIES_KEY, callback)
 
-    def _take_over(self, key: str, registration: BookieRegistration, owner: str, *, old: bool) -> tuple[int, int]:
+    def _write_registration(
+        self, key: str, registration: BookieRegistration, owner: str, *, old: bool
+    ) -> tuple[int, int]:
         """Register, and return session and version.
 
         Args:
@@ -407,7 +409,7 @@ class Bookies(AuthenticatedValues):
             owner: Names the ``RegisteredBookie``, so that it knows what it wrote itself.
             old: Take the place of what the same instance has there.
         """
-        payload = _registration_json(registration, owner)
+        payload = encode_registration(registration, owner)
         while True:
             session = self._store.session()
             try:
@@ -454,14 +456,17 @@ class Bookies(AuthenticatedValues):
         where = f"metadata key {key!r}"
         if len(node.value) > REGISTRATION_BYTES_MAX:
             raise CorruptError(f"{where}: {len(node.value)} bytes; a registration has at most {REGISTRATION_BYTES_MAX}")
-        found, owner = decode_json(self._payload_of(ValueKind.BOOKIE, key, node.value), _registration_from, where=where)
+        found, owner = decode_json(
+            self._payload_of(ValueKind.BOOKIE, key, node.value), decode_registration, where=where
+        )
         if found.bookie.bookie_id != unquote(key.rpartition("/")[2]):
             raise CorruptError(f"{where} holds the registration of {found.bookie}")
         self._registrations[key] = node.value, (found, owner)
         return found, owner
 
 
-def _cookie_json(cookie: BookieCookie) -> bytes:
+def encode_cookie(cookie: BookieCookie) -> bytes:
+    """Return the payload of a cookie's value."""
     return encode_json(
         {
             "bookie_id": cookie.bookie.bookie_id,
@@ -472,7 +477,8 @@ def _cookie_json(cookie: BookieCookie) -> bytes:
     )
 
 
-def _registration_json(registration: BookieRegistration, owner: str) -> bytes:
+def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
+    """Return the payload of a registration's value; ``owner`` names the ``RegisteredBookie`` that writes it."""
     return encode_json(
         {
             "bookie_id": registration.bookie.bookie_id,
@@ -490,7 +496,8 @@ def _registration_json(registration: BookieRegistration, owner: str) -> bytes:
     )
 
 
-def _registration_from(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
+def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
+    """Return the registration and its owner in the decoded payload of a value; raises ValueError if it is not one."""
     if not isinstance(values["rack"], str) or type(values["read_only"]) is not bool:
         raise ValueError("rack is no string, or read_only no truth value")
     level_max, version = values.get("level", 0), values.get("version", "")

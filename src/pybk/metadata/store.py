@@ -1,34 +1,46 @@
-"""The small tree of keys that a metadata store is, with compare-and-swap, leases and watches.
+"""The interface of metadata stores: keys and values with compare-and-swap, leases and watches.
 
-Keys are names separated by ``/``: ``bookies/a``. A key has either a value or keys below it, never both. What stands
-above a key comes into being with it. Values are not empty and have versions: whole numbers that grow with each change
-of the value, and mean nothing else.
+The interface is what ZooKeeper offers, in its smallest useful form. ``lmdb_store`` and ``zookeeper_store`` implement
+it; ``url`` lists them. Another store is one more module with a class that implements ``MetadataStore`` and a function
+``open_url(url, options)``, and one line in ``url.SCHEMES``; ``tests/metadata/test_store.py`` is its conformance test.
 
-A *leased* value lives no longer than the *session* of the tree that made it. A session ends when its tree is closed,
-its process dies, or nothing is heard of it for the session timeout; the tree then begins another when it needs one.
+**Keys** are names separated by ``/``, such as ``bookies/a``. A key has either a value or keys below it, never both.
+Parents are created with the first key below them.
 
-Every call has the tree's timeout as its deadline. What a lost connection or a missed deadline leaves open raises
-MetadataUnreachableError with ``outcome_unknown``; no tree sends a change twice by itself.
+**Values** are not empty. Each has a version, an integer that grows with each change of the value and has no other
+meaning.
+
+**Leases.** A leased value is removed when the *session* of the store object that created it ends. A session ends when
+the store object is closed, when its process dies, or after the lease time without a sign of life (``lease_time``).
+The store object begins another session when it needs one.
+
+**Errors.** Every call has the store's timeout as its deadline. If a lost connection or a missed deadline leaves the
+outcome of a change open, the call raises MetadataUnreachableError with ``outcome_unknown``. A store never repeats a
+change by itself; ``cas`` does, where that is safe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
+from urllib.parse import SplitResult
 
 from pybk.errors import UsageError
 
 KEY_BYTES_MAX: Final = 480
 VALUE_BYTES_MAX: Final = 512 << 10
-"""Bound on a value, which leaves room in the 1 MiB that ZooKeeper takes at once."""
+"""Limit on the size of a value. ZooKeeper takes requests of up to 1 MiB; the rest is for the key and its headers."""
+
+CALL_TIMEOUT_S: Final = 10.0
+"""Default deadline of each call, seconds."""
 
 
 class Node(NamedTuple):
-    """A key's value.
+    """A key's value and version.
 
     Attributes:
         value: The value.
-        version: For the next compare-and-swap.
+        version: The version that the next compare-and-swap names.
     """
 
     value: bytes
@@ -36,18 +48,18 @@ class Node(NamedTuple):
 
 
 class Watch(Protocol):
-    """A callback that is called until it is cancelled."""
+    """A registered callback, which is called until it is cancelled."""
 
     def cancel(self) -> None:
-        """Call no more; a call under way in another thread goes on. Again does nothing."""
+        """Stop calling the callback; a call that is running in another thread is not interrupted. Idempotent."""
         ...
 
 
 class MetadataStore(Protocol):
-    """A metadata store; see this module. Threads: any.
+    """A metadata store as one process uses it; see this module. Threads: any.
 
     Each method raises MetadataUnreachableError if the store does not answer in time, CorruptError for a damaged value,
-    ClosedError after ``close``, ForkedProcessError in a forked child, UsageError for a key that is none.
+    ClosedError after ``close``, ForkedProcessError in a forked child, and UsageError for an invalid key.
     """
 
     def get(self, key: str, *, latest: bool = False) -> Node | None:
@@ -55,32 +67,32 @@ class MetadataStore(Protocol):
 
         Args:
             key: The key.
-            latest: See every change that took effect before the call, and every one of this tree's whose answer was
-                lost. Otherwise the value may be an older one, but never older than what this tree saw before.
+            latest: See every change that took effect before the call, including changes of this store object whose
+                answer was lost. Otherwise the value may be stale, but never older than what this object has seen.
         """
         ...
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
-        """Return the values of many keys, as ``get`` does each, at the cost of few round trips."""
+        """Return the values of many keys, as ``get`` does for each, in few round trips."""
         ...
 
     def children(self, key: str) -> list[str]:
-        """Return the last names of the keys right below, ascending; none if there is no such key."""
+        """Return the last names of the keys directly below, ascending; an empty list if there is no such key."""
         ...
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
-        """Make a key.
+        """Create a key, durably.
 
         Args:
             key: The key.
             value: 1 to ``VALUE_BYTES_MAX`` bytes.
-            leased: Remove it when the session ends.
+            leased: Remove the key when the session ends.
 
         Returns:
             Its version.
 
         Raises:
-            MetadataExistsError: It has a value.
+            MetadataExistsError: The key has a value.
         """
         ...
 
@@ -90,7 +102,7 @@ class MetadataStore(Protocol):
         Args:
             key: The key.
             value: 1 to ``VALUE_BYTES_MAX`` bytes.
-            version: Of the value that it replaces.
+            version: The version of the value that is replaced.
 
         Returns:
             The new version.
@@ -101,7 +113,7 @@ class MetadataStore(Protocol):
         ...
 
     def delete(self, key: str, version: int) -> None:
-        """Remove a key.
+        """Remove a key, durably.
 
         Raises:
             MetadataVersionError: The key has another version, or no value.
@@ -109,39 +121,71 @@ class MetadataStore(Protocol):
         ...
 
     def watch(self, key: str, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after each change of the key's value and of which keys are right below it.
+        """Call ``callback`` after each change of the key's value or of the set of keys directly below it.
 
-        It is called again and again until cancelled, in a thread of the store that makes no other calls meanwhile; it
-        may use the tree. Changes that come close together make one call, and none if they undo each other; a call may
-        also come without a change, as after a lost connection, when changes may have been missed.
+        The callback runs in a thread of the store, one at a time with the store's other callbacks, and may use the
+        store. Changes that follow each other closely cause one call, and none if they cancel out. A call may also come
+        without a change, such as after a lost connection, because changes may have been missed.
         """
         ...
 
     def session(self) -> int:
-        """Return a number above 0 that names the tree's session, beginning one if there is none."""
+        """Return the number of the session, above 0; begins a session if there is none."""
         ...
 
     def alive(self, session: int) -> bool:
-        """Tell whether a session has not ended, as far as this process can know without asking. Does not block."""
+        """Return whether a session still exists, as far as this process can know without a request. Never blocks."""
         ...
 
     def on_session_end(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` when a session ended otherwise than by ``close``, so that leases can be made again.
+        """Call ``callback`` when a session has ended other than by ``close``, so that leases can be created again.
 
-        Called as callbacks of ``watch`` are, and again after a pause while it raises MetadataUnreachableError.
+        It runs as callbacks of ``watch`` do, and is repeated after a pause while it raises MetadataUnreachableError.
         """
         ...
 
     def close(self) -> None:
-        """End the session and the watches; again does nothing."""
+        """End the session and the watches. Idempotent."""
         ...
+
+
+class StoreUrl(NamedTuple):
+    """The URL of a metadata store, taken apart; made by ``url.parse_url``.
+
+    Attributes:
+        text: The URL as the user gave it.
+        parts: Its parts, without a fragment.
+        forms: The forms of URL that are known, for error messages.
+    """
+
+    text: str
+    parts: SplitResult
+    forms: str
+
+    def invalid(self, reason: str) -> UsageError:
+        """Return the error for a URL that is not usable, for ``reason``."""
+        return UsageError(f"metadata URL {self.text!r}{reason}; use {self.forms}")
+
+
+class StoreOptions(NamedTuple):
+    """How a store is opened.
+
+    Attributes:
+        timeout_s: Deadline of each call, seconds.
+        lease_time_s: Lease time, seconds; None for the store's default (``lease_time``).
+        create: Create the directory of a store on disk if it is missing.
+    """
+
+    timeout_s: float = CALL_TIMEOUT_S
+    lease_time_s: float | None = None
+    create: bool = True
 
 
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 
 
 def checked_key(key: str) -> str:
-    """Return a key, or raise UsageError saying why it is none."""
+    """Return a key; raises UsageError if it is not valid."""
     if type(key) is not str or len(key.encode()) > KEY_BYTES_MAX or "\0" in key:
         raise UsageError(f"metadata key {key!r:.100}: a string of at most {KEY_BYTES_MAX} bytes without NUL is needed")
     if not _NO_NAMES.isdisjoint(key.split("/")):
@@ -150,7 +194,7 @@ def checked_key(key: str) -> str:
 
 
 def checked_value(key: str, value: bytes) -> bytes:
-    """Return a value, or raise UsageError saying why it is none."""
+    """Return a value; raises UsageError if it is not bytes of a valid size."""
     if type(value) is not bytes or not 0 < len(value) <= VALUE_BYTES_MAX:
         size = f"{len(value)} bytes" if type(value) is bytes else type(value).__name__
         raise UsageError(f"value of metadata key {key!r} is {size}; it takes 1 to {VALUE_BYTES_MAX} bytes")

@@ -1,4 +1,34 @@
-"""The metadata store of many hosts: ZooKeeper, through kazoo. See :class:`ZooKeeperMetadataStore`."""
+"""The metadata store of many hosts: ZooKeeper, through its client kazoo.
+
+Theory of operation
+-------------------
+
+Mapping. Each key is a znode below ``root``; znodes that only have children are empty. Leases are ephemeral znodes,
+and a session is ZooKeeper's session. A version consists of the znode's creation (``czxid``) and its data version, so
+that a key that was removed and created again never has the same version twice. ZooKeeper compares the data version
+alone. Therefore, before a key is removed, or a leased key is replaced, this module reads the key and compares its
+creation.
+
+Connection. kazoo's own thread connects, reconnects and reports each change of state to ``_state_changed``:
+
+    CONNECTED --connection lost--> SUSPENDED --reconnected in time--> CONNECTED, same session
+                                   SUSPENDED --session expired--> LOST --reconnected--> CONNECTED, new session
+
+While the state is not CONNECTED, requests wait for the connection (``_wait_connected``) until their deadline, so a
+request that was not sent is known not to have taken effect. LOST calls the ``on_session_end`` callbacks. ``alive``
+trusts the session for ``lease_time.trusted_after_loss`` after the connection was lost.
+
+Lost answers. A request whose connection is lost while it is under way has an unknown outcome. Reads are repeated
+until the deadline (``_read``). Changes are not (``_write``): they raise MetadataUnreachableError with
+``outcome_unknown``. Reads of the latest value are preceded by a ``sync``. They therefore see whatever became of a
+change whose answer was lost, because ZooKeeper refuses requests that an earlier connection of the session sent.
+
+Watches. ZooKeeper reports one change for each watch that was set. So the callback thread (``Callbacks``) first sets
+the watch again and then calls the callback, which reads the current values; no change goes unnoticed in between.
+
+Threads. kazoo's thread only schedules callbacks and never waits. Callbacks run in the callback thread, requests in
+the threads of their callers.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +62,14 @@ from pybk.errors import (
     MetadataExistsError,
     MetadataUnreachableError,
     MetadataVersionError,
+    UsageError,
 )
 from pybk.metadata.callbacks import Callback, Callbacks
-from pybk.metadata.store import Node, checked_key, checked_value
+from pybk.metadata.lease_time import ZOOKEEPER_LEASE_TIME_S, trusted_after_loss
+from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, checked_key, checked_value
 
 logger = logging.getLogger(__name__)
-logging.getLogger("kazoo").addHandler(logging.NullHandler())  # else it writes to stderr where nobody set up logging
+logging.getLogger("kazoo").addHandler(logging.NullHandler())  # without a handler it writes to stderr
 
 T = TypeVar("T")
 
@@ -49,54 +81,79 @@ _LOST: Final = (
     RequestTimeoutError,
     KazooTimeoutError,
 )
-"""After these nobody knows what became of a request."""
+"""Errors that leave the outcome of a request unknown."""
 
 _PIPELINE: Final = 500
-"""Reads that are under way at once."""
+"""Reads that ``get_many`` sends before it waits for their answers."""
 
 _VERSION_BITS: Final = 32
 _READ_PAUSE_S: Final = 0.05
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 2.0, "max_jitter": 0.2}
 
 
+def open_url(url: StoreUrl, options: StoreOptions) -> ZooKeeperMetadataStore:
+    """Open the store of a URL; see ``pybk.metadata.url``. Raises UsageError if the URL is invalid."""
+    if url.parts.query:
+        raise url.invalid(" has a query, which is not valid for ZooKeeper")
+    lease_time_s = ZOOKEEPER_LEASE_TIME_S if options.lease_time_s is None else options.lease_time_s
+    return ZooKeeperMetadataStore(_hosts(url), _root(url), timeout_s=options.timeout_s, lease_time_s=lease_time_s)
+
+
+def _hosts(url: StoreUrl) -> str:
+    """Return ZooKeeper's hosts in the form that its client takes."""
+    netloc = url.parts.netloc
+    if "@" in netloc:
+        raise UsageError("a metadata URL takes no user or password; give secrets by file or environment")
+    for host in netloc.split(","):
+        name, colon, port = host.rpartition(":")
+        if not name or not colon or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise url.invalid(f": {host!r} is not host:port")
+    return netloc
+
+
+def _root(url: StoreUrl) -> str:
+    """Return the path of the znode that all keys stand below."""
+    names = url.parts.path.strip("/").split("/")
+    if not all(names) or any(name in (".", "..", "zookeeper") for name in names):
+        raise url.invalid(" needs a path of its own in ZooKeeper, such as /ledgers")
+    return "/" + "/".join(names)
+
+
 class ZooKeeperMetadataStore:
-    """A metadata tree in ZooKeeper; see :class:`pybk.metadata.store.MetadataStore`.
-
-    Keys are znodes below ``root``; those that only have others below them are empty. Leases are ephemeral znodes. A
-    version joins the znode's creation and its data version, so that a key that was removed and made again never has the
-    same version; ZooKeeper compares the latter only, so before a key is removed, or a leased one replaced, its creation
-    is looked at.
-
-    A request whose connection is lost is not sent again. Reads of the latest value are preceded by a ``sync``, so that
-    they see whatever became of a change whose answer was lost: ZooKeeper refuses what an earlier connection of the
-    session sent.
+    """A metadata store in ZooKeeper; see this module and :class:`pybk.metadata.store.MetadataStore`.
 
     Args:
         hosts: ``host:port``, several separated by commas.
-        root: Path of a znode, made if it is missing.
+        root: Path of a znode; created if it is missing.
         timeout_s: Deadline of each call, seconds.
-        session_timeout_s: Seconds without a sign of life after which the servers end the session; they may choose
-            another time.
+        lease_time_s: Lease time that the servers are asked for, seconds; see ``lease_time``.
 
     Raises:
         MetadataUnreachableError: No server answered in time.
 
-    Threads: any. In a forked child every call raises ForkedProcessError; open another there.
+    Threads: any. In a forked child every call raises ForkedProcessError; open another store there.
     """
 
-    def __init__(self, hosts: str, root: str, *, timeout_s: float = 10.0, session_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        root: str,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        lease_time_s: float = ZOOKEEPER_LEASE_TIME_S,
+    ) -> None:
         self._hosts = hosts
         self._root = root
         self._timeout_s = timeout_s
-        self._session_timeout_s = session_timeout_s
+        self._lease_time_s = lease_time_s
         self._pid = os.getpid()
         self._closed = False
         self._connected = threading.Event()
-        self._session = 0
-        self._lost_at: float | None = None
-        self._leased: set[str] = set()
+        self._session = 0  # 0 for none
+        self._lost_at: float | None = None  # when the connection was lost, None while it exists
+        self._leased: set[str] = set()  # leased keys that this object created, ever
         self._callbacks = Callbacks(f"pybk metadata {hosts}{root}")
-        self._client = KazooClient(hosts=hosts, timeout=session_timeout_s, connection_retry=_RECONNECT)
+        self._client = KazooClient(hosts=hosts, timeout=lease_time_s, connection_retry=_RECONNECT)
         self._client.add_listener(self._state_changed)
         self._client.start_async()
         try:
@@ -116,7 +173,7 @@ class ZooKeeperMetadataStore:
         path = self._path(key)
 
         def read(deadline: float) -> Node | None:
-            # The session's requests are answered in order, so the read need not wait for the sync.
+            # A session's requests are answered in order, so the read is sent without waiting for the sync.
             synced = self._client.sync_async(path) if latest else None
             result = self._client.get_async(path)
             if synced is not None:
@@ -126,7 +183,7 @@ class ZooKeeperMetadataStore:
         return self._read(f"get {key!r}", read)
 
     def get_many(self, keys: Sequence[str]) -> list[Node | None]:
-        """See ``MetadataStore.get_many``; requests are sent without waiting for the answers."""
+        """See ``MetadataStore.get_many``; up to ``_PIPELINE`` requests are under way at a time."""
         paths = [self._path(key) for key in keys]
 
         def read(deadline: float) -> list[Node | None]:
@@ -189,36 +246,32 @@ class ZooKeeperMetadataStore:
     # ---- sessions and watches ------------------------------------------------------------------------------------
 
     def session(self) -> int:
-        """See ``MetadataStore.session``; waits for the connection."""
+        """See ``MetadataStore.session``; waits for the connection until the deadline."""
         self._wait_connected(self._deadline())
         return self._session
 
     def alive(self, session: int) -> bool:
-        """See ``MetadataStore.alive``.
-
-        The client notices a lost connection two thirds of the session timeout after the last sign of life; so from
-        then on the session counts as alive for a third of it.
-        """
+        """See ``MetadataStore.alive``; after a lost connection for ``lease_time.trusted_after_loss``."""
         lost_at = self._lost_at
-        sure = lost_at is None or time.monotonic() - lost_at < self._session_timeout_s / 3
-        return 0 != session == self._session and sure and not self._closed and os.getpid() == self._pid
+        trusted = lost_at is None or time.monotonic() - lost_at < trusted_after_loss(self._lease_time_s)
+        return 0 != session == self._session and trusted and not self._closed and os.getpid() == self._pid
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
         """See ``MetadataStore.watch``."""
         path = self._path(key)
 
         def changed(_: object) -> None:
-            self._callbacks.due(watch)
+            self._callbacks.schedule(watch)
 
         def arm(deadline: float) -> None:
-            # ZooKeeper tells once; both requests are answered before anything else is looked at.
+            # Each watch reports one change. Both requests must be answered, because either one may fail.
             exists = self._client.exists_async(path, watch=changed)
             children = self._client.get_children_async(path, watch=changed)
             self._outcome(exists, deadline)
             try:
                 self._outcome(children, deadline)
             except NoNodeError:
-                return  # the first watch tells when it comes into being
+                return  # the watch on the key's existence reports its creation
 
         def call() -> None:
             self._read(f"watch {key!r}", arm)
@@ -247,7 +300,7 @@ class ZooKeeperMetadataStore:
             self._client.close()
         except KazooException as error:
             logger.warning("%s: the connection could not be closed properly: %s", self._hosts, error)
-        self._connected.set()  # who waits for it learns that the store is closed
+        self._connected.set()  # calls that wait for the connection then raise ClosedError
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -274,22 +327,22 @@ class ZooKeeperMetadataStore:
         return Node(value, _version(stat)) if value else None
 
     def _wait_connected(self, deadline: float) -> None:
-        """Wait for the connection, so that what is not sent is known not to be."""
+        """Wait for the connection, so that a request that could not be sent is known to have no effect."""
         if not self._connected.wait(max(0.0, deadline - time.monotonic())):
             raise MetadataUnreachableError(
-                f"{self._hosts}: no ZooKeeper server could be reached within {self._timeout_s} s; see that they run"
+                f"{self._hosts}: no ZooKeeper server could be reached within {self._timeout_s} s; check that they run"
             )
         if self._closed:
             raise ClosedError(f"{self._hosts}: this metadata store is closed")
 
     def _unreachable(self, what: str, error: Exception, *, unknown: bool = False) -> MetadataUnreachableError:
         return MetadataUnreachableError(
-            f"{self._hosts}: {what}: no answer ({type(error).__name__} {error}); see that the servers run",
+            f"{self._hosts}: {what}: no answer ({type(error).__name__} {error}); check that the servers run",
             outcome_unknown=unknown,
         )
 
     def _read(self, what: str, read: Callable[[float], T]) -> T:
-        """Read, again after a lost connection, until the deadline."""
+        """Run a read, and repeat it after a lost connection, until the deadline."""
         deadline = self._deadline()
         while True:
             self._wait_connected(deadline)
@@ -303,7 +356,7 @@ class ZooKeeperMetadataStore:
                 raise MetadataError(f"{self._hosts}: {what}: {type(error).__name__} {error}") from error
 
     def _write(self, what: str, write: Callable[[float], T], key: str = "", version: int = 0) -> T:
-        """Change something, once."""
+        """Run a change, once."""
         deadline = self._deadline()
         self._wait_connected(deadline)
         try:
@@ -318,7 +371,7 @@ class ZooKeeperMetadataStore:
             raise MetadataError(f"{self._hosts}: {what}: {type(error).__name__} {error}") from error
 
     def _check_creation(self, key: str, version: int) -> None:
-        """Make sure that a key is the one that had this version, and not another one that was made since."""
+        """Raise MetadataVersionError if a key was removed, or removed and created again, since it had this version."""
         node = self.get(key, latest=True)
         if node is None or node.version >> _VERSION_BITS != version >> _VERSION_BITS:
             raise MetadataVersionError(
@@ -326,7 +379,7 @@ class ZooKeeperMetadataStore:
             )
 
     def _state_changed(self, state: str) -> None:
-        """Told by the client's own thread, which must not wait for anything."""
+        """Note a change of the connection's state; called by kazoo's thread, so it must not block."""
         if state == KazooState.CONNECTED:
             self._session = self._client.client_id[0]
             self._lost_at = None

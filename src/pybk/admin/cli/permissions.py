@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from pybk.admin.cli.arguments import add_command, is_url
 from pybk.errors import CookieError, MetadataError
-from pybk.metadata.lmdb_store import HOST_FILE
-from pybk.metadata.url import lmdb_location
+from pybk.metadata.lmdb_store import HOST_FILE, location_of
+from pybk.metadata.url import parse_url
 from pybk.storage.directories import main_cookie
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.permissions import (
@@ -54,7 +54,7 @@ def _permissions(parsed: argparse.Namespace) -> int:
     ``--narrow``, they are those that an open would give to new files.
     """
     if is_url(parsed.path):
-        location = lmdb_location(parsed.path)
+        location = location_of(parse_url(parsed.path))
         directory, group, lock = location.path, parsed.group or location.group, HOST_FILE
         if not os.path.exists(os.path.join(directory, HOST_FILE)):
             raise MetadataError(f"there is no metadata store at {parsed.path}; check the URL")

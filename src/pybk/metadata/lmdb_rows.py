@@ -1,6 +1,7 @@
-"""The records of a metadata tree in LMDB: keys, leases, sessions, and the number of changes made so far.
+"""The rows of an LMDB metadata store: values, leases, sessions, and the number of the last change.
 
-LMDB's pages have no checksums, so each record is ``CRC32C u32 | body``; the CRC covers the record's name, too.
+LMDB's pages have no checksums, so a row's data is ``CRC32C u32 | body``. The CRC covers the row's name and the body.
+``docs/metadata.md`` lists the rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class StoredValue(NamedTuple):
     Attributes:
         created: The number of the change that made the key.
         version: The number of the change that gave it this value.
-        session: The session that it ends with, 0 for none.
+        session: The session whose lease it is, 0 for none.
         value: The value.
     """
 
@@ -46,7 +47,13 @@ class StoredValue(NamedTuple):
 
 
 class Session(NamedTuple):
-    """A session: the change that began it, its slot in the host's file, and its timeout."""
+    """A session.
+
+    Attributes:
+        number: The number of the change that began it.
+        slot: Its slot in the host file.
+        timeout_ms: Its lease time, milliseconds.
+    """
 
     number: int
     slot: int
@@ -54,24 +61,24 @@ class Session(NamedTuple):
 
 
 def node_name(key: str) -> bytes:
-    """Return the name of a key's record."""
-    # NUL sorts before everything, so that what stands below a key stands right behind it.
+    """Return the row name of a key."""
+    # NUL sorts before everything, so the keys below a key follow it directly.
     return _NODE + checked_key(key).encode().replace(b"/", b"\0")
 
 
 def get(transaction: ReadTransaction, name: bytes) -> bytes | None:
-    """Return what a record says, having checked it; None if there is none."""
+    """Return a row's body, None if there is no such row; raises CorruptError for a wrong checksum."""
     data = transaction.get(name)
     return None if data is None else _checked(name, data)
 
 
 def put(transaction: WriteTransaction, name: bytes, body: bytes) -> None:
-    """Write a record."""
+    """Write a row."""
     transaction.put(name, _CRC.pack(crc32c(body, crc32c(name))) + body)
 
 
 def last_number(transaction: ReadTransaction) -> int:
-    """Return the number of the last change."""
+    """Return the number of the last change, 0 before the first."""
     body = get(transaction, _COUNTER)
     return 0 if body is None else int(_unpack(_NUMBER, _COUNTER, body)[0])
 
@@ -82,7 +89,7 @@ def put_last_number(transaction: WriteTransaction, number: int) -> None:
 
 
 def get_value(transaction: ReadTransaction, name: bytes) -> StoredValue | None:
-    """Return a key's record."""
+    """Return a key's value, None if it has none."""
     body = get(transaction, name)
     if body is None:
         return None
@@ -90,22 +97,22 @@ def get_value(transaction: ReadTransaction, name: bytes) -> StoredValue | None:
     return StoredValue(created, version, session, body[_HEADER.size :])
 
 
-def put_value(transaction: WriteTransaction, name: bytes, record: StoredValue) -> None:
-    """Write a key's record, and its lease if it has a session."""
-    put(transaction, name, _HEADER.pack(*record[:3]) + record.value)
-    if record.session:
-        transaction.put(_LEASE + _NUMBER.pack(record.session) + name, b"")
+def put_value(transaction: WriteTransaction, name: bytes, stored: StoredValue) -> None:
+    """Write a key's value, and its lease if it has a session."""
+    put(transaction, name, _HEADER.pack(*stored[:3]) + stored.value)
+    if stored.session:
+        transaction.put(_LEASE + _NUMBER.pack(stored.session) + name, b"")
 
 
 def delete_value(transaction: WriteTransaction, name: bytes, session: int) -> None:
-    """Remove a key's record, and its lease if it has a session."""
+    """Remove a key's value, and its lease if it has a session."""
     transaction.delete(name)
     if session:
         transaction.delete(_LEASE + _NUMBER.pack(session) + name)
 
 
 def children(transaction: ReadTransaction, name: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the names right below a key, and the change that made each, 0 for those that are no values themselves."""
+    """Yield the names directly below a key, each with the change that created it, 0 for a name without a value."""
     prefix = name + b"\0"
     at, stop = prefix, name + b"\x01"
     while True:
@@ -129,13 +136,13 @@ def sessions(transaction: ReadTransaction) -> list[Session]:
 
 
 def get_session(transaction: ReadTransaction, number: int) -> Session | None:
-    """Return a session, None if it has ended."""
+    """Return a session, None if it was removed."""
     body = get(transaction, _SESSION + _NUMBER.pack(number))
     return None if body is None else Session(number, *_unpack(_SESSION_BODY, _SESSION + _NUMBER.pack(number), body))
 
 
 def put_session(transaction: WriteTransaction, session: Session) -> None:
-    """Begin a session."""
+    """Write a session's row."""
     put(transaction, _SESSION + _NUMBER.pack(session.number), _SESSION_BODY.pack(session.slot, session.timeout_ms))
 
 
@@ -152,18 +159,16 @@ def end_session(transaction: WriteTransaction, number: int) -> None:
 def _checked(name: bytes, data: bytes) -> bytes:
     body = data[_CRC.size :]
     if data[: _CRC.size] != _CRC.pack(crc32c(body, crc32c(name))):
-        raise CorruptError(f"record {name!r} is not what was written")
+        raise CorruptError(f"row {name!r} has a wrong checksum")
     return body
 
 
 def _unpack(layout: Struct, name: bytes, body: bytes) -> tuple[Any, ...]:
-    """Unpack the beginning of a record's body.
+    """Unpack the beginning of a row's body.
 
     Raises:
         CorruptError: The body is shorter.
     """
     if len(body) < layout.size:
-        raise CorruptError(
-            f"record {name!r} has {len(body)} bytes, and needs {layout.size}; restore the metadata store"
-        )
+        raise CorruptError(f"row {name!r} has {len(body)} bytes, and needs {layout.size}; restore the metadata store")
     return layout.unpack_from(body)
