@@ -1,4 +1,4 @@
-"""The extents of one replicated ledger in memory, found by entry id.
+"""The extents of one replicated ledger in memory, found by entry id; guarded by the replica's lock.
 
 Extents never overlap, but for those that replace damaged entries of others. One that begins where nothing was staged,
 because a commit found no room, is empty and holds nothing.

@@ -1,4 +1,10 @@
-"""A bookie's entries, read from its directory by another process of its host: no request, no copy, no encryption."""
+"""Reads a colocated bookie's entries from its files: no request, no copy, no encryption (HDFS: short-circuit read).
+
+Theory of operation. The bookie's directory is opened as another process opens an embedded store, up to the durable
+watermark. Entries are verified by their digests. What is not found, cannot be read or is damaged returns None, and the
+caller asks the bookies, so this reader never denies an entry. A ledger with an extent that replaces damaged entries is
+left to the bookie, which knows which copy counts.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
-"""One replicated ledger as this bookie holds it: extents, fence, and what is known of its last add confirmed.
+"""One replicated ledger at this bookie: its extents, its fence, its limbo, and its last add confirmed.
 
-An extent is a ledger of the store (``pybk.storage.format.extent``).
+Theory of operation. An extent is a ledger of the store (``pybk.storage.format.extent``). A run that continues an
+extent is appended to it; any other run begins a new one; damaged entries are replaced by an extent of their own.
+``Replica.lock`` guards everything here, so that an add and a fence of one ledger are decided one after the other
+(K9). Staged entries become readable when the store's commit is durable. A deferred add is acknowledged before the
+sync, so its extent is created durably first: after a crash the extent shows that the ledger is in limbo (D6). If a
+commit with deferred entries fails, ``note_commit_outcomes`` puts the ledger in limbo as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,12 @@
-"""A running bookie: one thread receives requests, stores what they bring with one sync for all, and answers."""
+"""A running bookie: one thread receives requests, stores their entries with one sync for all, and answers.
+
+Theory of operation. The serving thread repeats ``_turn``: receive what has arrived, run what other threads posted,
+pass each request to ``BookieMachine``, commit once, send the replies. Only this thread calls the machine. Other
+threads do what may block: two workers ask the metadata store, one moves ledgers between tiers, and the keeper
+registers the bookie, records its durable position and drops deleted ledgers; they return results by ``_post``. A
+request that fails unexpectedly is refused, counted and logged, and does not end the thread. A store that failed
+answers, but takes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,19 @@
-"""A bookie's side of the protocol: what it takes, what it refuses, and when it says so."""
+"""The bookie's side of the protocol: which requests it accepts, which it refuses, and when it answers.
+
+Theory of operation. The thread of ``BookieServer`` calls ``receive`` for each request that has arrived, then ``commit``
+once, which syncs once and acknowledges all adds and forces of that round (AB1, K11). Deferred adds are acknowledged at
+once. The state of a ledger is kept by ``BookieStorage``:
+
+- unknown: adds are parked until the metadata store says that the ledger exists (``LookUp``), so that an add never
+  makes a deleted ledger again (C11); a fence is accepted at once (AB3).
+- open: adds of the writer and of recoveries are accepted.
+- fenced: adds of recoveries alone (AB2), and forces of none (AB5). The fence is durable before its reply (AB3).
+- in limbo: entries that were acknowledged may be lost (D6). Adds and forces of writers are refused; a missing entry is
+  UNKNOWN and not denied, except to a recovery, after its fence, if only unforced entries may be lost.
+
+A denial promises that the entry was never acknowledged (I17), so staged entries are synced before anything is denied.
+The last add confirmed never goes down (I13).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
-"""Entries on their way to an ensemble: who was sent what, who acknowledged, what is confirmed.
+"""Batches in flight to one ensemble: which bookies were sent them, which acknowledged, and what is confirmed.
 
-Writer and recovery share this. It decides nothing about metadata: it is told when the ensemble has changed.
+Theory of operation. The writer and the recovery machine each own one ``Inflight``, and call it from their steps. It
+sends adds, counts answers and detects failed bookies; it decides nothing about metadata, and learns of a new ensemble
+by ``exchange``, after the metadata names it (C1). A batch is pending until each of its write sets has an ack quorum of
+durable acknowledgements from the current ensemble; batches are confirmed in order (AW3, I15). ``exchange`` undoes all
+acknowledgements of replaced bookies before any batch is looked at again (AW5, C2). Places move from live to ``failed``,
+and from there to replaced or ``dead`` (given up). What a bookie misses is reported before it leaves (C13).
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""Who forms an ensemble, and who takes a place in one."""
+"""Which bookies form an ensemble: the only module that decides it.
+
+``client/membership.py`` calls ``choose`` for the first ensemble of a ledger and for each ``ChooseBookies`` of a
+writer, a recovery or a re-replication. ``usable`` filters each choice against the ensemble as it is then.
+
+Racks are a preference: ``_key`` counts how often the ensemble uses a candidate's rack already. A policy that requires
+racks, or regions, would be added here: make ``_key`` return the violation first, or have ``choose`` leave out
+candidates that break the rule, so that the result is shorter and the caller reports too few bookies. No machine has
+to change.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Reads of entries with fallback to other replicas, and reads of the last add confirmed."""
+"""Reads of entries with fallback to other replicas, and reads of the last add confirmed.
+
+Theory of operation. ``ReadMachine`` cuts a range into strands: the entries of one residue in one fragment, which the
+same bookies hold. Each strand asks one replica for what it lacks; a slow replica is joined by the next one
+(speculation), a failed or denying one is followed by it. When all replicas of a strand have failed or denied, the
+metadata is read again once, because the ensemble may have changed (C17). An entry is denied only if every bookie of
+its write set denies it under current metadata; otherwise it is unknown (K5). ``LacMachine`` asks the last ensemble
+until the answers cover every write set, or waits at so many bookies that each ack quorum includes one of them.
+"""
 
 from __future__ import annotations
 

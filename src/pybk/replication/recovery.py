@@ -1,4 +1,19 @@
-"""Recovery of a ledger that nobody closed: fence, find its end, write back, close."""
+"""Recovery of a ledger that was never closed: fence, find its end, write back, close.
+
+Theory of operation. The client's driver calls ``start`` once and then ``step`` for each event. States:
+
+- MARKING: the metadata is set to IN_RECOVERY, so that the old writer's next compare-and-swap is refused (AR1).
+- FENCING: all bookies of the last fragment are fenced, until those that answered cover every write set (AR2, C6). The
+  LAC is the highest answer, at least the entry before the last fragment (D2), and is frozen from now on (D4).
+- READING: entries after the LAC are read, with the fence flag (D1), from the ensemble that was fenced (AR3, D3). One
+  copy recovers an entry; QC denials end the ledger before it; anything else decides nothing (AR4, C5). Recovered
+  entries are written back through ``Inflight`` (AR5). Ensemble changes stay in memory (AR7).
+- CLOSING: state, end, length and fragments are written by one compare-and-swap (AR9). A refusal is resolved by what
+  the store holds: another close is adopted; an unchanged last fragment is closed on top.
+- ENDED: late answers still report bookies that miss entries (C13).
+
+Two recoveries may run at once: both find every acknowledged entry, and one compare-and-swap wins (I1).
+"""
 
 from __future__ import annotations
 
@@ -235,7 +250,7 @@ class RecoveryMachine:
             self._held[place] = reply.entry_id
 
     def _lagging(self, place: int) -> list[Effect]:
-        """Record what a bookie lacks of what was confirmed before it was fenced, and so is not written back (D7).
+        """Record what a bookie lacks of what was confirmed before it was fenced, and so is not written back (C13).
 
         One that gave no answer that counts may lack all of the last fragments that it is in. It is reported when it is
         known: another recovery finds what this one wrote back on the bookie, and no longer the gap before it.

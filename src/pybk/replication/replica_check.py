@@ -1,4 +1,10 @@
-"""An audit of one replica: all that a bookie should have of a fragment is read from it, and from nobody else."""
+"""Check of one replica: reads all that a bookie should have of a fragment, from that bookie alone.
+
+Theory of operation. The machine keeps two reads outstanding. An entry that does not come is missing if the bookie
+denies it, damaged if its bytes are wrong, and unknown otherwise. With ``checked`` the bookie verifies record
+checksums, and an entry that fails is read once more unchecked, which separates damaged from unknown. BookKeeper's
+Auditor, which looks for lost bookies, is something else.
+"""
 
 from __future__ import annotations
 

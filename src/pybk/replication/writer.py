@@ -1,4 +1,23 @@
-"""The writer of one ledger: acknowledgements in order, ensemble changes, force, close."""
+"""The writer of one ledger: acknowledgements in order, ensemble changes, force, close.
+
+Theory of operation. The client's driver calls ``submit``, ``force``, ``close`` and ``step``, one at a time, and
+performs the effects that they return. ``Inflight`` counts acknowledgements; this machine decides about metadata.
+States:
+
+- STEADY: adds are sent and confirmed. A failed bookie leads to CHOOSING, a close to CLOSING.
+- CHOOSING: ``ChooseBookies`` was asked. Confirming continues, because the ensemble has not changed yet. With
+  replacements the machine goes to CHANGING. Places without one are given up, and it returns to STEADY if every write
+  set still has an ack quorum; otherwise it tries the failed bookies once more, and then ends.
+- CHANGING: the new ensemble, from LAC + 1 on, is being written (AW5). Nothing is confirmed until the outcome is known
+  (C3), and new bookies get nothing before (C1). Success replaces the bookies in ``Inflight``, which resends what is
+  pending to them alone (AW6), and returns to STEADY.
+- CLOSING: LAC and length are being written by one compare-and-swap (AW7). FENCED answers are ignored here, because
+  the compare-and-swap decides whose end it is (AW4).
+- ENDED: after ``Done`` or ``Failed``. After ``Done``, late answers still report bookies that miss entries (C13).
+
+A refused compare-and-swap, and one whose outcome is unknown, are both resolved by what the store holds (C9, C10): the
+wanted value is success, an open ledger is changed again on top, a recovery or a foreign close ends the writer (AW8).
+"""
 
 from __future__ import annotations
 
