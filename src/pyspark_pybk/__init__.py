@@ -1,4 +1,4 @@
-"""What Spark knows ``format("pybk")`` by: imported for every user of Spark who has pybk, so it imports little."""
+"""The module by which Spark finds ``format("pybk")``; imported in every session, so it imports little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """Ledgers as a data source of Spark; ``docs/spark.md`` tells its options and columns."""
+    """Ledgers as a data source of Spark; ``docs/spark.md`` has its options and columns."""
 
     @classmethod
     def name(cls) -> str:
@@ -32,28 +32,28 @@ class DefaultSource(DataSource):
         return schema_of(source_options(self.options))
 
     def reader(self, schema: StructType) -> BatchReader:
-        """Return what reads once."""
+        """Return the reader of a batch query."""
         from pybk.spark.options import source_options
         from pybk.spark.source.batch_reader import new_reader
 
         return new_reader(source_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
-        """Return what reads on and on."""
+        """Return the reader of a streaming query."""
         from pybk.spark.options import source_options
         from pybk.spark.source.stream import StreamReader
 
         return StreamReader(source_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Return what ``df.write`` writes with."""
+        """Return the writer of ``df.write``."""
         from pybk.spark.options import sink_options
         from pybk.spark.sink.writer import BatchWriter
 
         return BatchWriter(sink_options(self.options, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
-        """Return what ``df.writeStream`` writes with."""
+        """Return the writer of ``df.writeStream``."""
         from pybk.spark.options import sink_options
         from pybk.spark.sink.writer import StreamWriter
 

@@ -26,7 +26,9 @@ Row = dict[str, Any]
 
 
 def dump_store(path: str) -> Iterator[Row]:
-    """Yield what lies in a store's directories: a row per file, commit and record; also beside a live writer.
+    """Yield what lies in a store's directories: a row per file, commit and record.
+
+    The store may be open for writing meanwhile.
 
     Every row has a ``what``: store, directory, catalog, ledger, file, commit, record, problem. A record is ``sound`` if
     its body has its checksum; None if that was not looked at.

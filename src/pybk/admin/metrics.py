@@ -34,8 +34,8 @@ _LABELS: Final = ("store", "ledger_type", "tier")
 class ManagerCollector(Collector):
     """Shows a manager's metrics to Prometheus whenever it asks.
 
-    Counters are ``pybk_<name>_total``, latencies ``pybk_<name>_seconds``, each by store, ledger type and tier; beside
-    them gauges of the store's health.
+    Counters are ``pybk_<name>_total``, latencies ``pybk_<name>_seconds``, each by store, ledger type and tier. There
+    are also gauges of the store's health.
 
     Args:
         manager: Whose metrics.

@@ -1,4 +1,4 @@
-"""Connections to where ledgers are: one per process and place, whoever asks."""
+"""Connections to stores and clusters: one per process and store or cluster, shared by all its tasks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Connection(NamedTuple):
     """A connection; closed when the process ends.
 
     Attributes:
-        manager: The ledgers; read-only for an embedded store, beside the process that writes.
+        manager: The ledgers; read-only for an embedded store, which another process may be writing.
         metadata: The cluster's metadata, None for an embedded store.
         backend: The manager's backend, for jobs that read single replicas.
     """
@@ -106,21 +106,21 @@ def _close_replaced(key: _Key) -> None:
 
 
 def task_connection(where: StoreOrCluster) -> Connection:
-    """Return this process's connection to a place, in which the bookie beside this task's executor comes first.
+    """Return this process's connection to a place, that prefers the bookie on this task's executor.
 
-    What that bookie has is read from its files, without asking it.
+    Entries of that bookie are read from its files, without asking it.
 
     Args:
         where: The place.
 
     Returns:
-        As ``connection``; nobody comes first if this is no task, or there is no bookie beside its executor.
+        As ``connection``; no bookie is preferred outside of a task, or if the executor has none.
 
     Raises:
         PybkError: As ``connection``.
     """
-    beside = None if where.metadata_uri is None else local_bookie(where.metadata_uri)
-    return connection(where) if beside is None else connection(where, beside.bookie_id, beside.directory)
+    local = None if where.metadata_uri is None else local_bookie(where.metadata_uri)
+    return connection(where) if local is None else connection(where, local.bookie_id, local.directory)
 
 
 def _directory(where: StoreOrCluster) -> tuple[int, int] | None:

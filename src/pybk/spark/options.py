@@ -1,4 +1,4 @@
-"""What a reader and a writer of ledgers are told in Spark: options, checked, as values."""
+"""Options of readers and writers in Spark, checked, as values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SourceOptions:
         entries_per_partition: Entries of a task at most; None: as many as have about 128 MiB.
         max_entries: Entries of the whole read at most.
         batch_bytes: Bytes of entries in an Arrow batch, about.
-        fail_on_data_loss: Fail when a ledger that was to be read is gone; else go on with the others.
+        fail_on_data_loss: Fail when a ledger that was to be read is gone; else continue with the others.
         require_seal: Refuse ledgers that are not closed and sealed.
         max_entries_per_trigger: Entries of a micro-batch at most.
         max_bytes_per_trigger: Payload bytes of a micro-batch at most, but for a single entry.
@@ -110,9 +110,9 @@ class SinkOptions:
         ack_quorum: The new ledgers'.
         digest_type: The new ledgers'.
         insecure: Whether HMAC_SHA256 with an empty password is meant.
-        app_id: Who writes a stream, over restarts; None for the id of the query.
-        txn_app_id: Who writes, for batch writes that are to happen once; given together with ``txn_version``.
-        txn_version: Which of their writes this is; those up to the last one that was made are skipped.
+        app_id: Identifies the stream's sink over restarts; None for the id of the query.
+        txn_app_id: Identifies the sink of batch writes that are to happen once; given together with ``txn_version``.
+        txn_version: Number of this write; numbers up to the last one that was committed are skipped.
     """
 
     where: StoreOrCluster

@@ -127,7 +127,7 @@ class Cluster:
 
 
 def write_and_kill(cluster: Cluster) -> WriterReport:
-    """Have a writer write; kill a bookie of its ensemble, then, once writing has gone on, the writer."""
+    """Have a writer write; kill a bookie of its ensemble, then, once writing has resumed, the writer."""
     total = min(cluster.source.file_bytes, INPUT_BYTES)
     victim = ""
     killed_at = 0.0
@@ -172,7 +172,7 @@ def check_kept(written: WriterReport, last: int) -> None:
 
 
 def pause_and_refuse(cluster: Cluster) -> WriterReport:
-    """Stop a writer, have its ledger recovered meanwhile, let it go on, and see it refused."""
+    """Stop a writer, have its ledger recovered meanwhile, resume it, and see it refused."""
     with cluster.writer() as writer:
         written = WriterReport(writer.answer()["ledger"])
         for report in islice(writer.reports(), PAUSED_AFTER):

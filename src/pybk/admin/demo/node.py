@@ -1,4 +1,4 @@
-"""An embedding process of the cluster act: a bookie and a client at once, which recovers ledgers when it is told to."""
+"""An embedding process of the cluster act: a bookie and a client at once, which recovers ledgers on request."""
 
 from __future__ import annotations
 

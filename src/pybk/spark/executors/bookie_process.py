@@ -77,9 +77,9 @@ def main(settings: BookieSettings, executor: Executor) -> None:
 
 
 def _serve(bookie: BookieServer, end: _Shutdown, linger_s: float) -> None:
-    """Serve until told to end, or the executor's end; then, for a while, for those who copy what is here."""
+    """Serve until SIGTERM or the executor's end, then read-only for ``linger_s``, so that others can re-replicate."""
     retired_until: float | None = None
-    while not end.told(_LOOK_MS):
+    while not end.requested(_LOOK_MS):
         if not bookie.serving:
             raise PybkError(f"{bookie.bookie} serves no more; the error is logged above")
         if retired_until is None and end.executor_ended:
@@ -94,18 +94,18 @@ def _retire(bookie: BookieServer) -> None:
     try:
         bookie.retire()
     except PybkError as error:
-        logger.warning("others are not told yet that %s takes no more entries: %s", bookie.bookie, error)
+        logger.warning("%s is not registered as read-only yet: %s", bookie.bookie, error)
 
 
 class _Shutdown:
     """What ends the process: SIGTERM, or the end of the executor; watched until the process ends."""
 
     def __init__(self, executor: Executor) -> None:
-        self._told = os.eventfd(0, os.EFD_CLOEXEC)
+        self._requested = os.eventfd(0, os.EFD_CLOEXEC)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: os.eventfd_write(self._told, 1))
+            signal.signal(number, lambda *_: os.eventfd_write(self._requested, 1))
         self._poll = select.poll()
-        self._poll.register(self._told, select.POLLIN)
+        self._poll.register(self._requested, select.POLLIN)
         self._executor: int | None = None
         with suppress(ProcessLookupError):
             self._executor = os.pidfd_open(executor.pid)
@@ -113,13 +113,13 @@ class _Shutdown:
         if self._executor is not None:
             self._poll.register(self._executor, select.POLLIN)
 
-    def told(self, wait_ms: int) -> bool:
-        """Wait for either, and tell whether SIGTERM came."""
+    def requested(self, wait_ms: int) -> bool:
+        """Wait for either; return whether SIGTERM came."""
         found = [fd for fd, _ in self._poll.poll(wait_ms)]
         if self._executor in found:
             self.executor_ended = True
             self._poll.unregister(self._executor)
-        return self._told in found
+        return self._requested in found
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ def _take_slot(directory: str, executor: Executor) -> str:
     os.makedirs(directory, 0o700, exist_ok=True)
     for number in itertools.count():
         place = os.path.join(directory, f"slot-{number}")
-        until = time.monotonic() + _FREED_SECONDS
-        while (taken := take_lock(f"{place}.lock")) is None and time.monotonic() < until and _is_leaving(place):
+        deadline = time.monotonic() + _FREED_SECONDS
+        while (taken := take_lock(f"{place}.lock")) is None and time.monotonic() < deadline and _is_leaving(place):
             time.sleep(_RETRY_SECONDS)
         if taken is not None:
             write_state(f"{place}.json", {"executor": executor, "bookie": Process.of(os.getpid())})
@@ -143,7 +143,7 @@ def _take_slot(directory: str, executor: Executor) -> str:
 
 
 def _is_leaving(place: str) -> bool:
-    """Tell whether the executor of who has a slot is no more, and have its bookie end."""
+    """Return whether the executor that has a slot has ended; if so, end its bookie."""
     found = read_state(f"{place}.json")
     if found is None or Process(*found["executor"]).alive:
         return False
@@ -196,7 +196,7 @@ def _log_to(path: str) -> None:
 
 
 def _detach(log: str) -> None:
-    """Let who started this process go on, and write what else is said to the log."""
+    """Close the pipes to the starting process, which then returns, and send later output to the log."""
     for fd, path, flags in ((1, os.devnull, os.O_WRONLY), (2, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
         opened = os.open(path, flags, 0o600)
         os.dup2(opened, fd)

@@ -1,4 +1,11 @@
-"""One bookie beside each executor: what it is to be, and how it is started."""
+"""One bookie for each executor: its settings, and how it is started.
+
+Theory of operation: a bookie is started by the first task that needs it (``ensure_bookie``). Any number of tasks of an
+executor may try at once. The one that gets the executor's lock file starts the process, which inherits the locked
+descriptor; the others wait. The process holds the lock until it ends, so the lock says that a bookie is starting or
+serving, and cannot be left over by a crash. Once it serves, it writes its state file, which the waiting tasks read.
+A state file without a lock is of a bookie that was killed, and the next starter removes it.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +86,7 @@ class BookieSettings:
 
 
 def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) -> ExecutorBookie:
-    """Have one bookie of a cluster serve beside an executor, whoever asks and how often.
+    """Return the bookie of an executor in a cluster, and start it if it does not serve; safe to call repeatedly.
 
     Args:
         settings: What it is to be.
@@ -194,7 +201,7 @@ def start_bookies(
     hold_slot: bool = False,
     timeout_s: float = 60.0,
 ) -> list[ExecutorBookie]:
-    """Have one bookie serve beside each executor that is there, and say which; calling it again does no harm.
+    """Start a bookie for each executor that is running, and return them; safe to call repeatedly.
 
     The bookies are processes of their own and hold no task slot. Each ends when its executor does; a bookie of a later
     executor on the host takes its directory over, and with it its name and its entries.

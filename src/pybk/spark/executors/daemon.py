@@ -1,4 +1,4 @@
-"""What ``spark.python.daemon.module`` names: Spark's own daemon of Python workers, and beside it the executor's bookie.
+"""The module for ``spark.python.daemon.module``: Spark's daemon of Python workers, which also starts a bookie.
 
 Spark starts it at an executor's first Python task. Everything imported here is in all workers, and no thread may run.
 """
@@ -22,7 +22,7 @@ _WORKER: Final = "pyspark.worker"
 
 
 def start_bookie() -> None:
-    """Start the bookie of this daemon's executor if settings ask for it; an error is told in the executor's log.
+    """Start the bookie of this daemon's executor if settings ask for it; an error goes to the executor's log.
 
     The driver runs daemons, too, for planning: those are of other workers, and get none.
     """

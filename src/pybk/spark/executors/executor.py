@@ -1,8 +1,10 @@
-"""Which executor a Python process of Spark belongs to, and which bookie runs beside it.
+"""Which executor a Python process of Spark belongs to, and which bookie runs on that executor's behalf.
 
-A bookie and the tasks of its executor find each other by two small files in a directory of this user's, named after
-the executor's JVM and the cluster: a lock, which the bookie's process has for as long as it lives, and what the bookie
-says of itself once it serves.
+Theory of operation: a bookie and the tasks of its executor find each other by two small files in a directory of this
+user's, named after the executor's JVM and the cluster: a lock, which the bookie's process holds for as long as it
+lives, and a state file (``ExecutorBookie`` as JSON), which it writes once it serves. A state file counts only while
+the lock is held, so when the process ends, in whatever way, its executor has no bookie any more. Executors are named
+by pid and start time, because pids are reused.
 """
 
 from __future__ import annotations
@@ -99,20 +101,20 @@ class Executor(Process):
     @property
     def name(self) -> str:
         """Spark's id of the executor; ``driver`` with ``local[N]``."""
-        return self._told("--executor-id") or os.environ.get("SPARK_EXECUTOR_ID", DRIVER)
+        return self._option("--executor-id") or os.environ.get("SPARK_EXECUTOR_ID", DRIVER)
 
     @property
     def location(self) -> str | None:
-        """Where Spark places tasks that prefer this executor; None if that cannot be told."""
-        host = self._told("--hostname")
+        """Where Spark places tasks that prefer this executor; None if that is not known."""
+        host = self._option("--hostname")
         return f"executor_{host}_{self.name}" if host else None
 
     @property
     def host(self) -> str:
         """What Spark calls this host."""
-        return self._told("--hostname") or socket.gethostname()
+        return self._option("--hostname") or socket.gethostname()
 
-    def _told(self, option: str) -> str:
+    def _option(self, option: str) -> str:
         """Return an option of the executor's command line, empty for none."""
         parts = _command(self.pid)
         place = parts.index(option.encode()) + 1 if option.encode() in parts else len(parts)
@@ -131,11 +133,11 @@ class Executor(Process):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorBookie:
-    """A bookie that runs beside an executor.
+    """The bookie of an executor, a process on the same host.
 
     Attributes:
         executor: Spark's id of the executor; ``driver`` with ``local[N]``.
-        location: Where Spark places tasks that prefer the executor; None if that cannot be told.
+        location: Where Spark places tasks that prefer the executor; None if that is not known.
         bookie_id: The bookie's name in the cluster.
         instance: Its instance, in hex.
         address: Where it listens.
@@ -162,7 +164,7 @@ class ExecutorBookie:
 
 
 def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SECONDS) -> ExecutorBookie | None:
-    """Return the bookie of a cluster beside an executor.
+    """Return an executor's bookie in a cluster.
 
     Args:
         executor: The executor, on this host.
@@ -187,16 +189,16 @@ def executor_bookie(executor: Executor, metadata: str, wait_s: float = _WAIT_SEC
 
 
 def local_bookie(metadata: str) -> ExecutorBookie | None:
-    """Return the bookie of a cluster beside the executor that this task runs on.
+    """Return the bookie, in a cluster, of the executor that this task runs on.
 
-    None if this is no task, too, or if the files cannot be looked at, which the log tells: a task goes on without.
+    None also outside of a task, or if its files cannot be read, which is logged: the task continues without one.
     """
     try:
         return executor_bookie(Executor.of_task(), metadata)
     except IllegalOperationError:
         return None
     except (UsageError, OSError) as error:
-        logger.warning("whether there is a bookie beside this executor cannot be told, so none is used: %s", error)
+        logger.warning("whether this executor has a bookie is not known, so none is used: %s", error)
         return None
 
 
@@ -246,11 +248,11 @@ def take_lock(path: str) -> int | None:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(fd)):
                 return fd
-        os.close(fd)  # it was removed meanwhile, and whoever comes next locks another file
+        os.close(fd)  # it was removed meanwhile, so the next process locks another file
 
 
 def is_locked(path: str) -> bool:
-    """Tell whether somebody has the lock of a file."""
+    """Return whether a process holds the lock of a file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

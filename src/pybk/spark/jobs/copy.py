@@ -1,4 +1,4 @@
-"""A copy of ledgers in another cluster: a backup, which goes on where it was interrupted."""
+"""A copy of ledgers in another cluster: a backup, which resumes where it was interrupted."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def copy(
 ) -> Copied:
     """Copy ledgers to another cluster: entries, type, hints, digest, custom metadata; their ids there are new.
 
-    What is there already and has as many entries and bytes is left. Copies count in rounds of some gigabytes: one that
-    was interrupted is gone on with by calling this again.
+    Ledgers that the target already has with as many entries and bytes are left. Copies count in rounds of
+    some gigabytes: one that was interrupted resumes when this is called again.
 
     Args:
         spark: The session whose executors copy.
@@ -88,7 +88,7 @@ def copy(
         ledger_type: Only those of this type.
         open_too: Copy ledgers that are not closed, too, as far as they are confirmed now; the copies are closed. When
             such a ledger has become longer, a copy of all of it takes the place of the one before, which is deleted
-            a moment after the longer one counts; who reads the target in between has both. A copy that was
+            a moment after the longer one counts; readers of the target have both in between. A copy that was
             interrupted there leaves both, until copying is called again.
         quorums: Ensemble size, write quorum and ack quorum of the copies; None for those of the source's ledgers, or
             the target's defaults for those of a store.
@@ -100,7 +100,7 @@ def copy(
         UsageError: The target is a store, or the source itself.
         PybkError: One of the two cannot be reached, or a copy that has a longer one by now cannot be deleted.
 
-    Durability: Ledgers that are told as copied are, and count.
+    Durability: Ledgers that are returned as copied are durable and committed.
     """
     place = where_of(source, cluster_secret)
     there = cluster_of(target, target_secret, "nobody else makes ledgers in it")
@@ -130,7 +130,7 @@ def _copy_all(
     spark: SparkSession, place: StoreOrCluster, to: TransferTarget, plan: TransferPlan, quiet: bool
 ) -> list[TransferHeader]:
     """Copy what is not there, round by round; return what was copied."""
-    # Read before what is there: so a commit of somebody else that this does not see has taken the number.
+    # The number is read before the ledgers are listed, so a commit that the list misses has taken the number.
     number = to.sink.record().last + 1
     to.drop_outdated()  # an interrupted copy may have left some
     before = to.there()

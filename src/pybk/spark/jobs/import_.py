@@ -114,7 +114,7 @@ def import_(
     if quorums is not None:
         headers = [replace(header, quorums=quorums) for header in headers]
     to = TransferTarget(place, secret_of(password), IMPORT_OF, rows[0].export_id, safest_quorums(headers))
-    # Read before what is there: so a commit of somebody else that this does not see has taken the number.
+    # The number is read before the ledgers are listed, so a commit that the list misses has taken the number.
     number = to.sink.record().last + 1
     before = to.there()
     wanted = [header for header in headers if not is_there(before.get(header.ledger_id), header)]
@@ -144,7 +144,7 @@ def _write(spark: SparkSession, to: TransferTarget, root: str, wanted: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class LedgersCommitMessage(WriterCommitMessage):
-    """What a task tells the driver: its ledgers."""
+    """A task's message to the driver: the ledgers that it wrote."""
 
     written: tuple[WrittenLedger, ...]
 
@@ -206,7 +206,7 @@ class _LedgerMaker:
         self.written: list[WrittenLedger] = []
 
     def take(self, ledger_id: int, entry_ids: np.ndarray[tuple[int], np.dtype[np.int64]], payloads: pa.Array) -> None:
-        """Take rows of one ledger, which go on where the last ones ended."""
+        """Take rows of one ledger, which continue where the last ones ended."""
         if entry_ids[0] == -1:
             self.finish()
             self._header = TransferHeader.decode(payloads[0].as_py())

@@ -79,7 +79,7 @@ def tier(
         UsageError: It is a store, which only the process that writes it can move ledgers of.
         PybkError: The cluster cannot be reached.
 
-    Durability: Ledgers that are told as moved are, on all their bookies.
+    Durability: Ledgers that are returned as moved are durable in their new tier on all their bookies.
     """
     place = cluster_of(where, cluster_secret, "only that process moves its ledgers")
     target = StorageHint(target)

@@ -1,4 +1,11 @@
-"""Ledgers written anew in another cluster, whole, each counting once, whatever is repeated."""
+"""Ledgers written anew in another cluster by ``copy`` and ``import_``, each exactly once.
+
+Theory of operation: a transfer is a sink (``pybk.spark.sink.manifest``) whose app id names the origin, so two transfers
+of one origin share a record. Each new ledger names its original in its custom metadata. A transfer reads the number of
+the next commit, then lists what is committed, writes what is missing, and commits with that number. If another transfer
+of the same origin commits in between, the number is taken: this commit is skipped, its ledgers are deleted, and nothing
+exists twice. An interrupted transfer leaves orphans only, and running it again writes what is missing.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +254,7 @@ def safest_quorums(headers: Iterable[TransferHeader]) -> Quorums:
 
 
 def is_there(metadata: LedgerMetadata | None, header: TransferHeader) -> bool:
-    """Tell whether a ledger was written already, and equals."""
+    """Return whether a ledger was written already, with as many entries and bytes."""
     return (
         metadata is not None
         and metadata.state is LedgerState.CLOSED

@@ -1,4 +1,13 @@
-"""Every entry of every replica of every ledger: read and checked on executors, and brought back where not sound."""
+"""Read and check every entry of every replica on executors, and repair the replicas that are not sound.
+
+Theory of operation: the driver lists the ledgers and cuts each fragment on each bookie into units of some 64 MiB
+(``_planned``). Executors check units independently (``_check``); the driver merges the units of a replica. Three things
+can change meanwhile. A ledger that was deleted is left out. A ledger whose ensemble changed is planned and checked once
+more, and reported as ``left`` if it changed again. The last fragment of an open ledger grows: entries that a bookie
+does not have yet are ``late``, and a problem only if more bookies lack an entry than the ack quorum allows
+(``mark_short``). The seals and lengths of whole ledgers are checked by the driver at the end, from the metadata
+and the lengths that each unit reports.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +73,7 @@ class CheckedReplica:
         bytes: Their encoded bytes.
         missing: Entries that the bookie denies.
         damaged: Entries of which it has something else than was written.
-        unknown: Entries that it cannot tell of: it cannot read them, or may have lost them in an accident.
+        unknown: Entries whose existence it does not know: it cannot read them, or may have lost them in a crash.
         silent: Whether the bookie does not answer, so that what was not counted is not known.
         authenticated: Whether digests were checked; else the bookie's own checksums, as the password is another.
         marks: Entries, and the ledger's length up to each, as the entries say.
@@ -179,7 +188,7 @@ def verify(
 
     Args:
         spark: The session whose executors read.
-        where: A store's directory, read beside its writer; or a cluster's metadata URL.
+        where: A store's directory, which may be open for writing; or a cluster's metadata URL.
         cluster_secret: The cluster's.
         password: Checks the entries of HMAC_SHA256 ledgers of this password; None stands for the empty one. Those of
             others are checked by the bookies' own checksums, and if a password was given they are ``not_opened``.

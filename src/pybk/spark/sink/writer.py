@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LedgerCommitMessage(WriterCommitMessage):
-    """What a task tells the driver.
+    """A task's message to the driver.
 
     Attributes:
         written: Its ledger; None if it had no rows.
@@ -117,7 +117,7 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
     Raises:
         PybkError: As creating, appending and closing; the ledger is deleted if that can be done.
 
-    Durability: All entries are durable on return, and the ledger's end is settled.
+    Durability: All entries are durable on return, and the ledger is closed.
     """
     manager = task_connection(options.where).manager
     password = options.password.read() or b""
@@ -172,14 +172,14 @@ def sink_of(options: SinkOptions, app_id: str) -> Sink:
     )
 
 
-def _told(messages: Messages) -> list[LedgerCommitMessage]:
-    """Return what tasks told."""
+def _received(messages: Messages) -> list[LedgerCommitMessage]:
+    """Return the messages of the tasks that sent one."""
     return [message for message in messages if isinstance(message, LedgerCommitMessage)]
 
 
-def _all_told(messages: Messages) -> list[LedgerCommitMessage]:
-    """Return what every task told."""
-    told = _told(messages)
+def _all_received(messages: Messages) -> list[LedgerCommitMessage]:
+    """Return the messages of all tasks; raises IllegalOperationError if one is missing."""
+    told = _received(messages)
     if not told or len(told) != len(messages):
         raise IllegalOperationError(
             f"a commit of {len(messages)} partitions of which {len(told)} said what they wrote; nothing was committed"
@@ -203,7 +203,7 @@ class BatchWriter(DataSourceArrowWriter):
     Args:
         options: Checked options.
         schema: Of the rows.
-        overwrite: Whether Spark is to replace what is there, which is refused.
+        overwrite: Whether Spark is to replace existing rows, which is refused.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
@@ -219,7 +219,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Messages) -> None:
         """Make everything count, or skip it if this version or a later one was written before."""
         number = self._options.txn_version or 0
-        if not _commit(sink_of(self._options, self._app_id), number, _all_told(messages)):
+        if not _commit(sink_of(self._options, self._app_id), number, _all_received(messages)):
             logger.warning(
                 "write %d of %r is skipped, and its rows are not written, as that version or a later one was made "
                 "before; if this is another write, give another txnAppId",
@@ -229,7 +229,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: Messages) -> None:
         """Delete what tasks wrote, unless it counts all the same."""
-        sink_of(self._options, self._app_id).abort([each.ledger_id for each in _ledgers(_told(messages))])
+        sink_of(self._options, self._app_id).abort([each.ledger_id for each in _ledgers(_received(messages))])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -251,14 +251,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Make a micro-batch count, or skip it if it was committed before."""
-        told = _all_told(messages)
+        told = _all_received(messages)
         app_id = self._options.app_id or told[0].query
         if not _commit(sink_of(self._options, app_id), batchId, told):
             logger.info("batch %d of %r was committed before; it is skipped", batchId, app_id)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Delete what tasks wrote, unless it counts all the same."""
-        told = _told(messages)
+        told = _received(messages)
         if told:
             sink = sink_of(self._options, self._options.app_id or told[0].query)
             sink.abort([each.ledger_id for each in _ledgers(told)])

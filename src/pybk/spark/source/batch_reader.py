@@ -33,7 +33,7 @@ _PUSHING_MODULE: Final = "data_source_pushdown_filters"
 def new_reader(options: SourceOptions, schema: StructType) -> BatchReader:
     """Return a reader that takes filters if Spark hands them over, which a setting says that is not visible here.
 
-    Only the name of the module that Spark runs for planning tells: a reader that takes filters when they are not
+    The only sign is the name of the module that Spark runs for planning: a reader that takes filters when they are not
     handed over is refused.
     """
     check_schema(schema)

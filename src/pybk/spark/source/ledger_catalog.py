@@ -193,7 +193,7 @@ class LedgerCatalog:
                 continue
 
     def _check_password(self, found: Connection, ledger_id: int) -> None:
-        """Open one ledger, so that a wrong password is told before anything is read."""
+        """Open one ledger, so that a wrong password is reported before anything is read."""
         if not self._unlocked:
             self._open_ledger(found, ledger_id)
             self._open.pop(ledger_id, None)
@@ -244,5 +244,5 @@ def _app(metadata: LedgerMetadata) -> str:
 
 
 def _of_bookie(metadata: LedgerMetadata) -> bool:
-    """Tell whether a ledger of a store is one that only bookies have."""
+    """Return whether a ledger of a store is one that only bookies have."""
     return metadata.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(metadata) is not None

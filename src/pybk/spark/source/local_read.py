@@ -1,4 +1,4 @@
-"""Tasks beside what they read: each is placed on an executor whose bookie has the entries."""
+"""Reads with locality: each task is placed on an executor whose bookie has the entries."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pybk.manager import LedgerManager
 
 Locations = tuple[str, ...]
-"""Where a task had better run, in order of name; empty if nobody is beside what it reads."""
+"""Where a task had better run, in order of name; empty if no executor's bookie has the entries."""
 
 
 def read_local(spark: SparkSession, **options: str) -> DataFrame:
-    """Read ledgers as ``spark.read.format("pybk")`` does, with tasks beside bookies that have the entries.
+    """Read ledgers as ``spark.read.format("pybk")`` does, with tasks on the executors whose bookies have the entries.
 
     Which executor has what is settled when this is called, and how much there is to read, too. Filters are not pushed
     down to the ledgers: use the options ``startEntry`` and ``endEntry``.
@@ -77,25 +77,25 @@ def _placed_parts(
     """Yield what is to be read, and where."""
     answers = map(json.loads, ask_executors(spark, executor_locations(spark), partial(_own_bookie, url)))
     bookies = [ExecutorBookie(**answer) for answer in answers if answer is not None]
-    beside = {found.bookie: found.location for found in bookies if found.location is not None}
+    local = {found.bookie: found.location for found in bookies if found.location is not None}
     known: dict[int, tuple[Fragment, ...]] = {}
     for part in ranges:
         ledger_id = part.entry_range.ledger_id
         if ledger_id not in known:
             known[ledger_id] = manager.ledger_metadata(ledger_id).fragments
-        for locations, entry_range in split(part.entry_range, known[ledger_id], beside):
+        for locations, entry_range in split(part.entry_range, known[ledger_id], local):
             yield locations, SizedRange(entry_range, part.entry_bytes)
 
 
 def split(
-    entry_range: EntryRange, fragments: Sequence[Fragment], beside: Mapping[Bookie, str]
+    entry_range: EntryRange, fragments: Sequence[Fragment], local: Mapping[Bookie, str]
 ) -> Iterator[tuple[Locations, EntryRange]]:
     """Cut entries where another ensemble has them.
 
     Args:
         entry_range: The entries.
         fragments: The ledger's.
-        beside: Locations of bookies.
+        local: Locations of bookies.
 
     Yields:
         Entries, and where their bookies are.
@@ -105,12 +105,12 @@ def split(
     for fragment, first, end in zip(fragments, firsts, ends, strict=True):
         low, high = max(entry_range.first, first), min(entry_range.last, end - 1)
         if low <= high:
-            locations = sorted({beside[bookie] for bookie in fragment.ensemble if bookie in beside})
+            locations = sorted({local[bookie] for bookie in fragment.ensemble if bookie in local})
             yield tuple(locations), EntryRange(entry_range.ledger_id, low, high)
 
 
 def _own_bookie(url: str) -> str:
-    """Return the bookie beside this task's executor as JSON, null for none."""
+    """Return the bookie of this task's executor as JSON, null for none."""
     found = local_bookie(url)
     return json.dumps(None if found is None else asdict(found))
 

@@ -1,9 +1,13 @@
-"""How far a stream has read, as a value that stays small; nothing is looked up here.
+"""How far a stream has read, as a value that stays small; pure, without input or output.
+
+States of a ledger in an offset: *due* (nothing was read) or in *at* (reading) → *ended* (this offset finishes it) →
+*done*, or dropped by the rule below. ``advance`` makes the transitions, ``between`` returns the entries of a
+micro-batch, and both are deterministic, so a repeated micro-batch reads the same entries.
 
 An offset says for each ledger which entry is next. A ledger is *finished* once it is closed and all of it was read; the
-offset that says so first names it under ``ended``, with its end, so that two offsets tell by themselves what lies
-between them. Later offsets drop what is finished, by this rule: a ledger is finished if it is in ``done``, or if its id
-is at most ``upto``, it says that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
+offset that says so first names it under ``ended``, with its end, so that the entries between two offsets follow
+from the two alone. Later offsets drop finished ledgers by this rule: a ledger is finished if it is in ``done``, or if
+its id is at most ``upto``, it says that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
 ``before`` stays an hour behind, as ledgers are created by many, whose clocks differ and whose ids come in no order. So
 an offset has the ledgers that are being read, and as ranges of ids those that are to be read and those that were
 finished and created within the last hour; no others.
@@ -92,7 +96,7 @@ class Offset:
             ) from error
 
     def finished(self, ledger_id: int, created_ns: int) -> bool:
-        """Tell whether a ledger was read to its end."""
+        """Return whether a ledger was read to its end."""
         if ledger_id in self.at or within(ledger_id, self.due):
             return False
         if ledger_id <= self.upto and created_ns < self.before_ns:

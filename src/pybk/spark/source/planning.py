@@ -87,7 +87,7 @@ def intersect(one: Ranges, other: Ranges) -> Ranges:
 
 
 def within(number: int, ranges: Ranges | None) -> bool:
-    """Tell whether a number is in ranges, of which None has all numbers."""
+    """Return whether a number is in some ranges; None stands for all numbers."""
     if ranges is None:
         return True
     place = bisect_right(ranges, number, key=itemgetter(0))

@@ -1,4 +1,4 @@
-"""What a task does: entries out of ledgers, as Arrow batches."""
+"""The reads of a task: entries of ledgers as Arrow batches."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def read_ranges(
 def _wait_for(reader: LedgerReader, last: int) -> None:
     """Wait until an entry that is known to be confirmed is so here, too.
 
-    Bookies learn the last add confirmed one after the other, and a store's readers see it when they look: who planned
-    may have known more than this process does.
+    Bookies learn the last add confirmed one after the other, and a store's readers see it when they look, so the
+    planner may have known more than this process does.
     """
     deadline = time.monotonic() + _LATE_SECONDS
     while reader.last_add_confirmed < last and not reader.is_closed and time.monotonic() < deadline:
@@ -109,7 +109,7 @@ def _wait_for(reader: LedgerReader, last: int) -> None:
 
 
 def payload_bytes(options: SourceOptions, entry_range: EntryRange) -> int:
-    """Return how many payload bytes entries have; it takes two entries to tell.
+    """Return how many payload bytes entries have, by reading two of them.
 
     Raises:
         NoSuchLedgerError: The ledger is gone.

@@ -1,4 +1,12 @@
-"""Reads ledgers on and on, as they are written and as new ones appear: ``spark.readStream.format("pybk")``."""
+"""Follows ledgers while they are written and new ones appear: ``spark.readStream.format("pybk")``.
+
+Theory of operation: Spark calls ``latestOffset(start)`` in the driver, logs the offset, calls ``partitions(start,
+end)`` and runs ``read`` in tasks. After a restart it repeats the last micro-batch with the logged offsets.
+Exactly-once input rests on that: ``partitions`` depends on the two offsets alone (``offsets.between``), never on a
+listing, so a repeated micro-batch has the same entries. The reader itself keeps a catalog and the set of deleted
+ledgers in the driver as caches; losing them costs time only. A ledger counts as deleted if its own metadata is gone,
+because listings may be late.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Have the query end with what is there now."""
+        """End the query with the entries that can be read now."""
         self._target = self._look(now=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -194,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 middle = (low + high) // 2
                 low, high = (middle, high) if self._size(entry_range, middle) <= size else (low, middle)
             return low, self._size(entry_range, low)
-        except NoSuchLedgerError:  # gone since it was listed, which the task that reads it tells
+        except NoSuchLedgerError:  # deleted since it was listed; the task that reads it reports that
             return len(entry_range), 0
 
     def _size(self, entry_range: EntryRange, count: int) -> int:
@@ -211,7 +219,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _ENTRY_BYTES
         try:
             return payload_bytes(self._options, entry_range) / len(entry_range)
-        except NoSuchLedgerError:  # the task that reads it tells
+        except NoSuchLedgerError:  # the task that reads it reports that
             return _ENTRY_BYTES
 
     # ---- in tasks ------------------------------------------------------------------------------------------------
