@@ -9,6 +9,7 @@ import pytest
 
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint, WriteFlag
+from pybk.group_commit import Completion
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.storage.log.commit import Commit
@@ -30,7 +31,7 @@ def fail_before_the_next_control(monkeypatch: pytest.MonkeyPatch, store: Store) 
     log = store.log
     stage = log.stage_control
 
-    def fail_then_stage(*arguments: Any, **options: Any) -> Commit | None:
+    def fail_then_stage(*arguments: Any, **options: Any) -> Completion | None:
         monkeypatch.setattr(log, "stage_control", stage)
         failing, log._forming = log._forming, Commit()
         log._fail(failing, StorageFullError("no room"))

@@ -276,7 +276,7 @@ def test_a_batch_of_which_a_later_commit_is_refused_is_said_to_be_unknown(
         write, refusal = log.write, StorageFullError("no room")
 
         def refuse_last(commit: Commit) -> None:
-            if any(run.last() == 23 for run in commit.runs):
+            if any(run.last() == 23 for run in commit.staged):
                 raise refusal
             write(commit)
 

@@ -15,6 +15,7 @@ from pybk.entry import EntryBatch
 from pybk.errors import PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.group_commit import Completion
 from pybk.health import Health
 from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata
@@ -23,7 +24,6 @@ from pybk.metrics import Metrics
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Admission
-from pybk.storage.log.commit import Commit
 
 
 class BackendIdentity(NamedTuple):
@@ -85,7 +85,7 @@ class AppendLog(Protocol):
         base_length: int,
         overhead: int,
         wanted: bool,
-    ) -> Commit | None:
+    ) -> Completion | None:
         """Stage entries; None when too much is outstanding. The caller holds ``descriptor.lock``."""
 
     def stage_entry(
@@ -97,14 +97,14 @@ class AppendLog(Protocol):
         base_length: int,
         overhead: int,
         wanted: bool,
-    ) -> Commit | None:
+    ) -> Completion | None:
         """Stage one entry; None when too much is outstanding. The caller holds ``descriptor.lock``."""
 
-    def wait(self, commit: Commit) -> None:
-        """Return when ``commit`` is done, doing the work meanwhile if nobody does."""
+    def wait(self, completion: Completion) -> None:
+        """Return when ``completion`` is done, doing the work meanwhile if nobody does."""
 
-    def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called by a background thread once ``commit`` is done."""
+    def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called by a background thread once ``completion`` is done."""
 
     def kick(self) -> None:
         """See to it that what is staged and wanted gets done although nobody waits."""

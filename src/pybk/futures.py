@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
+from pybk.group_commit import Completion
 from pybk.loop_calls import LoopCalls, call_in, running_loop
-from pybk.storage.log.commit import Commit
 
 if TYPE_CHECKING:
     from pybk.backend import AppendLog
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ACKNOWLEDGED: Final = Commit.finished(None)
+ACKNOWLEDGED: Final = Completion.finished(None)
 """The commit of appends that are acknowledged when they are made."""
 
 _LOOK_SECONDS: Final = 0.1
@@ -57,7 +57,7 @@ class AppendFuture(Generic[T]):
 
     __slots__ = ("_commit", "_log", "_value")
 
-    def __init__(self, log: AppendLog, commit: Commit, value: T) -> None:
+    def __init__(self, log: AppendLog, commit: Completion, value: T) -> None:
         self._log = log
         self._commit = commit
         self._value = value
@@ -112,7 +112,7 @@ class AppendFuture(Generic[T]):
         """Return what to raise for the error of the commit, which all its futures share."""
         return error.with_traceback(None)
 
-    def _wait_for(self, commit: Commit, timeout: float) -> None:
+    def _wait_for(self, commit: Completion, timeout: float) -> None:
         """Wait for a time while the committer thread works: a sync that this thread drives could not be cut short."""
         finished = threading.Event()
         self._log.when_done(commit, finished.set)
@@ -212,7 +212,7 @@ class PiecesFuture(AppendFuture[range]):
 
     __slots__ = ("_first",)
 
-    def __init__(self, log: AppendLog, first: Commit, last: Commit, ids: range) -> None:
+    def __init__(self, log: AppendLog, first: Completion, last: Completion, ids: range) -> None:
         super().__init__(log, last, ids)
         self._first = first
 
@@ -253,7 +253,7 @@ class _LoopWaker:
         self._callbacks: dict[AppendFuture[Any], _Callbacks] = {}
 
     @classmethod
-    def of(cls, log: AppendLog, commit: Commit, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
+    def of(cls, log: AppendLog, commit: Completion, loop: asyncio.AbstractEventLoop) -> _LoopWaker:
         """Return the waker of this commit and loop, registered with the commit."""
         waker: _LoopWaker | None = commit.wakers.get(loop)
         if waker is None:
@@ -314,13 +314,13 @@ class AdvancedFuture(AppendFuture[T]):
         self._in_loops: dict[asyncio.AbstractEventLoop, _Callbacks] = {}
         self._looking: set[asyncio.AbstractEventLoop] = set()
 
-    def staged(self, commit: Commit | None, failed: PybkError | None = None) -> None:
+    def staged(self, commit: Completion | None, failed: PybkError | None = None) -> None:
         """Take note of the commit it is part of now, or of why it will be part of none."""
         with self._lock:
             if self._staged.is_set():
                 return
             if commit is None:
-                commit = Commit.finished(failed)
+                commit = Completion.finished(failed)
             self._commit = commit
             self._staged.set()
             callbacks, self._callbacks = self._callbacks, []

@@ -30,9 +30,9 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch
+from pybk.group_commit import Completion
 from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.log.commit import Commit
 from pybk.whole_numbers import whole
 
 Payload = bytes | bytearray | memoryview
@@ -261,7 +261,7 @@ class LedgerWriter:
             )
         return view.tobytes()
 
-    def _stage(self, payload: bytes) -> tuple[int, Commit] | None:
+    def _stage(self, payload: bytes) -> tuple[int, Completion] | None:
         """Give an entry its id and stage it; None if there is no room. The caller holds the ledger's lock."""
         descriptor = self._descriptor
         size = len(payload)
@@ -312,8 +312,8 @@ class LedgerWriter:
             self._refuse()
         self._descriptor.account_staged()
         first = self._descriptor.last_pushed + 1
-        begun: Commit | None = ACKNOWLEDGED
-        commit: Commit | None = ACKNOWLEDGED
+        begun: Completion | None = ACKNOWLEDGED
+        commit: Completion | None = ACKNOWLEDGED
         try:
             for low, high in _pieces(lengths + self._overhead):
                 commit = self._stage_piece(batch[low:high], lengths[low:high])
@@ -335,10 +335,10 @@ class LedgerWriter:
         if not self._wanted:
             return AppendFuture(self._log, ACKNOWLEDGED, ids)
         if begun is commit:
-            return AppendFuture(self._log, cast(Commit, commit), ids)
-        return PiecesFuture(self._log, cast(Commit, begun), cast(Commit, commit), ids)
+            return AppendFuture(self._log, cast(Completion, commit), ids)
+        return PiecesFuture(self._log, cast(Completion, begun), cast(Completion, commit), ids)
 
-    def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Commit | None:
+    def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Completion | None:
         """Stage consecutive entries; None if there is no room. The caller holds the ledger's lock."""
         descriptor = self._descriptor
         first = descriptor.last_pushed + 1
@@ -472,7 +472,7 @@ class LedgerWriter:
             self._early_bytes -= len(payload)
             future.staged(commit if self._wanted else ACKNOWLEDGED)
 
-    def _stage_next(self, payload: bytes) -> Commit | None:
+    def _stage_next(self, payload: bytes) -> Completion | None:
         """Stage the next entry of an advanced ledger; None if there is no room. The caller holds the lock."""
         descriptor = self._descriptor
         entry_id, before = descriptor.last_pushed + 1, descriptor.length_pushed

@@ -18,7 +18,6 @@ from pybk.storage.log import preallocation
 from pybk.storage.repair.verify import verify_store
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG
-from tests.waiting import WAIT_S
 
 ROOT = "/bookie"
 LEDGER = 7
@@ -34,9 +33,7 @@ def open_replicas(fs: SimFileSystem) -> Replicas:
 def drop(replicas: Replicas) -> None:
     """Let go of replicas whose disk is dead."""
     log = replicas.store.log
-    log._stopping = True
-    log._kick_committer()
-    log._committer.join(WAIT_S)
+    log._group.stop()
 
 
 def after_crash(fs: SimFileSystem, replicas: Replicas) -> tuple[SimFileSystem, Replicas]:

@@ -11,10 +11,10 @@ import pytest
 from pybk.bookie.replicas import Replicas
 from pybk.errors import NoSuchLedgerError, StorageFailedError, StorageFullError
 from pybk.flags import LedgerType
+from pybk.group_commit import Completion
 from pybk.replication.messages import Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.extent import Extent
-from pybk.storage.log.commit import Commit
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,
@@ -272,7 +272,7 @@ def test_a_ledger_is_not_there_before_its_creation_is_durable(fs: SimFileSystem,
     (known,) = store.ledgers()
     entry_bytes = entry(0)
 
-    def stage(descriptor: LedgerDescriptor) -> Commit | None:
+    def stage(descriptor: LedgerDescriptor) -> Completion | None:
         size = len(entry_bytes)
         sizes = array("q", [size])
         return store.log.stage(

@@ -117,7 +117,7 @@ class Recorder:
 def test_what_bookies_miss_is_recorded_before_the_metadata_name_others(fails: int) -> None:
     store, told = Recorder(fails=fails), list[Event]()
     driver = Driver(SimpleNamespace(interrupt=lambda: None), store)  # type: ignore[arg-type]  # as much as is needed
-    driver.baton.stop()  # this thread drives
+    driver.group.stop()  # this thread drives
 
     def step(event: Event, _: int) -> list[Effect]:
         told.append(event)
@@ -234,7 +234,7 @@ def test_somebody_drives_while_anybody_waits_for_a_writer(
         _forcing=[(9, None)] * forcing,
         ledger=SimpleNamespace(deferred=deferred),
         machine=SimpleNamespace(outstanding=outstanding),
-        commit=SimpleNamespace(done=done),
+        completion=SimpleNamespace(done=done),
         driver=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
     )
     Writing._tell_activity(writing)

@@ -24,8 +24,8 @@ from pybk.client.writer import Writing
 from pybk.errors import ClosedError, LedgerRecoveryError, NoSuchLedgerError, PybkError
 from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
+from pybk.group_commit import Completion
 from pybk.manager import LedgerManager
-from pybk.storage.log.commit import Commit
 from pybk.transport.links import Links
 from pybk.writer import LedgerWriter
 from tests.cluster.child import PATIENCE
@@ -219,14 +219,14 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
         writer.force()
         reader = client.open_ledger(writer.ledger_id, password=PASSWORD, recover=False)
         backend, drives, ended, failed = backend_of(client), threading.Event(), threading.Event(), list[PybkError]()
-        driver, turn = threading.current_thread(), backend.driver.turn
+        driver, turn = threading.current_thread(), backend.driver.step
 
         def seen_turn() -> None:
             if threading.current_thread() is driver:  # the background may drive before
                 drives.set()
             turn()
 
-        monkeypatch.setattr(backend.driver, "turn", seen_turn)
+        monkeypatch.setattr(backend.driver, "step", seen_turn)
         calls: dict[str, Callable[[], object]] = {
             "close": client.close,
             "read": lambda: reader.read_batch(0),
@@ -246,7 +246,7 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
         losing.left = before
         waiting.start()
         with pytest.raises(KeyboardInterrupt):
-            backend.driver.baton.wait(Commit())
+            backend.driver.group.wait(Completion())
         assert ended.wait(WAIT_S), "the thread that waits for the lost call is stranded"
         waiting.join()
         assert failed or what != "force", "entries that were not forced are said to be durable"
@@ -287,7 +287,7 @@ def test_only_the_driver_fails_the_appends_of_a_ledger_that_is_deleted(
         client = cluster.connect()
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
         driven, drivers = backend_of(client).driver, list[threading.Thread]()
-        turn, fail, failed_by_driver = driven.turn, AppendQueue.fail, list[bool]()
+        turn, fail, failed_by_driver = driven.step, AppendQueue.fail, list[bool]()
 
         def seen_turn() -> None:
             drivers.append(threading.current_thread())
@@ -298,7 +298,7 @@ def test_only_the_driver_fails_the_appends_of_a_ledger_that_is_deleted(
             failed_by_driver.append(drivers == [threading.current_thread()])
             fail(self, *errors)
 
-        monkeypatch.setattr(driven, "turn", seen_turn)
+        monkeypatch.setattr(driven, "step", seen_turn)
         monkeypatch.setattr(AppendQueue, "fail", seen_fail)
         client.delete_ledger(writer.ledger_id, password=PASSWORD)
         with pytest.raises(NoSuchLedgerError):
@@ -313,7 +313,7 @@ def test_a_signal_handler_may_delete_a_ledger_while_its_thread_drives(
         client = cluster.connect()
         writer, other = (client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(2))
         driven, driver, deleted = backend_of(client).driver, threading.current_thread(), list[int]()
-        turn = driven.turn
+        turn = driven.step
 
         def turn_and_handler() -> None:
             if threading.current_thread() is driver and not deleted:
@@ -321,7 +321,7 @@ def test_a_signal_handler_may_delete_a_ledger_while_its_thread_drives(
                 client.delete_ledger(other.ledger_id, password=PASSWORD)
             turn()
 
-        monkeypatch.setattr(driven, "turn", turn_and_handler)
+        monkeypatch.setattr(driven, "step", turn_and_handler)
         for number in range(100):
             assert writer.append(b"x") == number
             if deleted:

@@ -17,7 +17,7 @@ from tests.cluster.inside import inside
 from tests.storage.log.test_interrupts import leaves_a_with
 from tests.waiting import WAIT_S
 
-_ROOMS = ("pybk/client/", "pybk/replication/", "pybk/transport/link", "pybk/writer.py")
+_ROOMS = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/transport/link", "pybk/writer.py")
 
 
 class Interrupter:

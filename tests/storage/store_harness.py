@@ -18,7 +18,6 @@ from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 from tests.embedded import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
-from tests.waiting import WAIT_S
 
 ROOT = "/store"
 CONFIG = StoreConfig(
@@ -49,9 +48,7 @@ def open_world(fs: SimFileSystem) -> LedgerManager:
 def abandon(manager: LedgerManager) -> None:
     """Let go of a store whose disk is dead: stop its thread, touch nothing."""
     log = store_of(manager).log
-    log._stopping = True
-    log._kick_committer()
-    log._committer.join(WAIT_S)
+    log._group.stop()
 
 
 class Ledger:

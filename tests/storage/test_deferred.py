@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pybk.flags import WriteFlag
+from pybk.group_commit import GroupCommit
 from pybk.manager import LedgerManager
 from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.log.log import BUFFERED_NS, Log
@@ -76,14 +77,14 @@ def test_each_burst_of_deferred_entries_is_written(tmp_path: Path) -> None:
 def looks_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return a list that gets what the committer's clock says, each time that it is looked at."""
     looks: list[float] = []
-    look = Log._seconds_until_due
+    look = Log.sleep_seconds
 
     def note(log: Log) -> float:
         left = look(log)
         looks.append(left)
         return left
 
-    monkeypatch.setattr(Log, "_seconds_until_due", note)
+    monkeypatch.setattr(Log, "sleep_seconds", note)
     return looks
 
 
@@ -107,13 +108,13 @@ def test_the_clock_is_not_started_for_each_commit(tmp_path: Path, monkeypatch: p
             manager.create_ledger(insecure=True),
             manager.create_ledger(write_flags=DEFERRED, insecure=True),
         )
-        kick = Log._kick_committer
+        kick = GroupCommit.kick_background
 
-        def note(log: Log) -> None:
+        def note(group: GroupCommit) -> None:
             kicks.append(None)
-            kick(log)
+            kick(group)
 
-        monkeypatch.setattr(Log, "_kick_committer", note)
+        monkeypatch.setattr(GroupCommit, "kick_background", note)
         monkeypatch.setattr(store_of(manager).log, "_clock_until_ns", 1 << 62)
         for number in range(200):
             deferred.append(b"%d" % number)
@@ -185,10 +186,10 @@ def test_a_committer_that_ended_all_the_same_shows_in_health(tmp_path: Path, mon
     def end(_: Log) -> float:
         raise SystemExit
 
-    monkeypatch.setattr(Log, "_seconds_until_due", end)
+    monkeypatch.setattr(Log, "sleep_seconds", end)
     with log._mutex:
-        log._kick_committer()
-    wait_until(lambda: not log._committer.is_alive())
+        log._group.kick_background()
+    wait_until(lambda: not log._group.background.is_alive())
     assert manager.health().state == "failed"
     assert "committer" in manager.health().reason
     monkeypatch.undo()
@@ -198,14 +199,14 @@ def test_a_committer_that_ended_all_the_same_shows_in_health(tmp_path: Path, mon
 def test_a_deferred_append_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_quick(tmp_path) as manager:
         writer = manager.create_ledger(write_flags=DEFERRED, insecure=True)
-        drive = Log._drive_once
+        drive = Log.step
         drivers: list[str] = []
 
         def note(log: Log) -> None:
             drivers.append(threading.current_thread().name)
             drive(log)
 
-        monkeypatch.setattr(Log, "_drive_once", note)
+        monkeypatch.setattr(Log, "step", note)
         began = time.monotonic()
         while time.monotonic() < began + 0.3:
             writer.append(b"x" * 100)

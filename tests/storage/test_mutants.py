@@ -360,12 +360,12 @@ MUTANTS = [
     Mutant(
         "a group counts by one step",
         interrupt_a_group,
-        [Piece("log.commit:GroupEntries.seal", "not self.group.staged", "False")],
+        [Piece("log.commit:GroupEntries.freeze", "not self.group.staged", "False")],
     ),
     Mutant(
         "nothing joins the entries of a group",
         interrupt_a_group,
-        [Piece("log.log:Log._open_run", "not run.takes_more", "False")],
+        [Piece("log.log:Log._open_entries", "not entries.takes_more", "False")],
     ),
     Mutant(
         "all of a group is checked before any of it is applied",
@@ -385,7 +385,7 @@ MUTANTS = [
     Mutant(
         "a failed sync ends the store",
         a_failed_sync_ends_the_store,
-        [Piece("log.log:Log._drive_once", "self._error = failed", "pass")],
+        [Piece("log.log:Log.step", "self._error = failed", "pass")],
     ),
     Mutant(
         "a new log file's name is synced before it is used",

@@ -184,7 +184,13 @@ def check(manager: LedgerManager, known: Values) -> None:
 def test_an_interrupt_at_any_line_of_a_change_lets_no_other_begin_from_its_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rooms = ("storage/named_records.py", "storage/log/log.py", "storage/log/commit.py", "storage/log/commit_writer.py")
+    rooms = (
+        "group_commit.py",
+        "storage/named_records.py",
+        "storage/log/log.py",
+        "storage/log/commit.py",
+        "storage/log/commit_writer.py",
+    )
     monkeypatch.setattr(test_interrupts, "_PATH", rooms)
     manager = open_world(SimFileSystem(1))
     named, level = store_of(manager).named, FeatureLevel.SEALS

@@ -15,10 +15,10 @@ from pybk.digest import DigestType
 from pybk.errors import AppendTimeoutError, LedgerFencedError, NoSuchLedgerError, StorageFullError
 from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
+from pybk.group_commit import Completion
 from pybk.manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import File
-from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
 from pybk.storage.repair.verify import verify_store
 from pybk.writer import LedgerWriter
@@ -228,7 +228,7 @@ def test_whoever_waits_while_kept_entries_are_tried_waits_no_longer_than_the_att
         if waiter.ident is None:
             assert log._inflight is log._kept is not None
             waiter.start()
-            wait_until(lambda: log._forming.waiters or (log._kept and log._kept.waiters) or raised)
+            wait_until(lambda: log._forming.followers or (log._kept and log._kept.followers) or raised)
         return take(bytes_min, after)
 
     supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
@@ -384,7 +384,7 @@ def test_an_advanced_entry_whose_turn_comes_when_there_is_no_room_is_told_and_ma
     log = store_of(manager).log
     stage = log.stage_entry
 
-    def refuse_one(descriptor: LedgerDescriptor, entry_id: int, *rest: Any) -> Commit | None:
+    def refuse_one(descriptor: LedgerDescriptor, entry_id: int, *rest: Any) -> Completion | None:
         if entry_id == 1:
             raise StorageFullError("no room")
         return stage(descriptor, entry_id, *rest)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 
+from pybk.group_commit import Completion
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.log.commit import Commit
 
 
 class ReplicaExtent:
@@ -22,7 +22,7 @@ class ReplicaExtent:
     __slots__ = ("created", "descriptor", "first", "replaces", "stride")
 
     def __init__(
-        self, descriptor: LedgerDescriptor, created: Commit | None, first: int, stride: int, replaces: bool
+        self, descriptor: LedgerDescriptor, created: Completion | None, first: int, stride: int, replaces: bool
     ) -> None:
         self.created = created
         self.descriptor = descriptor

@@ -27,13 +27,13 @@ from pybk.digest import DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import StorageHint
+from pybk.group_commit import Completion
 from pybk.keys import KEY_BYTES
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import EntryRun, Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.storage.io.failures import storage_error
-from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store
 from pybk.transport.logging_limit import LogLimit
 
@@ -71,7 +71,7 @@ class Replica:
         ledger_id: int,
         header: LedgerHeader | None,
         keep: Callable[[Replica, int, int, bool, bool], ReplicaExtent],
-        staged: Callable[[Commit], None],
+        staged: Callable[[Completion], None],
     ) -> None:
         self.ledger_id: Final = ledger_id
         self.header = header
@@ -87,7 +87,7 @@ class Replica:
         self._store = store
         self._keep = keep
         self._staged = staged
-        self._deferred: list[Commit] = []
+        self._deferred: list[Completion] = []
         self._unborn: list[ReplicaExtent] = []
         self._lac: int | None = None
 

@@ -29,13 +29,13 @@ from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.group_commit import Completion
 from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.replication.messages import EntryRun, Status
 from pybk.storage.directories import OpenEnvironment
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.io.filesystem import FileSystem
-from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store, open_environment
 
 
@@ -85,7 +85,7 @@ class Replicas:
         self._stored: dict[int, array[int]] = {}
         self._replicas: dict[int, Replica] = {}
         self._limbo: set[int] = set()
-        self._commits: list[Commit] = []
+        self._commits: list[Completion] = []
         self._identities: list[tuple[DirectoryIdentity, int]] = []
         for metadata in store.ledgers():
             self._take(metadata)
@@ -358,7 +358,7 @@ class Replicas:
             return Status.NO_SUCH_LEDGER
         return replica.stage(run, durable=durable, recovery=recovery)
 
-    def _staged(self, commit: Commit) -> None:
+    def _staged(self, commit: Completion) -> None:
         with self._lock:
             if not self._commits or self._commits[-1] is not commit:
                 self._commits.append(commit)

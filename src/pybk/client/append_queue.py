@@ -1,4 +1,8 @@
-"""How appends of one ledger become batches for its bookies: the forming batch, and those under way."""
+"""Appends to one replicated ledger: the batches that form, and those sent and not acknowledged yet.
+
+A batch is *formed* from its first entry on, and takes more entries until the leader sends it. It is *sent* until enough
+bookies have acknowledged it, and then *done*. Batches are sent and done in order.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,12 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pybk.errors import PybkError
-from pybk.storage.descriptor import LedgerDescriptor
+from pybk.group_commit import Completion, GroupCommit
+from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.log.admission import Admission
-from pybk.storage.log.commit import Commit, StagedEntries
-
-if TYPE_CHECKING:
-    from pybk.client.baton import Baton
-    from pybk.client.remote_ledger import RemoteLedger
 
 BATCH_BYTES_MAX: Final = 8 << 20
 """Encoded bytes of one batch, unless a single piece is longer."""
@@ -25,27 +25,61 @@ BATCHES_UNDER_WAY: Final = 4
 """Batches of one ledger that are sent and not acknowledged; the next one forms meanwhile."""
 
 
-class AppendQueue:
-    """The log of one replicated ledger; see ``AppendLog`` for what is not said here.
+class AppendBatch(Completion):
+    """Entries of one ledger that are sent and acknowledged together.
 
-    Entries are staged in the batch that forms, which is a ``Commit`` of one run. Whoever drives the client takes
-    batches in order, sends them, and finishes them in order.
-
-    Threads: any, except where a method says who calls it.
+    Attributes:
+        entries: The entries.
+        payload_bytes: Their encoded bytes, which count as outstanding until the batch is done.
+        last: Id of the last entry; set when the batch is sent.
     """
 
-    def __init__(self, ledger: RemoteLedger, baton: Baton, formed: Callable[[], None], bytes_max: int) -> None:
+    __slots__ = ("entries", "last", "payload_bytes")
+
+    entries: StagedEntries
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.payload_bytes = 0
+        self.last = -1
+
+
+class AppendQueue:
+    """The ``AppendLog`` of one replicated ledger, whose methods are described there.
+
+    Args:
+        ledger: The ledger.
+        group: The group commit of the client, whose leader sends the batches.
+        on_formed: Called when a batch has formed that may be sent.
+        bytes_max: Bytes that may be outstanding.
+
+    Attributes:
+        formed: Batches that are not sent, in order. Guarded by the queue's mutex; the leader may look whether there
+            are any.
+        wait: ``GroupCommit.wait``.
+        when_done: ``GroupCommit.when_done``.
+
+    Threads: any, except where a method says who calls it. A thread that stages holds the ledger's ``lock``, then takes
+    the queue's mutex, and then may take the mutex of the group commit.
+    """
+
+    def __init__(
+        self, ledger: LedgerDescriptor, group: GroupCommit, on_formed: Callable[[], None], bytes_max: int
+    ) -> None:
         self.ledger = ledger
         self.error: PybkError | None = None
-        self._baton = baton
-        self._tell_formed = formed
-        self._bytes_max = bytes_max
         self.admission = Admission(bytes_max)
+        self.formed: deque[AppendBatch] = deque()
+        self._group = group
+        self._on_formed = on_formed
+        self._bytes_max = bytes_max
         self._mutex = threading.Lock()
-        self._formed: deque[Commit] = deque()
-        self._sent: deque[Commit] = deque()
+        self._sent: deque[AppendBatch] = deque()
+        self._newest: AppendBatch | None = None
         self._outstanding = 0
-        self._fresh = False
+        # Bound here, because an append then makes one call less for each.
+        self.wait = group.wait
+        self.when_done = group.when_done
 
     @property
     def outstanding_bytes(self) -> int:
@@ -65,15 +99,15 @@ class AppendQueue:
         base_length: int,
         overhead: int,
         wanted: bool,
-    ) -> Commit | None:
+    ) -> Completion | None:
         """Stage entries; None when too much is outstanding."""
         with self._mutex:
-            run = self._open_run(descriptor, first_entry_id, nbytes, base_length, overhead)
-            if run is None:
+            entries = self._open_entries(descriptor, first_entry_id, nbytes, base_length, overhead)
+            if entries is None:
                 return None
-            run.parts.extend(parts)
-            run.sizes.extend(sizes)
-            return run.commit
+            entries.parts.extend(parts)
+            entries.sizes.extend(sizes)
+            return entries.completion
 
     def stage_entry(
         self,
@@ -84,133 +118,131 @@ class AppendQueue:
         base_length: int,
         overhead: int,
         wanted: bool,
-    ) -> Commit | None:
+    ) -> Completion | None:
         """Stage one entry; None when too much is outstanding."""
         size = overhead + len(payload)
         with self._mutex:
-            run = self._open_run(descriptor, entry_id, size, base_length, overhead)
-            if run is None:
+            entries = self._open_entries(descriptor, entry_id, size, base_length, overhead)
+            if entries is None:
                 return None
-            run.parts.append(prefix)
-            run.parts.append(payload)
-            run.sizes.append(size)
-        return run.commit
+            entries.parts.append(prefix)
+            entries.parts.append(payload)
+            entries.sizes.append(size)
+        return entries.completion
 
-    def _open_run(
+    def _open_entries(
         self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int
     ) -> StagedEntries | None:
-        """Return the run of the batch that forms, with room for some bytes; the caller holds the mutex."""
+        """Return the entries of the batch that forms, to stage some bytes; None if they must wait for space.
+
+        The caller holds the mutex.
+        """
         if self.error is not None:
             raise self.error.with_traceback(None)
         outstanding, ticket = self._outstanding, descriptor.ticket
         if ticket is None:
-            room = self.admission.room
-            if outstanding + nbytes > room and (outstanding or room < self._bytes_max):
+            space = self.admission.room
+            if outstanding + nbytes > space and (outstanding or space < self._bytes_max):
                 return None
         elif ticket is not self.admission.first or (outstanding and outstanding + nbytes > self._bytes_max):
             return None
-        formed = self._formed
-        run = descriptor.staging
+        formed = self.formed
+        batch = formed[-1] if formed else None
+        entries = descriptor.staging
         if (
-            not formed
-            or run is None
-            or run.commit is not formed[-1]
-            or run.commit.payload_bytes + nbytes > BATCH_BYTES_MAX
+            batch is None
+            or entries is None
+            or entries.completion is not batch
+            or batch.payload_bytes + nbytes > BATCH_BYTES_MAX
         ):
-            commit = Commit()
-            run = StagedEntries(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
-            commit.runs.append(run)
-            formed.append(commit)
-            descriptor.staging = run
-            self._fresh = True
+            batch = AppendBatch()
+            entries = batch.entries = StagedEntries(
+                batch, descriptor, first, base_length, overhead, time.monotonic_ns()
+            )
+            # While as many are sent as may be, the leader need not be interrupted: it looks after each acknowledgement.
+            batch.unseen = len(self._sent) < BATCHES_UNDER_WAY
+            formed.append(batch)
+            descriptor.staging = entries
+            self._newest = batch
             if len(formed) == 1:
-                self._tell_formed()
-                if self.ledger.deferred:  # nobody waits for it, so nobody would send it
-                    self._baton.kick()
-        elif len(run.parts) != 2 * len(run.sizes):
-            run.trim()
-        run.commit.payload_bytes += nbytes
+                self._on_formed()
+                if self.ledger.deferred:  # no thread waits for it, so none would send it
+                    self._group.announce()
+        elif len(entries.parts) != 2 * len(entries.sizes):
+            entries.trim()
+        batch.payload_bytes += nbytes
         self._outstanding += nbytes
-        return run
+        return entries
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
-    def wait(self, commit: Commit) -> None:
-        """Return when ``commit`` is done."""
-        self._baton.wait(commit, news=self._is_news())
-
-    def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once ``commit`` is done."""
-        self._baton.when_done(commit, callback)
-
     def kick(self) -> None:
-        """See to it that what is staged gets sent although nobody waits; the driver is woken once for each batch."""
-        if self._is_news():
-            self._baton.kick()
-
-    def _is_news(self) -> bool:
-        """Tell whether the batch that forms could be sent now and nobody was told of it; said once for each batch."""
-        news = self._fresh and len(self._sent) < BATCHES_UNDER_WAY
-        if news:
-            self._fresh = False
-        return news
+        """Have what is staged sent soon although no thread waits; the leader is interrupted once for each batch."""
+        batch = self._newest
+        if batch is not None and batch.unseen:
+            self._group.announce()
+            batch.unseen = False
 
     def flush(self) -> None:
         """Return when everything staged before the call is acknowledged; raises if it could not be."""
         with self._mutex:
-            commit = self._formed[-1] if self._formed else self._sent[-1] if self._sent else None
-        if commit is not None:
-            self.wait(commit)
-            if commit.error is not None:
-                raise commit.error.with_traceback(None)
+            batch = self.formed[-1] if self.formed else self._sent[-1] if self._sent else None
+        if batch is not None:
+            self.wait(batch)
+            if batch.error is not None:
+                raise batch.error.with_traceback(None)
         elif self.error is not None:
             raise self.error.with_traceback(None)
 
     def wait_for_space(self) -> None:
         """Return when fewer bytes are outstanding, or all failed."""
         with self._mutex:
-            commit = self._sent[0] if self._sent else self._formed[0] if self._formed else None
-        if commit is not None:
-            self.wait(commit)
+            batch = self._sent[0] if self._sent else self.formed[0] if self.formed else None
+        if batch is not None:
+            self.wait(batch)
 
-    # ---- what the driver asks ------------------------------------------------------------------------------------
+    # ---- what the leader calls -----------------------------------------------------------------------------------
 
-    def take(self) -> StagedEntries | None:
-        """Return the next batch to send, sealed, if not too many are under way; by the driver."""
+    def take(self) -> list[AppendBatch]:
+        """Return the next batches to send, with their entries frozen, as many as may be under way."""
+        taken: list[AppendBatch] = []
         with self._mutex:
-            # What is deferred stays under way until it is forced, and is bounded by its bytes alone.
-            if not self._formed or (len(self._sent) >= BATCHES_UNDER_WAY and not self.ledger.deferred):
-                return None
-            commit = self._formed[0]
-            run = commit.runs[0]
-            run.seal()
-            run.length_at_end = run.base_length + run.encoded_bytes - run.overhead * len(run.sizes)
-            self._sent.append(commit)
-            self._formed.popleft()
-        return run
+            # Batches of deferred ledgers stay under way until they are forced, and are bounded by their bytes alone.
+            while self.formed and (len(self._sent) < BATCHES_UNDER_WAY or self.ledger.deferred):
+                batch = self.formed[0]
+                batch.unseen = False
+                entries = batch.entries
+                entries.freeze()
+                count = len(entries.sizes)
+                batch.last = entries.first + count - 1
+                entries.length_at_end = entries.base_length + entries.encoded_bytes - entries.overhead * count
+                self._sent.append(batch)
+                self.formed.popleft()
+                taken.append(batch)
+        return taken
 
     def acknowledged(self, last: int) -> list[StagedEntries]:
-        """Finish the batches up to an entry, and return their runs; by the driver."""
+        """Complete the batches up to an entry, and return their entries."""
         finished = []
-        while self._sent and self._sent[0].runs[0].last() <= last:
-            commit = self._sent[0]
-            run = commit.runs[0]
-            self.ledger.acknowledged(run.last(), run.length_at_end)
-            self._done(commit)
-            finished.append(run)
+        sent, ledger = self._sent, self.ledger
+        while sent and sent[0].last <= last:
+            batch = sent[0]
+            entries = batch.entries
+            ledger.last_durable = batch.last
+            ledger.length_durable = entries.length_at_end
+            ledger.confirm(batch.last)
+            self._group.finish(batch)
+            with self._mutex:
+                self._outstanding -= batch.payload_bytes
+                sent.popleft()
+            entries.parts = []
+            finished.append(entries)
         return finished
 
-    def _done(self, commit: Commit) -> None:
-        self._baton.finish(commit)
-        with self._mutex:
-            self._outstanding -= commit.payload_bytes
-            self._sent.popleft()
-        commit.runs[0].parts = []
-
     def fail(self, error: PybkError, under_way: PybkError | None = None) -> None:
-        """Take nothing more, and fail what is under way and what is staged; by the driver, or when closing.
+        """Take no more entries, and fail what is sent and what is staged; called by the leader, or when closing.
 
-        May be repeated, as each batch stays until who waits for it has been told.
+        May be repeated, because a batch stays in the queue until it is completed.
 
         Args:
             error: Why.
@@ -220,11 +252,11 @@ class AppendQueue:
         with self._mutex:
             self.ledger.error = error
             self.error = error
-        for batches in (self._sent, self._formed):
+        for batches in (self._sent, self.formed):
             while batches:
                 if not batches[0].done:
                     batches[0].error = under_way or error
-                self._baton.finish(batches[0])
+                self._group.finish(batches[0])
                 batches.popleft()
         self._outstanding = 0
 
@@ -232,6 +264,6 @@ class AppendQueue:
         """Be of no use in a forked child: nothing is locked or pending, and all that is asked raises ``error``."""
         self._mutex = threading.Lock()
         self.error = self.ledger.error = error
-        for commit in (*self._sent, *self._formed):
-            commit.error = error
-            commit.done = True
+        for batch in (*self._sent, *self.formed):
+            batch.error = error
+            batch.done = True

@@ -37,11 +37,11 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import FeatureLevel
+from pybk.group_commit import Completion
 from pybk.health import Health, client_health
 from pybk.keys import KeyRing
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
-from pybk.storage.log.commit import Commit
 from pybk.transport.cluster_keys import RightsKey
 
 if TYPE_CHECKING:
@@ -332,9 +332,9 @@ class ClusterBackend:
         """Close behind everything appended."""
         ledger = _remote(descriptor)
         writing = self._writing(ledger)
-        if writing.commit.done:
-            if writing.commit.error is not None:
-                raise writing.commit.error.with_traceback(None)
+        if writing.completion.done:
+            if writing.completion.error is not None:
+                raise writing.completion.error.with_traceback(None)
             return
         if ledger.deferred:
             self.force(descriptor)
@@ -382,7 +382,7 @@ class ClusterBackend:
 
     def _force(self, writing: Writing, last: int) -> None:
         if last > writing.ledger.last_add_confirmed:
-            commit = Commit()
+            commit = Completion()
             self.driver.do(lambda: writing.force(last, commit), commit)
             if commit.error is not None:
                 raise commit.error.with_traceback(None)

@@ -63,7 +63,7 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
         logger.warning("ledger %d: %d copies were not sound and are sent again", ledger.ledger_id, len(adds))
         telling = Broadcast(driver, ledger, BroadcastMachine(adds))
         driver.start(telling, telling.machine.start)
-        driver.baton.kick()
+        driver.group.announce()
 
 
 def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:

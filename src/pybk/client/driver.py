@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from pybk.client.baton import Baton
 from pybk.client.missing_entries import PendingReports, Unrecorded
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
+from pybk.group_commit import Completion, GroupCommit
 from pybk.replication.messages import (
     Answered,
     ChooseBookies,
@@ -35,7 +35,7 @@ from pybk.replication.messages import (
 from pybk.replication.reader import LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
-from pybk.storage.log.commit import Commit
+from pybk.storage.io.failures import start_thread
 from pybk.workers import Workers
 
 if TYPE_CHECKING:
@@ -49,7 +49,13 @@ _INTERRUPTED: Final = (
     "the client was interrupted in the middle of its work, and what was under way is not known: read again, and open "
     "ledgers that were being written to recover them"
 )
-_WAIT_SECONDS: Final = 1.0
+_WAIT_MS: Final = 1000
+"""How long a step pauses at most."""
+
+_TICK_SECONDS: Final = 0.002
+_TICKS_UNTIL_REST: Final = 20
+"""How often the background thread looks for idle work after a step, and how often in vain until it rests."""
+
 _QUIET_MS: Final = 1
 _METADATA_THREADS: Final = 4
 _LATE_SECONDS: Final = 0.3
@@ -67,7 +73,7 @@ class Machine(Protocol):
 
 
 class Wire(Protocol):
-    """The links to bookies; used by the holder of the baton alone, but for ``interrupt``."""
+    """The links to bookies; used by the leader alone, but for ``interrupt``."""
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
         """Send a request, now or when there is room; False if the bookie is not there."""
@@ -106,7 +112,7 @@ class MetadataRequests(Protocol):
 
 
 class Writer(Protocol):
-    """A writer's conversation; called by the holder of the baton."""
+    """A writer's conversation; called by the leader."""
 
     def submit(self, now_ns: int) -> None:
         """Send the batches that have formed, as many as may be under way."""
@@ -127,7 +133,7 @@ class Conversation(ABC, Generic[M_co]):
     Attributes:
         ledger: The ledger.
         machine: The machine.
-        commit: Done when the conversation has ended.
+        completion: Done when the conversation has ended.
         unrecorded: What bookies miss that is not recorded in the metadata store yet.
     """
 
@@ -135,7 +141,8 @@ class Conversation(ABC, Generic[M_co]):
         self.driver = driver
         self.ledger = ledger
         self.machine: Final = machine
-        self.commit = Commit()
+        self.completion = Completion()
+        self.completion.unseen = True
         self.unrecorded: Final = Unrecorded(ledger)
 
     @abstractmethod
@@ -158,10 +165,12 @@ class _Asked(NamedTuple):
 
 
 class Driver:
-    """The driver of all conversations of one client.
+    """The driver of all conversations of one client; the ``Work`` of its group commit.
 
-    Threads: ``run``, ``start``, ``post`` and what ``Baton`` allows: any. All else: the holder of the baton.
+    Threads: ``run``, ``start``, ``post`` and what ``GroupCommit`` allows: any. All else: the leader.
     """
+
+    idles = True
 
     def __init__(self, wire: Wire, metadata: MetadataRequests) -> None:
         self._wire = wire
@@ -174,8 +183,10 @@ class Driver:
         self._waited: set[AnyConversation] = set()
         self._fresh: dict[AnyConversation, Callable[[], None]] = {}
         """What begins conversations that have not begun; an interrupt may lose it after it was posted."""
-        self._unmet: set[Commit] = set()
+        self._unmet: set[Completion] = set()
         self._broken = False
+        self._ticks_left = 0
+        """How often the background thread looks for idle work until it rests; written by the leader alone."""
         self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()
         self._formed: dict[Writer, None] = {}
         self._active: dict[Writer, None] = {}
@@ -187,7 +198,8 @@ class Driver:
             opened.callback(self._workers.close)
             self._reports = PendingReports(metadata.report_missing)
             opened.callback(self._reports.close, 0.0)
-            self.baton = Baton(self, "pybk-client")
+            self.group = GroupCommit(self, "pybk-client")
+            start_thread(self.group.background)
             opened.pop_all()
 
     # ---- any thread ----------------------------------------------------------------------------------------------
@@ -195,10 +207,10 @@ class Driver:
     def post(self, call: Callable[[], None]) -> None:
         """Have ``call`` made by the driver, soon."""
         self._posted.append(call)
-        self.baton.kick()
+        self.group.announce()
 
     def start(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
-        """Begin a conversation: the driver performs what ``begin(now_ns)`` returns; its ``commit`` is its end."""
+        """Begin a conversation: the driver performs what ``begin(now_ns)`` returns; its ``completion`` is its end."""
 
         def first() -> None:
             self._waited.add(conversation)
@@ -211,83 +223,105 @@ class Driver:
     def run(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
         """Begin a conversation and wait until it has ended; raises what it ended with."""
         self.start(conversation, begin)
-        self.baton.wait(conversation.commit)
-        error = conversation.commit.error
+        self.group.wait(conversation.completion)
+        error = conversation.completion.error
         if error is not None:
             raise error.with_traceback(None)
 
-    def do(self, call: Callable[[], None], commit: Commit) -> None:
-        """Have ``call`` made by the driver, and return when ``commit`` is done, which it sees to.
+    def do(self, call: Callable[[], None], completion: Completion) -> None:
+        """Have ``call`` made by the leader, and return when ``completion`` is done, which the call sees to.
 
-        If the call is lost to an interrupt, or the driver is closed before it ends, ``commit`` gets an error.
+        If the call is lost to an interrupt, or the driver is closed before it ends, ``completion`` gets an error.
         """
-        self._unmet.add(commit)
+        completion.unseen = True
+        self._unmet.add(completion)
         self._posted.append(call)
         try:
-            self.baton.wait(commit)
+            self.group.wait(completion)
         finally:
-            self._unmet.discard(commit)
+            self._unmet.discard(completion)
 
     def have_done(self, call: Callable[[], None]) -> None:
-        """Have the driver make ``call``, and return afterwards; an interrupt of the driver may lose the call."""
-        done = Commit()
+        """Have the leader make ``call``, and return afterwards; an interrupt of the leader may lose the call."""
+        done = Completion()
         self._posted.append(call)
-        self.do(lambda: self.baton.finish(done), done)
+        self.do(lambda: self.group.finish(done), done)
+
+    # ---- what the group commit calls -----------------------------------------------------------------------------
 
     def interrupt(self) -> None:
         """See ``Work.interrupt``."""
         self._wire.interrupt()
 
-    # ---- what the baton's holder does ----------------------------------------------------------------------------
-
-    def busy(self) -> bool:
-        """Tell whether somebody waits for anything."""
+    def is_pending(self) -> bool:
+        """Return whether anything is under way that a thread or a future waits for."""
         return bool(self._posted or self._waited or self._formed or self._active)
 
-    def turn(self) -> None:
-        """Send what there is, wait for what comes, and act on it.
+    def sleep_seconds(self) -> float:
+        """Return the time to the next look for idle work; -1 if there was none for a while."""
+        return _TICK_SECONDS if self._ticks_left > 0 else -1.0
 
-        An exception in the middle of it, such as KeyboardInterrupt, leaves machines of which nothing is known: they are
-        given up in the next turn, so that nobody waits for them for ever. Once the driver is closed, the wire may be
-        closed, too: a turn then ends what threads began that did not know of it.
+    def background_ended(self) -> None:
+        """Log it: threads that wait lead by themselves, but futures wait for them now."""
+        logger.error("the background thread of the client has ended; close the manager and open it again")
+
+    def step(self) -> None:
+        """Send what waits, pause until something comes, and act on it.
+
+        An exception in the middle of it, such as KeyboardInterrupt, leaves machines in an unknown state: they are given
+        up in the next step, so that nothing waits for them for ever. Once the driver is closed, the wire may be closed,
+        too: a step then ends what threads began that did not know of it.
         """
+        group = self.group
+        group.completed = group.woke = False
+        self._ticks_left = _TICKS_UNTIL_REST
         if self._closed is not None:
             self._do_posted()
             self._end_all(self._closed, self._cut_off or self._closed)
             return
         if self._broken:
             self._give_up()
-            return  # it may have been all that somebody waits for
+            return  # it may have been all that the leader waits for
         self._wire.begin_turn()
         try:
-            self._turn()
+            self._send_and_receive()
         except BaseException:
             self._broken = not self._wire.waiting
             raise
+        if group.woke:
+            time.sleep(0)  # those woken run now, so that what they append next is sent together
 
-    def _turn(self) -> None:
+    def _send_and_receive(self) -> None:
         now_ns = time.monotonic_ns()
-        self._do_posted()
-        if self._closed is not None:
-            return
-        self._submit(now_ns)
-        # What was finished may have been all that somebody waits for.
-        timeout_ms = 0 if self.baton.finished or self._posted else self._timeout_ms(now_ns)
+        if self._posted:
+            self._do_posted()
+            if self._closed is not None:
+                return
+        if self._formed:
+            self._submit(now_ns)
+        # What was completed may have been all that the leader waits for.
+        timeout_ms = 0 if self.group.completed or self._posted else _WAIT_MS
+        if timeout_ms and self._wakes:
+            timeout_ms = max(0, min(timeout_ms, -(-(self._wakes[0][0] - now_ns) // 1_000_000)))
         if not self._untold or self._active:
             self._receive(timeout_ms)
         elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
-            self._tell_lacs()  # whoever waits here may wait long, as for a ledger to go on
+            self._tell_lacs()  # the leader may wait long, as for a ledger to advance
 
-    def idle(self) -> bool:
-        """Take what late bookies say, and do what waits for quiet; tell whether there was or may be more."""
-        if self._closed is not None:
-            return False
-        if self._broken:
-            self._give_up()
-        self._receive(0)
-        told = bool(self._untold)
-        self._tell_lacs()
-        return told or bool(self._asked)
+    def idle(self) -> None:
+        """Take late answers of bookies, and do what waits for quiet."""
+        busy = False
+        if self._closed is None:
+            try:
+                if self._broken:
+                    self._give_up()
+                self._receive(0)
+                busy = bool(self._untold)
+                self._tell_lacs()
+                busy = busy or bool(self._asked)
+            except Exception:
+                logger.exception("looking after the client's links failed")
+        self._ticks_left = _TICKS_UNTIL_REST if busy else self._ticks_left - 1
 
     def _give_up(self) -> None:
         """End all that an interrupt in the middle of a turn may have left half done; may be repeated."""
@@ -307,10 +341,10 @@ class Driver:
             reads = isinstance(conversation.machine, ReadMachine | LacMachine)
             conversation.end(error if reads else of_changes)
             self._fresh.pop(conversation, None)
-        for commit in list(self._unmet):
-            if not commit.done:
-                commit.error = of_changes
-            self.baton.finish(commit)
+        for completion in list(self._unmet):
+            if not completion.done:
+                completion.error = of_changes
+            self.group.finish(completion)
         self._asked.clear()
         self._active.clear()
         self._untold.clear()
@@ -331,22 +365,20 @@ class Driver:
             writer, _ = self._formed.popitem()
             writer.submit(now_ns)
 
-    def _timeout_ms(self, now_ns: int) -> int:
-        if not self._wakes:
-            return int(_WAIT_SECONDS * 1000)
-        wait_ns = self._wakes[0][0] - now_ns
-        return max(0, min(int(_WAIT_SECONDS * 1000), -(-wait_ns // 1_000_000)))
-
     def _receive(self, timeout_ms: int) -> bool:
         """Act on what comes; tell whether anything did."""
         replies = self._wire.poll(timeout_ms)
+        now_ns = time.monotonic_ns()
         for request_id, reply in replies:
             asked = self._asked.pop(request_id, None)
             if asked is None:
                 continue
             event: Event = Unanswered(asked.token) if reply is None else Answered(asked.token, reply)
-            self.tell(asked.conversation, event)
-        if self._formed and not self.baton.woke:  # else those woken come first: what they append makes it one batch
+            conversation = asked.conversation
+            effects = conversation.machine.step(event, now_ns)
+            if effects:
+                self.perform(conversation, effects)
+        if self._formed and not self.group.woke:  # else those woken come first: what they append makes it one batch
             self._submit(time.monotonic_ns())
         if self._wakes:
             self._wake_up(time.monotonic_ns())
@@ -369,7 +401,11 @@ class Driver:
             return
         for effect in effects:
             if type(effect) is Send:
-                self._send(conversation, effect)
+                request_id = next(self._request_ids)
+                self._asked[request_id] = _Asked(conversation, effect.token)
+                if not self._wire.send(request_id, effect.bookie, conversation.ledger, effect.request):
+                    del self._asked[request_id]
+                    self._posted.append(partial(self.tell, conversation, Unanswered(effect.token)))
             elif type(effect) is WriteMetadata:
                 self._ask_metadata(conversation, partial(self._write_metadata, conversation, effect))
             elif type(effect) is ReadMetadata:
@@ -381,13 +417,6 @@ class Driver:
                 heapq.heappush(self._wakes, (effect.time_ns, id(effect), conversation))
             else:
                 conversation.take(effect)
-
-    def _send(self, conversation: AnyConversation, effect: Send) -> None:
-        request_id = next(self._request_ids)
-        self._asked[request_id] = _Asked(conversation, effect.token)
-        if not self._wire.send(request_id, effect.bookie, conversation.ledger, effect.request):
-            del self._asked[request_id]
-            self._posted.append(lambda: self.tell(conversation, Unanswered(effect.token)))
 
     def _ask_metadata(self, conversation: AnyConversation, ask: Callable[[], Event]) -> None:
         def work() -> None:
@@ -419,9 +448,9 @@ class Driver:
 
     def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
         """Let go of a conversation and wake who waits for it."""
-        if not conversation.commit.done:
-            conversation.commit.error = error
-        self.baton.finish(conversation.commit)
+        if not conversation.completion.done:
+            conversation.completion.error = error
+        self.group.finish(conversation.completion)
         self._wake_at.pop(conversation, None)
         self._waited.discard(conversation)  # last: until then an interrupt has it ended again
 
@@ -469,7 +498,7 @@ class Driver:
         self._end_late_answers()
         while self._closed is None:  # an interrupt of the driver may have lost the call
             self.have_done(end_all)
-        self.baton.stop()
+        self.group.stop()
         self._reports.close(_REPORT_SECONDS)
         self._workers.close()
 
@@ -484,7 +513,7 @@ class Driver:
             late[:] = (
                 request_id
                 for request_id, (conversation, _) in self._asked.items()
-                if conversation.commit.done and isinstance(conversation.machine, WriterMachine | RecoveryMachine)
+                if conversation.completion.done and isinstance(conversation.machine, WriterMachine | RecoveryMachine)
             )
 
         def end() -> None:
@@ -503,4 +532,4 @@ class Driver:
 
     def after_fork(self) -> None:
         """Be of no use in a forked child."""
-        self.baton.after_fork()
+        self.group.after_fork()

@@ -132,7 +132,7 @@ class Followers:
         for member in members:  # one may have looked since the others did
             member.heard(beyond)
         self._driver.start(reading, reading.machine.start)
-        self._driver.baton.when_done(reading.commit, lambda: self._answered(followed, reading))
+        self._driver.group.when_done(reading.completion, lambda: self._answered(followed, reading))
 
     def _wait_ns(self, now_ns: int, *, vain: bool) -> int:
         """Return how long a poll that is asked now may wait, so that those of all ledgers end together."""
@@ -141,7 +141,7 @@ class Followers:
 
     def _answered(self, followed: FollowedLedger, reading: LacReading) -> None:
         """Take what a long poll brought, and ask again if a follower still waits."""
-        error = reading.commit.error
+        error = reading.completion.error
         if error is None:
             for member in self._members(followed):
                 member.heard(reading.last_add_confirmed, reading.ledger.newest)

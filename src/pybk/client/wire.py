@@ -58,7 +58,7 @@ class BookieWire:
         addresses: Where bookies are.
         describe: Gives what bookies check rights with.
 
-    Threads: the holder of the baton, but for ``interrupt``.
+    Threads: the leader of the group commit, but for ``interrupt``.
     """
 
     def __init__(self, make_links: Callable[[], Links], addresses: Addresses) -> None:

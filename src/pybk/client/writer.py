@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pybk.client.append_queue import AppendQueue
@@ -12,18 +13,17 @@ from pybk.errors import (
     LedgerClosedError,
     PybkError,
 )
+from pybk.group_commit import Completion
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
 from pybk.replication.messages import Confirmed, Done, Effect, Failed, UnderReplicated
 from pybk.replication.quorum import Quorum
 from pybk.replication.writer import WriterMachine
-from pybk.storage.log.commit import Commit
 
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.metrics import MetricsScope
-    from pybk.storage.log.commit import StagedEntries
 
 
 class Writing(Conversation[WriterMachine]):
@@ -53,26 +53,26 @@ class Writing(Conversation[WriterMachine]):
             seal=lambda closed: ledger.sealed(closed, ledger.last_prefix),
         )
         super().__init__(driver, ledger, machine)
-        self.appender = AppendQueue(ledger, driver.baton, lambda: driver.formed(self), outstanding_bytes_max)
+        self.appender = AppendQueue(ledger, driver.group, partial(driver.formed, self), outstanding_bytes_max)
         self._meter = meter
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        self._forcing: list[tuple[int, Commit]] = []
+        self._forcing: list[tuple[int, Completion]] = []
         driver.attach(self)
 
     # ---- what the driver asks ------------------------------------------------------------------------------------
 
     def submit(self, now_ns: int) -> None:
         """Send the batches that have formed, as many as may be under way."""
-        while (run := self.appender.take()) is not None:
-            self.driver.perform(self, self.machine.submit(self._batch(run), now_ns))
+        for batch in self.appender.take():
+            entries = batch.entries
+            runs = cut(entries.first, entries.sizes, entries.parts, self._quorum)
+            sent = Batch(entries.first, batch.last, entries.length_at_end, runs)
+            self.driver.perform(self, self.machine.submit(sent, now_ns))
         self._tell_activity()
 
     def _tell_activity(self) -> None:
         waited = bool(self._forcing) or (not self.ledger.deferred and self.machine.outstanding > 0)
-        self.driver.active(self, waited=waited and not self.commit.done)
-
-    def _batch(self, run: StagedEntries) -> Batch:
-        return Batch(run.first, run.last(), run.length_at_end, cut(run.first, run.sizes, run.parts, self._quorum))
+        self.driver.active(self, waited=waited and not self.completion.done)
 
     def send_lac(self) -> None:
         """Tell bookies the LAC if no add will."""
@@ -102,18 +102,21 @@ class Writing(Conversation[WriterMachine]):
 
     def _confirmed(self, last: int) -> None:
         now_ns = time.monotonic_ns()
-        for run in self.appender.acknowledged(last):
-            self._meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
+        for entries in self.appender.acknowledged(last):
+            self._meter.appended(len(entries.sizes), entries.encoded_bytes, now_ns - entries.staged_ns)
         while self._forcing and self._forcing[0][0] <= last:
-            self.driver.baton.finish(self._forcing[0][1])
+            self.driver.group.finish(self._forcing[0][1])
             self._forcing.pop(0)
-        self.driver.formed(self)
+        if self.appender.formed:
+            self.driver.formed(self)
+        else:
+            self._tell_activity()
 
     def _forced(self, error: PybkError) -> None:
         for _, commit in self._forcing:
             if not commit.done:
                 commit.error = error
-            self.driver.baton.finish(commit)
+            self.driver.group.finish(commit)
         self._forcing = []
 
     # ---- what the application asks, through the driver -----------------------------------------------------------
@@ -124,7 +127,7 @@ class Writing(Conversation[WriterMachine]):
 
     def bookies_changed(self, now_ns: int) -> None:
         """Look again for bookies in the places of those that were given up."""
-        if not self.commit.done:
+        if not self.completion.done:
             self.driver.perform(self, self.machine.bookies_changed(now_ns))
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
@@ -133,11 +136,11 @@ class Writing(Conversation[WriterMachine]):
         self._forced(under_way)
         self.end(under_way)
 
-    def force(self, last: int, commit: Commit) -> None:
+    def force(self, last: int, commit: Completion) -> None:
         """Have everything up to an entry made durable, and ``commit`` done then."""
-        if self.commit.done:
-            commit.error = self.commit.error or self.appender.error
-            self.driver.baton.finish(commit)
+        if self.completion.done:
+            commit.error = self.completion.error or self.appender.error
+            self.driver.group.finish(commit)
             return
         self.submit(time.monotonic_ns())
         self._forcing.append((last, commit))

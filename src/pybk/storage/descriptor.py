@@ -10,22 +10,24 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
+from pybk.group_commit import Completion
 from pybk.ledger import LedgerMetadata
 from pybk.storage.format.record import RUN_DTYPE, Runs
 
 if TYPE_CHECKING:
     from pybk.metrics import MetricsScope
     from pybk.seal import LedgerSeal
-    from pybk.storage.log.admission import Ticket
-    from pybk.storage.log.commit import StagedEntries
 
 RUN_WORDS: Final = 4
+
+_FEW: Final = 32
+"""Below this many numbers, Python adds them quicker than numpy."""
 
 
 class Page(NamedTuple):
@@ -115,7 +117,8 @@ class LedgerDescriptor:
         self.page_firsts: list[int] = []
         self.pages: list[Page] = []
         self.advanced_callbacks: list[Callable[[], None]] = []
-        self.ticket: Ticket | None = None  # of the append that holds ``lock`` now, if it had to wait for room
+        self.ticket: object | None = None
+        """The ``Ticket`` of the append that holds ``lock`` now, if it had to wait for space; compared by identity."""
 
     def settle(self) -> None:
         """Take what is durable as all that was pushed: nobody is writing."""
@@ -141,7 +144,7 @@ class LedgerDescriptor:
             if self.error is None or self.final_error is not None:
                 return True
             if not isinstance(self.error, StorageRefusedError) or not (
-                self.staging is None or self.staging.commit.done
+                self.staging is None or self.staging.completion.done
             ):
                 return False
             self.restart()
@@ -176,7 +179,7 @@ class LedgerDescriptor:
             self.last_pushed, self.length_pushed = run.last(), run.length()
 
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
-        """Record that a run is durable at its place; called in entry order, by whoever holds the log's baton."""
+        """Record that a run is durable at its place; called in entry order, by the log's leader."""
         with self.place_lock:
             firsts = self.tail_firsts
             if first > self.last_durable and (not firsts or firsts[-1] < first):
@@ -192,7 +195,8 @@ class LedgerDescriptor:
         """Move the last add confirmed forward, never back, and wake who follows."""
         if last_add_confirmed > self.last_add_confirmed:
             self.last_add_confirmed = last_add_confirmed
-            self.wake_followers()
+            if self.advanced_callbacks:
+                self.wake_followers()
 
     def wake_followers(self) -> None:
         """Call and forget the callbacks of those who wait for the ledger to move."""
@@ -292,3 +296,84 @@ class LedgerDescriptor:
         self.page_firsts = []
         self.pages = []
         self.generation += 1
+
+
+class StagedEntries:
+    """Consecutive entries of one ledger that are staged and not durable yet.
+
+    An entry is staged when its size is appended to ``sizes``, which comes last and in one step. What an interrupt left
+    in ``parts`` before that counts for nothing.
+
+    Attributes:
+        completion: The commit or batch that they are part of.
+        descriptor: The ledger.
+        first: Id of the first entry.
+        base_length: Payload bytes of the ledger before them.
+        overhead: Bytes of each entry that are not payload.
+        sizes: Encoded bytes of each entry, ``array("q")``.
+        parts: The encoded bytes, two parts for each entry of ``sizes``; an entry that came in one is followed by an
+            empty one.
+        encoded_bytes: Sum of ``sizes``; set by ``freeze``.
+        length_at_end: Payload bytes of the ledger up to and including them; set when they are written or sent.
+        staged_ns: When the first of them was staged, on the monotonic clock.
+
+    Threads: guarded by the mutex of the log or queue that they are staged in.
+    """
+
+    __slots__ = (
+        "base_length",
+        "completion",
+        "descriptor",
+        "encoded_bytes",
+        "first",
+        "length_at_end",
+        "overhead",
+        "parts",
+        "sizes",
+        "staged_ns",
+    )
+
+    takes_more: ClassVar[bool] = True
+    """Whether entries that are staged later may join them."""
+
+    def __init__(
+        self,
+        completion: Completion,
+        descriptor: LedgerDescriptor,
+        first: int,
+        base_length: int,
+        overhead: int,
+        staged_ns: int,
+    ) -> None:
+        self.completion = completion
+        self.descriptor = descriptor
+        self.first = first
+        self.base_length = base_length
+        self.overhead = overhead
+        self.sizes = array("q")
+        self.encoded_bytes = 0
+        self.length_at_end = 0
+        self.parts: list[bytes | memoryview] = []
+        self.staged_ns = staged_ns
+
+    def trim(self) -> None:
+        """Drop the parts that an interrupt left after those of the last staged entry."""
+        del self.parts[2 * len(self.sizes) :]
+
+    def freeze(self) -> None:
+        """Take the entries as they are; none may join them any more. May be repeated."""
+        count = len(self.sizes)
+        if len(self.parts) != 2 * count:
+            self.trim()
+        if count == 1:
+            self.encoded_bytes = self.sizes[0]
+        else:
+            self.encoded_bytes = sum(self.sizes) if count < _FEW else int(np.sum(self.sizes))
+
+    def last(self) -> int:
+        """Return the id of the last staged entry, ``first - 1`` for none."""
+        return self.first + len(self.sizes) - 1
+
+    def length(self) -> int:
+        """Return the payload bytes of the ledger up to the last staged entry."""
+        return self.base_length + sum(self.sizes) - self.overhead * len(self.sizes)

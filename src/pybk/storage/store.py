@@ -727,7 +727,7 @@ class Store(StoreReader):
     def committed(self, commit: Commit, now_ns: int) -> None:
         """Count a durable commit; called by the log's driver."""
         dirty = self._dirty
-        for run, _, _ in commit.places:
+        for run, _, _ in commit.written:
             descriptor = run.descriptor
             meter = descriptor.meter
             if meter is None:
@@ -779,7 +779,7 @@ class Store(StoreReader):
 
     def _hold_or_release(self) -> None:
         """Have the log refuse entries or take them again; the caller holds ``_lock``."""
-        self.log.hold(self.scheduler.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
+        self.log.pause_staging(self.scheduler.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
 
     # ---- what checkpoints and the scheduler call ---------------------------------------------------------------------
 

@@ -20,8 +20,10 @@ from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 from tests.waiting import WAIT_S
 
-_ROOMS = ("writer", "storage/log", "storage/commit_writer", "storage/commit", "storage/descriptor", "storage/store")
-_PATH = tuple(f"pybk/{room}.py" for room in (*_ROOMS, "storage/ahead"))
+_FILES = ("writer", "group_commit", "storage/log/log", "storage/log/commit_writer", "storage/log/commit")
+_PATH = tuple(
+    f"pybk/{name}.py" for name in (*_FILES, "storage/descriptor", "storage/store", "storage/log/preallocation")
+)
 _BIG = bytes(100_000)
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from pybk.storage.descriptor import StagedEntries
 from pybk.storage.format.log_file import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
@@ -19,7 +20,7 @@ from pybk.storage.format.log_file import (
 )
 from pybk.storage.format.record import RECORD_HEADER_BYTES, encode_entries, encode_group
 from pybk.storage.io.failures import refused
-from pybk.storage.log.commit import Commit, StagedEntries
+from pybk.storage.log.commit import Commit
 
 if TYPE_CHECKING:
     from pybk.storage.format.watermark import Watermark
@@ -99,8 +100,8 @@ class CommitWriter:
             record = encode(lsn)
             records.append(record)
             at += len(record)
-        for run in commit.runs:
-            run.seal()
+        for run in commit.staged:
+            run.freeze()
             if run.sizes:
                 header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
                 records += (header, body)
@@ -115,7 +116,7 @@ class CommitWriter:
             records.append(record)
             at += len(record)
         commit.records = records
-        commit.places = places
+        commit.written = places
         commit.size = at
         commit.padded = at + padding(at)
 
@@ -141,7 +142,7 @@ class CommitWriter:
     def _frame(self, commit: Commit) -> None:
         """Put together what is to be written; a new file's header goes out with its first commit, under one sync."""
         lsn = commit.lsn
-        count = len(commit.creations) + len(commit.places) + len(commit.controls)
+        count = len(commit.creations) + len(commit.written) + len(commit.controls)
         for group in commit.groups:
             count += group.staged and 1 + len(group.controls)
         header = encode_commit_header(lsn, lsn - 1, commit.file_id, count, commit.size - COMMIT_HEADER_BYTES)
@@ -158,7 +159,7 @@ class CommitWriter:
         for _, _, apply in commit.creations:
             apply()
         place = commit.base | commit.file_id << 32
-        for run, at, body_bytes in commit.places:
+        for run, at, body_bytes in commit.written:
             first, count = run.first, len(run.sizes)
             run.descriptor.publish(first, count, run.length_at_end, (first, count | 1 << 32, place + at, body_bytes))
         for group in commit.groups:
@@ -202,9 +203,9 @@ def _bind_groups(
     for group in commit.groups:
         if not group.staged:
             continue
-        put(commit.runs[done : group.low])
+        put(commit.staged[done : group.low])
         done = group.high
-        members = commit.runs[group.low : group.high]
+        members = commit.staged[group.low : group.high]
         controls = [encode(commit.lsn) for encode, _ in group.controls]
         headers = [bytes(record[:RECORD_HEADER_BYTES]) for record in (*(encoded[run][0] for run in members), *controls)]
         nbytes = sum(len(piece) for run in members for piece in encoded[run]) + sum(map(len, controls))
@@ -214,5 +215,5 @@ def _bind_groups(
         put(members)
         records.extend(controls)
         at += sum(map(len, controls))
-    put(commit.runs[done:])
+    put(commit.staged[done:])
     return at

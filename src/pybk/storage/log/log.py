@@ -1,52 +1,79 @@
-"""The log: group commit by whoever waits.
+"""The log: entries are staged in a forming commit, and one thread writes and syncs the commit for all.
 
-Appends *stage* their entries in the commit that is forming. One thread at a time holds the **baton**: it takes the
-forming commit, has it written with one synced write, and wakes who waits. Waiting threads are drivers;
-the committer thread drives only for futures and for entries that nobody waits for, which it commits once they have been
-buffered for ``BUFFERED_NS``; it is the one that runs callbacks.
+Theory of operation
+===================
 
-Invariants:
-    A commit is written only after the one before it is durable, so a valid commit proves all before it.
-    Every step of a commit can be repeated: a driver that is interrupted at any line leaves the commit in ``_inflight``,
-    and the next driver does it again from the start, the same bytes at the same place.
-    A write or sync that failed is final: the log takes nothing more.
-    A commit that was refused fails, but for its entries of deferred ledgers, which were acknowledged when they were
-    staged: they are *kept* in a commit of their own, ``_kept``, which is tried again when maintenance looks, and by
-    ``flush(kept=True)``. It stands apart from the forming commit, so that a small commit, such as a delete that makes
-    room, is not refused for its size.
+**States of a commit.** There is one *forming* commit, ``_forming``; appends stage their entries in it. At most one
+commit is *in flight*, ``_inflight``; the leader encodes, writes and syncs it. A commit ends *done*: durable and
+published, or failed. At most one commit is *kept*, ``_kept``; it holds acknowledged entries that were refused, and is
+tried again later.
+
+::
+
+    forming --step--> in flight --written, synced, published--> done
+                          |------refused (no space)-----------> done with an error, and the forming commit with it;
+                          |                                     entries of deferred ledgers move to the kept commit
+                          |------write or sync failed---------> done with an error; so is each commit after it
+    kept --tried again--> in flight --refused again--> kept
+
+**Who leads.** ``GroupCommit`` decides which thread calls ``step``. A thread that waits for its append leads if no
+other thread does. The committer, which is the background thread, leads for futures, and for entries that no thread
+waits for: it commits those once they have been buffered for ``BUFFERED_NS``. It also runs callbacks.
+
+**Locks.** ``_mutex``, the mutex of the group commit, guards ``_forming``, ``_inflight``, ``_kept``, ``_refused`` and
+the clock. A thread that stages holds the ledger's ``lock`` and then takes the mutex. Only the leader uses ``_writer``,
+and only the leader sets ``_inflight``. No lock is held while the commit is written.
+
+**Why nothing is lost.**
+    A commit is written only after the one before it is durable, so a valid commit proves all before it. An entry is
+    staged by one step, the append to ``StagedEntries.sizes``, so an interrupt leaves it whole or not there. Each part
+    of ``step`` can be repeated: an interrupt at any line leaves the commit in ``_inflight``, and the next leader does
+    it again from the start, with the same bytes at the same location. A write or sync that failed is final, because
+    what is on disk is unknown then: ``_error`` is set, and the log takes nothing more. An exception of a signal
+    handler is told apart by its traceback, because it says nothing about the write. A refusal leaves nothing in doubt.
+    The refused commit fails together with the forming one, because later entries of the same ledgers would leave a
+    gap. Entries of deferred ledgers were acknowledged when they were staged, so they are kept. The kept commit stands
+    apart from the forming one, so that a small commit, such as a delete that frees space, is not refused for its size.
+    It is tried when maintenance runs, and by ``flush(kept=True)``.
+
+**Fork.** A child may use nothing of the log: ``after_fork`` fails what is staged there, and the parent goes on.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError
+from pybk.group_commit import Completion, GroupCommit
+from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.io.failures import is_from_signal_handler, start_thread
 from pybk.storage.log.admission import Admission, Ticket
-from pybk.storage.log.commit import Commit, Control, GroupEntries, GroupPart, StagedEntries, StagedGroup
+from pybk.storage.log.commit import Commit, Control, GroupEntries, GroupPart, StagedGroup
 from pybk.storage.log.commit_writer import CommitObserver, CommitWriter, LogFiles
 
 if TYPE_CHECKING:
-    from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.format.watermark import Watermark
 
-logger = logging.getLogger(__name__)
-
 BUFFERED_NS: Final = 50_000_000
-"""How long unwanted entries stay in memory before the committer commits them; below the 100 ms that are promised."""
+"""How long entries that no thread waits for stay in memory; below the 100 ms that are promised."""
 
 
 class Log:
-    """The append side of the log.
+    """The append side of the log; the ``Work`` of its group commit.
+
+    Attributes:
+        admission: The queue of appends that wait for space.
+        wait: ``GroupCommit.wait``.
+        when_done: ``GroupCommit.when_done``.
+        kick: ``GroupCommit.kick``.
 
     Threads: any, except where a method says who calls it.
     """
+
+    idles = False
 
     def __init__(
         self,
@@ -64,25 +91,27 @@ class Log:
         )
         self._outstanding_max = outstanding_bytes_max
         self.admission = Admission(outstanding_bytes_max)
-        self._held = False
-        self._mutex = threading.Lock()
+        self._paused = False
         self._forming = Commit()
         self._inflight: Commit | None = None
-        self._driver: threading.Lock | None = None
         self._error: PybkError | None = None
         self._refused: set[LedgerDescriptor] = set()
+        """Ledgers that take no entries since some were refused, and that were not readmitted yet."""
         self._refusal: PybkError | None = None
         self._kept: Commit | None = None
         self._tries_kept = False
-        self._callbacks: deque[Callable[[], None]] = deque()
+        """Whether the kept commit is to be written next."""
         self._writes_by_time = writes_by_time
         self._clock_runs = False
+        """Whether the committer sleeps for a time, and not until it is kicked."""
         self._clock_until_ns = 0
-        self._kick = threading.Lock()
-        self._kick.acquire()
-        self._stopping = False
-        self._committer = threading.Thread(target=self._commit_for_futures, name="pybk-committer", daemon=True)
-        start_thread(self._committer)
+        self._group = GroupCommit(self, "pybk-committer")
+        self._mutex = self._group.mutex
+        # Bound here, because an append then makes one call less for each.
+        self.wait = self._group.wait
+        self.when_done = self._group.when_done
+        self.kick = self._group.kick
+        start_thread(self._group.background)
 
     # ---- staging -------------------------------------------------------------------------------------------------
 
@@ -117,9 +146,9 @@ class Log:
         """Why the log takes nothing more, or None."""
         return self._error
 
-    def hold(self, held: bool) -> None:
-        """Have ``stage`` refuse entries, because the tail is as long as it may be; or no more."""
-        self._held = held
+    def pause_staging(self, paused: bool) -> None:
+        """Pause, or resume, staging of entries while the log that is not checkpointed is at its limit."""
+        self._paused = paused
 
     def stage(
         self,
@@ -132,7 +161,7 @@ class Log:
         base_length: int,
         overhead: int,
         wanted: bool,
-    ) -> Commit | None:
+    ) -> Completion | None:
         """Stage entries of one ledger; the caller holds ``descriptor.lock``.
 
         Args:
@@ -154,12 +183,12 @@ class Log:
             PybkError: The log failed or is closed, or the ledger takes no more.
         """
         with self._mutex:
-            run = self._open_run(descriptor, first_entry_id, nbytes, base_length, overhead, wanted)
-            if run is None:
+            entries = self._open_entries(descriptor, first_entry_id, nbytes, base_length, overhead, wanted)
+            if entries is None:
                 return None
-            run.parts.extend(parts)
-            run.sizes.extend(sizes)
-            return run.commit
+            entries.parts.extend(parts)
+            entries.sizes.extend(sizes)
+            return entries.completion
 
     def stage_entry(
         self,
@@ -170,49 +199,52 @@ class Log:
         base_length: int,
         overhead: int,
         wanted: bool,
-    ) -> Commit | None:
+    ) -> Completion | None:
         """Stage one entry, given as what stands before its payload, and the payload; otherwise as ``stage``."""
         size = overhead + len(payload)
         with self._mutex:
             commit = self._forming
-            run = descriptor.staging
+            entries = descriptor.staging
             if (
-                run is None
-                or run.commit is not commit
-                or len(run.parts) != 2 * len(run.sizes)
+                entries is None
+                or entries.completion is not commit
+                or len(entries.parts) != 2 * len(entries.sizes)
                 or descriptor.error is not None
                 or self._error is not None
-                or self._held
+                or self._paused
                 or self.outstanding_bytes + size > self.admission.room
             ):
-                run = self._open_run(descriptor, entry_id, size, base_length, overhead, wanted)
-                if run is None:
+                entries = self._open_entries(descriptor, entry_id, size, base_length, overhead, wanted)
+                if entries is None:
                     return None
             else:
                 commit.payload_bytes += size
-            run.parts.append(prefix)
-            run.parts.append(payload)
-            run.sizes.append(size)
-        return run.commit
+            entries.parts.append(prefix)
+            entries.parts.append(payload)
+            entries.sizes.append(size)
+        return entries.completion
 
-    def _open_run(
+    def _open_entries(
         self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int, wanted: bool
     ) -> StagedEntries | None:
-        """Return the ledger's run in the forming commit, with room for some bytes; the caller holds the mutex."""
+        """Return the ledger's entries in the forming commit, to stage some bytes; None if they must wait for space.
+
+        The caller holds the mutex.
+        """
         if self._error is not None:
             raise self._error.with_traceback(None)
         if descriptor.error is not None:
             raise descriptor.error.with_traceback(None)
         commit = self._forming
-        if self._held or self._is_full(descriptor.ticket, nbytes):
+        if self._paused or self._is_full(descriptor.ticket, nbytes):
             return None
-        run = descriptor.staging
-        if run is None or run.commit is not commit or not run.takes_more:
-            run = StagedEntries(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
-            commit.runs.append(run)
-            descriptor.staging = run
-        elif len(run.parts) != 2 * len(run.sizes):
-            run.trim()
+        entries = descriptor.staging
+        if entries is None or entries.completion is not commit or not entries.takes_more:
+            entries = StagedEntries(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
+            commit.staged.append(entries)
+            descriptor.staging = entries
+        elif len(entries.parts) != 2 * len(entries.sizes):
+            entries.trim()
         commit.payload_bytes += nbytes
         if wanted:
             commit.wanted = True
@@ -220,11 +252,11 @@ class Log:
             commit.buffered_ns = time.monotonic_ns()
             if self._writes_by_time and not self._clock_runs:
                 self._clock_runs = True
-                self._kick_committer()
-        return run
+                self._group.kick_background()
+        return entries
 
-    def _is_full(self, ticket: Ticket | None, nbytes: int) -> bool:
-        """Return whether entries of this size have to wait for room; the caller holds the mutex."""
+    def _is_full(self, ticket: object | None, nbytes: int) -> bool:
+        """Return whether entries of this size have to wait for space; the caller holds the mutex."""
         inflight, kept = self._inflight, self._kept
         outstanding = self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
         if kept is not None and kept is not inflight:
@@ -266,17 +298,17 @@ class Log:
             for error in (self._error, *(part.descriptor.error for part in parts)):
                 if error is not None:
                     raise error.with_traceback(None)
-            if parts and (self._held or self._is_full(ticket, nbytes)):
+            if parts and (self._paused or self._is_full(ticket, nbytes)):
                 return None
             commit = self._forming
-            low = len(commit.runs)
+            low = len(commit.staged)
             group = StagedGroup(low, low + len(parts), controls)
             now_ns = time.monotonic_ns()
-            runs = [GroupEntries(commit, group, part, now_ns) for part in parts]
-            commit.runs.extend(runs)
+            staged = [GroupEntries(commit, group, part, now_ns) for part in parts]
+            commit.staged.extend(staged)
             commit.groups.append(group)
-            for run in runs:
-                run.descriptor.staging = run
+            for entries in staged:
+                entries.descriptor.staging = entries
             claim(commit)
             commit.payload_bytes += nbytes
             commit.wanted = True
@@ -292,7 +324,7 @@ class Log:
         creates: LedgerDescriptor | None = None,
         claim: Callable[[Commit], None] | None = None,
     ) -> Commit | None:
-        """Stage a control record behind everything staged so far.
+        """Stage a control record after everything staged so far.
 
         Args:
             encode: Given the LSN, returns the whole record.
@@ -325,58 +357,11 @@ class Log:
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
-    def wait(self, commit: Commit) -> None:
-        """Return when ``commit`` is done, driving the log meanwhile if nobody does."""
-        token = threading.Lock()
-        try:
-            try:
-                self._wait(commit, token)
-            finally:
-                self._release_baton(token)
-        except BaseException:
-            # An exception inside the line above must not keep the baton; releasing twice is harmless.
-            self._release_baton(token)
-            raise
-
-    def _wait(self, commit: Commit, token: threading.Lock) -> None:
-        with self._mutex:
-            if commit.done:
-                return
-            commit.wanted = True
-            leads = self._driver is None
-            if leads:
-                self._driver = token
-            else:
-                token.acquire()
-                commit.waiters.append(token)
-        if not leads:
-            token.acquire()
-        while not commit.is_done():
-            self._drive_once()
-
-    def when_done(self, commit: Commit, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called by the committer thread once ``commit`` is done; at once if the log is closed."""
-        with self._mutex:
-            commit.wanted = True
-            if commit.done:
-                self._callbacks.append(callback)
-            else:
-                commit.callbacks.append(callback)
-            self._kick_committer()
-        if self._stopping:
-            self._run_callbacks()
-
-    def kick(self) -> None:
-        """See to it that what is staged and wanted gets committed although nobody waits."""
-        if self._driver is None and self._kick.locked():
-            with self._mutex:
-                self._kick_committer()
-
     def wait_for_space(self) -> None:
         """Return when the bytes outstanding now are fewer, driving the log if need be.
 
         Raises:
-            StorageRefusedError: Kept entries take the room, and writing them was refused again.
+            StorageRefusedError: Kept entries take the space, and writing them was refused again.
         """
         with self._mutex:
             commit = self._awaited() or self._forming
@@ -424,105 +409,49 @@ class Log:
             if self._kept in (kept, None) and kept.error is not None:
                 raise kept.error.with_traceback(None)
 
-    # ---- the baton -----------------------------------------------------------------------------------------------
+    # ---- what the group commit calls -----------------------------------------------------------------------------
 
-    def _release_baton(self, token: threading.Lock) -> None:
-        """Pass the baton on, if ``token`` holds it: to a waiter, else to the committer if anything is wanted."""
-        with self._mutex:
-            if token.locked():  # whoever left waits no more, and must not be handed the baton later
-                token.release()
-            if self._driver is not token:
-                return
-            for commit in (self._inflight, self._forming):
-                if commit is not None:
-                    if commit.done:
-                        commit.wake()
-                    for waiter in commit.waiters:
-                        if waiter is not token and waiter.locked():
-                            self._driver = waiter
-                            waiter.release()
-                            return
-            self._driver = None
-            if self._inflight is not None or self._forming.wanted or self._callbacks:
-                self._kick_committer()
+    def is_pending(self) -> bool:
+        """Return whether a commit is in flight or wanted; the caller holds the mutex."""
+        return self._inflight is not None or self._forming.wanted
 
-    def _kick_committer(self) -> None:
-        if self._kick.locked():
-            self._kick.release()
+    def sleep_seconds(self) -> float:
+        """Return how long the committer may sleep: until buffered entries are due; -1 if until it is kicked.
 
-    def _commit_for_futures(self) -> None:
-        """Body of the committer thread; without it nobody would commit what only futures and time wait for."""
-        try:
-            while True:
-                self._kick.acquire(timeout=self._seconds_until_due())
-                if self._stopping:
-                    return
-                try:
-                    while self._drive_for_futures():
-                        pass
-                except BaseException:  # a callback may raise what it likes; those after it are called all the same
-                    logger.exception("the committer thread continues after an exception")
-                    with self._mutex:
-                        self._kick_committer()
-        finally:
-            if not self._stopping:
-                self.fail(StorageFailedError("the committer thread has ended; close the store and open it again"))
-
-    def _seconds_until_due(self) -> float:
-        """Return how long the committer may sleep: until buffered entries are due, which it then wants; -1: for ever.
-
-        The first buffered entry starts the clock. It runs on for a while after the last, so that it is not started for
-        each commit, and then stops, so that a log at rest costs nothing.
+        Entries that are due are wanted from then on. The first buffered entry starts the clock. The clock runs on for a
+        while after the last one, so that it is not started for each commit, and then stops, so that a log at rest costs
+        nothing. The caller holds the mutex.
         """
         if not self._clock_runs:
             return -1.0
-        with self._mutex:
-            commit = self._forming
-            now_ns = time.monotonic_ns()
-            if commit.buffered_ns:
-                self._clock_until_ns = now_ns + BUFFERED_NS
-                left_ns = BUFFERED_NS if commit.wanted else commit.buffered_ns + BUFFERED_NS - now_ns
-                if left_ns <= 0:
-                    commit.wanted = True
-                    self._kick_committer()
-            else:
-                left_ns = self._clock_until_ns - now_ns
-                self._clock_runs = left_ns > 0
+        commit = self._forming
+        now_ns = time.monotonic_ns()
+        if commit.buffered_ns:
+            self._clock_until_ns = now_ns + BUFFERED_NS
+            left_ns = BUFFERED_NS if commit.wanted else commit.buffered_ns + BUFFERED_NS - now_ns
+            commit.wanted = commit.wanted or left_ns <= 0
+        else:
+            left_ns = self._clock_until_ns - now_ns
+            self._clock_runs = left_ns > 0
         return max(0, left_ns) / 1e9 if self._clock_runs else -1.0
 
-    def _drive_for_futures(self) -> bool:
-        self._run_callbacks()
-        token = threading.Lock()
-        token.acquire()
-        with self._mutex:
-            if self._driver is not None or not (self._inflight is not None or self._forming.wanted):
-                return False
-            self._driver = token
-        try:
-            self._drive_once()
-        finally:
-            self._release_baton(token)
-        self._run_callbacks()
-        return True
+    def idle(self) -> None:
+        """Do nothing: the log has no idle work."""
 
-    def _run_callbacks(self) -> None:
-        while True:
-            try:
-                callback = self._callbacks.popleft()
-            except IndexError:
-                return
-            try:
-                callback()
-            except Exception:
-                logger.exception("a callback of a finished append raised; the append itself is done")
+    def interrupt(self) -> None:
+        """Do nothing: a step of the log never pauses."""
+
+    def background_ended(self) -> None:
+        """Fail the log: without the committer, what only futures and the clock wait for would never be committed."""
+        self.fail(StorageFailedError("the committer thread has ended; close the store and open it again"))
 
     # ---- one commit ----------------------------------------------------------------------------------------------
 
-    def _drive_once(self) -> None:
-        """Make one commit durable, or fail it; the caller holds the baton."""
+    def step(self) -> None:
+        """Make one commit durable, or fail it; the caller leads."""
         with self._mutex:
             if self._inflight is None:
-                self._inflight = self._next_commit()
+                self._inflight = self._forming if self._kept is None else self._next_commit()
             commit = self._inflight
             if self._forming is commit:  # also when an interrupt came between the two
                 self._forming = Commit()
@@ -542,7 +471,7 @@ class Log:
                 self._fail(commit, error)
             except Exception as error:
                 if is_from_signal_handler(error):
-                    raise  # the write did not fail: the next driver repeats it
+                    raise  # the write did not fail: the next leader repeats it
                 failed = StorageFailedError(
                     f"writing the log failed ({error}); this store takes no more appends: close it, mend the device, "
                     "open it again"
@@ -559,7 +488,7 @@ class Log:
             return self._forming
         self._tries_kept = False
         kept.error = None
-        kept.runs = [run for run in kept.runs if not run.descriptor.deleted]
+        kept.staged = [entries for entries in kept.staged if not entries.descriptor.deleted]
         return kept
 
     def _put_back(self, kept: Commit, error: StorageRefusedError) -> None:
@@ -576,28 +505,24 @@ class Log:
         """
         with self._mutex:
             commit.fail(error)  # once it has an error it is not written any more, whatever comes between
-            behind = commit.behind = commit.behind or self._forming
-            behind.fail(error)
+            forming = commit.failed_with = commit.failed_with or self._forming
+            forming.fail(error)
             if isinstance(error, StorageRefusedError):
                 self._refusal = error
-                self._refused.update(commit.ledgers(), behind.ledgers())
-            if self._forming is behind:  # only now, when none of its ledgers takes more
+                self._refused.update(commit.ledgers(), forming.ledgers())
+            if self._forming is forming:  # only now, when none of its ledgers takes more
                 if isinstance(error, StorageRefusedError):
                     before = () if self._kept is None else (self._kept,)
-                    self._kept = Commit.of_acknowledged(error, *before, commit, behind)
+                    self._kept = Commit.of_acknowledged(error, *before, commit, forming)
                 self._forming = Commit()
-            behind.done = commit.done = True
+            forming.done = commit.done = True
 
     def _finish(self, commit: Commit) -> None:
-        """Wake who waits for a done commit, and for what failed with it; may be repeated."""
+        """Complete a done commit, and the one that failed with it; may be repeated."""
         with self._mutex:
-            for done in filter(None, (commit, commit.behind)):
-                if done.callbacks:
-                    self._callbacks.extend(done.callbacks)
-                    done.callbacks = []
-                    self._kick_committer()
+            for done in (commit,) if commit.failed_with is None else (commit, commit.failed_with):
                 done.release_buffers()
-                done.wake()
+                self._group.complete(done)
             if self._kept is commit:
                 self._kept = None
                 self._refused = {each for each in self._refused if not self._takes_again(each, commit)}
@@ -607,7 +532,7 @@ class Log:
     @staticmethod
     def _takes_again(descriptor: LedgerDescriptor, kept: Commit) -> bool:
         """Have a ledger take entries again if its kept entries are durable now; return whether it does."""
-        return any(run.descriptor is descriptor for run in kept.runs) and descriptor.readmit()
+        return any(entries.descriptor is descriptor for entries in kept.staged) and descriptor.readmit()
 
     def readmit(self) -> None:
         """Have ledgers that were refused for now take entries again; those that are busy at the next call.
@@ -619,7 +544,7 @@ class Log:
                 if self._kept is not None:
                     self._tries_kept = True
                     self._forming.wanted = True
-                    self._kick_committer()
+                    self._group.kick_background()
                 self._refused = {descriptor for descriptor in self._refused if not descriptor.readmit()}
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
@@ -633,47 +558,14 @@ class Log:
         Returns:
             LSN of the last commit in the files so far.
         """
-        return self._holding_baton(lambda: self._cut(snapshot))
+        return self._group.lead(lambda: self._cut(snapshot))
 
     def _cut(self, snapshot: Callable[[], None]) -> int:
         while self._inflight is not None:
-            self._drive_once()
+            self.step()
         self._writer.leave_file()
         snapshot()
         return self.durable_lsn
-
-    def _holding_baton(self, work: Callable[[], int]) -> int:
-        token = threading.Lock()
-        try:
-            try:
-                token.acquire()
-                with self._mutex:
-                    if self._driver is None:
-                        self._driver = token
-                    else:
-                        self._forming.waiters.append(token)
-                if self._driver is not token:
-                    token.acquire()
-                    self._take_baton(token)
-                return work()
-            finally:
-                self._release_baton(token)
-        except BaseException:
-            self._release_baton(token)
-            raise
-
-    def _take_baton(self, token: threading.Lock) -> None:
-        """Become the driver after having been woken, whether the baton came with the wake-up or not."""
-        while True:
-            with self._mutex:
-                if self._driver is None:
-                    self._driver = token
-                if self._driver is token:
-                    return
-                if not token.locked():
-                    token.acquire()
-                self._forming.waiters.append(token)
-            token.acquire()
 
     def fail(self, error: PybkError) -> None:
         """Take nothing more, and fail what is staged, with ``error``."""
@@ -683,7 +575,8 @@ class Log:
 
     def after_fork(self, error: PybkError) -> None:
         """Be of no use in a forked child: nothing is locked or pending, and all that is asked raises ``error``."""
-        self._mutex = threading.Lock()
+        self._group.after_fork()
+        self._mutex = self._group.mutex
         self._error = error
         for commit in (self._inflight, self._forming):
             if commit is not None and not commit.done:
@@ -697,10 +590,5 @@ class Log:
                 self.flush(kept=True)
         finally:
             self.fail(ClosedError("the manager is closed; open it again to append"))
-            self._stopping = True
-            with self._mutex:
-                self._kick_committer()
-            if threading.current_thread() is not self._committer:
-                self._committer.join()
-            self._run_callbacks()
+            self._group.stop()
             self._writer.leave_file()
