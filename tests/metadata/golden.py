@@ -14,9 +14,9 @@ from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
-from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.metadata.pointers import _key
 from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
+from pybk.metadata.underreplication import UnderReplicatedLedger, _missing_key, _record_json
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment

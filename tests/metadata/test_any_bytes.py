@@ -19,9 +19,9 @@ from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, 
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
-from pybk.metadata.locks import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
 from pybk.metadata.store import MetadataStore
+from pybk.metadata.underreplication import UnderReplicatedLedger, _missing_key, _record_json
 from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.batches import entry_span, locate_entries

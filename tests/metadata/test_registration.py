@@ -20,9 +20,10 @@ from pybk.flags import StorageHint
 from pybk.ledger import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import leaves_after
-from pybk.metadata.locks import UNDER_REPLICATED_KEY, Election
+from pybk.metadata.locks import Election
 from pybk.metadata.registration import BookieCookie, BookieRegistration
 from pybk.metadata.store import Node
+from pybk.metadata.underreplication import UNDER_REPLICATED_KEY
 from tests.metadata.harness import World
 from tests.metadata.records import KEY, bookie, cluster_on, is_held, registration
 from tests.metadata.simulated_store import Fault, SimServer

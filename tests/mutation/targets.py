@@ -121,6 +121,7 @@ ROOMS: Final = (
             "metadata.lmdb_store": ("tests/metadata/test_lmdb_store.py", *_TREE),
             "metadata.lmdb_rows": ("tests/metadata/test_formats.py", "tests/metadata/test_lmdb_store.py"),
             "metadata.locks": (*_RECORDS, "tests/metadata/test_lmdb_store.py"),
+            "metadata.underreplication": _RECORDS,
             "metadata.pointers": ("tests/metadata/test_pointers.py",),
             "metadata.cas": ("tests/metadata/test_cas.py",),
             "metadata.store": _TREE,

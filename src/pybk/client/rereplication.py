@@ -19,7 +19,7 @@ from pybk.replication.rereplication import RereplicationMachine
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
-    from pybk.metadata.locks import UnderReplicatedLedger
+    from pybk.metadata.underreplication import UnderReplicatedLedger
 
 logger = logging.getLogger(__name__)
 

@@ -44,6 +44,7 @@ from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
 from pybk.metadata.registration import Bookies
 from pybk.metadata.store import MetadataStore, Node
+from pybk.metadata.underreplication import UnderReplication
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Upgrade(NamedTuple):
     absent: tuple[str, ...]
 
 
-class ClusterMetadata(Ledgers, Bookies, Locks, Pointers, DurablePositions):
+class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, DurablePositions):
     """A cluster's metadata. Threads: any.
 
     Args:

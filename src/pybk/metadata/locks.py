@@ -1,4 +1,8 @@
-"""Locks, elections and the record of what must be replicated again."""
+"""Locks and elections in the metadata store.
+
+A lock is a leased key: the store removes it when the session of its holder ends. A lease tells others to keep away and
+is no more than that, so an action that must not happen twice needs a compare-and-set as well.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +11,24 @@ import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from pybk.errors import (
-    CorruptError,
     MetadataExistsError,
-    MetadataForgedError,
     MetadataVersionError,
-    UnsupportedFormatError,
 )
-from pybk.ledger import Bookie
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,
     decode_json,
     encode_json,
-    from_base64,
-    to_base64,
 )
-from pybk.metadata.ledgers import leaves_after, ledger_path
 from pybk.metadata.registration import OWNER_BYTES, name_in_key
 from pybk.metadata.store import MetadataStore, Node, Watch
 
 logger = logging.getLogger(__name__)
 
 LOCKS_KEY: Final = "locks"
-UNDER_REPLICATED_KEY: Final = "underreplicated"
-NEWS_KEY: Final = "underreplicated-news"
-"""Changed after each new record, as watches see one level only."""
-
-
-class UnderReplicatedLedger(NamedTuple):
-    """A ledger that a bookie of its ensembles misses entries of.
-
-    Attributes:
-        ledger_id: The ledger.
-        bookie: The bookie.
-        first_entry_id: The first entry that it may miss.
-    """
-
-    ledger_id: int
-    bookie: Bookie
-    first_entry_id: int
 
 
 class Lease:
@@ -146,7 +126,7 @@ class Election:
 
 
 class Locks(AuthenticatedValues):
-    """Locks, elections and under-replicated ledgers of a cluster. Threads: any.
+    """Locks and elections of a cluster. Threads: any.
 
     Every method raises MetadataUnreachableError, too.
     """
@@ -220,108 +200,6 @@ class Locks(AuthenticatedValues):
         """Call ``callback`` after somebody took or released a lock, as ``MetadataStore.watch`` does."""
         return self._store.watch(_lock_key(name), callback)
 
-    def mark_under_replicated(self, ledger_id: int, bookie: Bookie, first_entry_id: int) -> None:
-        """Record that a bookie misses entries of a ledger, durably; the lowest first entry counts.
-
-        A record that cannot be read is replaced by one that says that all entries may be missing.
-
-        Args:
-            ledger_id: The ledger.
-            bookie: The bookie.
-            first_entry_id: The first entry that it may miss.
-        """
-        key = _missing_key(ledger_id, bookie)
-        record = UnderReplicatedLedger(ledger_id, bookie, first_entry_id)
-        while True:
-            node = self._store.get(key, latest=True)
-            try:
-                if node is None:
-                    self._create(ValueKind.UNDER_REPLICATED, key, _record_json(record))
-                else:
-                    self._lower(key, node, record)
-                return self._tell_news()
-            except (MetadataExistsError, MetadataVersionError):
-                continue
-
-    def list_under_replicated(self, *, after: int = -1, count: int = 1000) -> list[UnderReplicatedLedger]:
-        """Return the next records, by ledger.
-
-        Args:
-            after: The last ledger of the page before, -1 for the first page.
-            count: How many are enough; all records of the last ledger are returned. Damaged ones are left out, and
-                logged.
-        """
-        keys = [key for _, key in leaves_after(self._store, UNDER_REPLICATED_KEY, after, count)]
-        records = []
-        for key, node in zip(keys, self._store.get_many(keys), strict=True):
-            try:
-                if node is not None:
-                    records.append(self._record(key, node))
-            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-                logger.warning("a record of missing entries is left out: %s", error)
-        return records
-
-    def unmark_under_replicated(self, record: UnderReplicatedLedger) -> bool:
-        """Remove a record, as the entries are replicated again.
-
-        Returns:
-            Whether it is gone; False if more entries were found missing meanwhile.
-        """
-        key = _missing_key(record.ledger_id, record.bookie)
-        while (node := self._store.get(key, latest=True)) is not None:
-            if self._record(key, node).first_entry_id < record.first_entry_id:
-                return False
-            try:
-                self._delete(key, node.version)
-            except MetadataVersionError:
-                continue
-        return True
-
-    def watch_under_replicated(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after records came, as ``MetadataStore.watch`` does; those that go are not told."""
-        return self._store.watch(NEWS_KEY, callback)
-
-    def _tell_news(self) -> None:
-        node = self._store.get(NEWS_KEY)
-        with suppress(MetadataExistsError, MetadataVersionError):  # somebody else has told just now
-            if node is None:
-                self._create(ValueKind.NEWS, NEWS_KEY, b"")
-            else:
-                self._put(ValueKind.NEWS, NEWS_KEY, b"", node.version)
-
-    def _lower(self, key: str, node: Node, record: UnderReplicatedLedger) -> None:
-        """Have a record begin no later than this one."""
-        try:
-            if self._record(key, node).first_entry_id <= record.first_entry_id:
-                return
-        except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-            logger.warning("a record of missing entries is replaced by one of all entries: %s", error)
-            record = record._replace(first_entry_id=0)
-        self._put(ValueKind.UNDER_REPLICATED, key, _record_json(record), node.version)
-
-    def _record(self, key: str, node: Node) -> UnderReplicatedLedger:
-        def make(values: dict[str, Any]) -> UnderReplicatedLedger:
-            bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
-            return UnderReplicatedLedger(int(values["ledger_id"]), bookie, int(values["first_entry_id"]))
-
-        payload = self._payload_of(ValueKind.UNDER_REPLICATED, key, node.value)
-        return decode_json(payload, make, where=f"metadata key {key!r}")
-
 
 def _lock_key(name: str) -> str:
     return f"{LOCKS_KEY}/{name_in_key(name)}"
-
-
-def _missing_key(ledger_id: int, bookie: Bookie) -> str:
-    return f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}-{bookie.instance.hex()}"
-
-
-def _record_json(record: UnderReplicatedLedger) -> bytes:
-    return encode_json(
-        {
-            "ledger_id": record.ledger_id,
-            "bookie_id": record.bookie.bookie_id,
-            "instance": to_base64(record.bookie.instance),
-            "first_entry_id": record.first_entry_id,
-        }
-    )
