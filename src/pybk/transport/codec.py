@@ -1,4 +1,11 @@
-"""Messages to frames and back: the protocol's requests and replies, and what sessions say among themselves."""
+"""Messages to frames and back: the protocol's requests and replies, and the messages of sessions themselves.
+
+A new wire message is added in three places: its dataclass in ``pybk.replication.messages``, or here if only the
+transport knows it; its number in ``MessageKind`` (even for requests, odd for replies) with one encoder in
+``_ENCODERS`` and, for a request, one decoder in ``_REQUESTS``; and one row of the table in ``docs/wire.md``. Encoders
+and decoders are pure functions. A decoder must raise FrameError, and nothing else, for numbers that no such message
+may have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,24 @@
-"""A client's end of the wire to one bookie."""
+"""The client's end of the wire to one bookie.
+
+Theory of operation
+-------------------
+
+A link has one socket per session and never lets ZeroMQ reconnect. Its states:
+
+    CLOSED --send, _open--> CONNECTING --handshake, _greet--> GREETED --WELCOME, _begin--> UP
+       ^                        |                                |                         |
+       +------- _lose ----------+--------------------------------+-------------------------+
+    UP --NO_SESSION (the bookie forgot the session), _without_session--> GREETED, over the same connection
+
+``_socket`` is None only in CLOSED, ``_mac`` is set only in UP. Requests that are sent before UP wait in
+``_outstanding`` and are transmitted by ``_begin``. ``_lose`` reports all of them as unanswered, because nobody knows
+whether they took effect; after a forgotten session they are sent again, because the bookie is the same process and
+compares entries that it has. Each request has exactly one outcome, which ``Links.poll`` returns.
+
+A link ends a connection that is not UP within the time of a handshake, that the socket's monitor reports as broken,
+or that is silent after a ping (``_look_after``). Everything runs in the thread that calls ``send`` and
+``Links.poll``, one at a time; there are no locks.
+"""
 
 from __future__ import annotations
 

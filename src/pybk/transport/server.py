@@ -1,4 +1,22 @@
-"""A bookie's end of the wire: one socket for all clients, their sessions, and what they proved."""
+"""The bookie's end of the wire: one ROUTER socket for all clients, their sessions, and the rights that they proved.
+
+Theory of operation
+-------------------
+
+The bookie's thread calls ``receive`` in a loop. Each call drains the socket into the lanes (``_drain``), takes one
+turn of messages from the lanes (``Lanes.turn``), and checks each message (``_admit``) in this order: form, MAC,
+counter, instance, checksum, content. Greetings, pings, proofs of rights and wrong messages are answered here; all
+other requests are returned, and the bookie answers them with ``reply``.
+
+A connection has no session until its HELLO is answered with WELCOME (``_greet``); a second HELLO replaces the
+session. A session ends when its client is gone or does not read, when it sends more than its lane takes, or when it
+is idle and another client needs its place. ``take_ended`` returns the ended sessions. A request without a session is
+answered NO_SESSION, and the client greets again.
+
+Three descriptors wake ``receive`` besides the socket: ``wake``, the ZAP authenticator (``curve``), and the monitor
+that bounds the connections (``connection_limit``). One thread uses a server at a time; only ``wake`` may be called by
+any.
+"""
 
 from __future__ import annotations
 
