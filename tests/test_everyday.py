@@ -94,8 +94,14 @@ def test_a_reader_is_iterated_up_to_what_is_confirmed(manager: LedgerManager) ->
         reader.read_last_add_confirmed()
         assert [entry.payload for entry in reader] == numbered(5)
         assert [entry.payload for entry in reader] == numbered(5), "iterating again begins again"
+        assert list(reader.read()) == list(reader)
+        assert [entry.payload for entry in reader.read(3)] == numbered(2, 3)
+        assert list(reader.read(5)) == []
+        with pytest.raises(ReadRangeError):
+            reader.read(6)
 
         async def main() -> list[bytes]:
+            assert [entry.payload async for entry in reader.read_async(3)] == numbered(2, 3)
             return [entry.payload async for entry in reader]
 
         assert asyncio.run(main()) == numbered(5)

@@ -9,23 +9,33 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args, get_origin
 
 import pytest
 
 from pybk import (
+    CookieError,
     DigestType,
     LedgerManager,
     LedgerReader,
     LedgerType,
     LedgerWriter,
+    Passwords,
     PybkError,
     ReadFlag,
     StorageHint,
+    UsageError,
     WriteFlag,
+    rebuild_index,
+    rebuild_index_async,
+    verify,
+    verify_async,
 )
 from tests.paths import ROOT
+from tests.storage.real_store import open_quick
 from tests.waiting import PROCESS_S
 
 PUBLIC: dict[str, Any] = {
@@ -126,7 +136,7 @@ def test_importing_is_silent_and_lean() -> None:
     """No handlers, no output, and none of the modules that only extras, commands or repairs need."""
     program = (
         "import logging, sys, pybk\n"
-        "late = {'tqdm', 'tabulate', 'zstandard', 'prometheus_client', 'pybk.storage.repair.rebuild'}\n"
+        "late = {'tqdm', 'tabulate', 'zstandard', 'prometheus_client', 'pyarrow', 'zmq'}\n"
         "late &= set(sys.modules)\n"
         "assert not late, late\n"
         "assert not logging.getLogger().handlers\n"
@@ -159,3 +169,72 @@ def test_version_and_changelog_agree() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## (Unreleased|{re.escape(version)})\b", text, re.MULTILINE)
     assert (ROOT / "src" / "pybk" / "py.typed").exists()
+
+
+def test_verify_and_rebuild_index_are_functions(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as manager, manager.create_ledger(password=b"p") as writer:
+        writer.append_many([b"a", b"b"])
+    seen: list[tuple[int, int]] = []
+    found = verify(tmp_path, password=b"p", progress=lambda done, total: seen.append((done, total)))
+    assert (found.problems, found.ledgers, found.entries, found.complete) == ((), 1, 2, True)
+    assert seen
+    assert not verify(tmp_path).complete
+    assert asyncio.run(verify_async(tmp_path, passwords=Passwords(ledgers={0: b"p"}))) == found
+    assert rebuild_index(tmp_path).made
+    assert asyncio.run(rebuild_index_async(tmp_path)).lost == ()
+    with pytest.raises(UsageError, match="both given"):
+        verify(tmp_path, password=b"p", passwords=Passwords())
+    for call in (verify, rebuild_index):
+        with pytest.raises(UsageError, match="is a URL"):
+            call("lmdb:///metadata")
+        with pytest.raises(CookieError):
+            call(tmp_path / "nothing")
+
+
+INTERNAL_CONSTRUCTORS = {"AppendFuture", "LedgerManager", "LedgerReader", "LedgerWriter", "Opening"}
+"""Classes whose objects pybk makes: applications do not call them."""
+
+
+def parts_of(annotation: Any) -> Iterator[type]:
+    """Yield the classes that an annotation is made of."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        yield annotation
+    for part in (get_origin(annotation), *get_args(annotation)):
+        if part is not None and part is not annotation:
+            yield from parts_of(part)
+
+
+def signatures_of(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the public functions of an exported thing, and the thing itself if it has annotated attributes."""
+    yield name, thing
+    if not inspect.isclass(thing):
+        return
+    for attribute, value in vars(thing).items():
+        if attribute == "__init__" and name not in INTERNAL_CONSTRUCTORS:
+            yield f"{name}()", value
+        if attribute.startswith("_"):
+            continue
+        found = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if inspect.isfunction(found):
+            yield f"{name}.{attribute}", found
+
+
+def test_every_type_of_a_public_signature_is_exported() -> None:
+    exported = {id(value) for value in PUBLIC.values()}
+    # entry.py imports pyarrow for the type checker alone.
+    names = {**PUBLIC, "pa": SimpleNamespace(RecordBatch=object)}
+    missing = set()
+    for exported_name in EXPORTED:
+        for where, thing in signatures_of(exported_name, PUBLIC[exported_name]):
+            if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+                continue
+            module = vars(sys.modules[thing.__module__])
+            hints = inspect.get_annotations(thing)
+            for text in hints.values():
+                annotation = eval(text, {**names, **module}) if isinstance(text, str) else text
+                missing |= {
+                    (where, part.__qualname__)
+                    for part in parts_of(annotation)
+                    if part.__module__.startswith("pybk.") and id(part) not in exported
+                }
+    assert not missing

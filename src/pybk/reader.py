@@ -119,12 +119,12 @@ class LedgerReader:
         """Read all entries up to ``last_add_confirmed``, as ``read_async`` does; ``follow_async`` waits for more."""
         return self.read_async(0, self._last_add_confirmed)
 
-    def read(self, first: int, last: int) -> Iterator[Entry]:
+    def read(self, first: int = 0, last: int | None = None) -> Iterator[Entry]:
         """Read entries in order; both ends inclusive, each entry verified.
 
         Args:
             first: First entry id.
-            last: Last entry id, at most ``last_add_confirmed``; ``first - 1`` reads nothing.
+            last: Last entry id, at most ``last_add_confirmed``, which None stands for; ``first - 1`` reads nothing.
 
         Raises:
             ReadRangeError: The range is not within 0 to ``last_add_confirmed``.
@@ -133,7 +133,7 @@ class LedgerReader:
             CorruptError: An entry is known to exist and cannot be read; raised when iteration comes to it, or before.
         """
         if type(first) is not int or type(last) is not int:
-            first, last = _whole(first), _whole(last)
+            first, last = _whole(first), self._last_add_confirmed if last is None else _whole(last)
         if first == last and self._plain and 0 <= first <= self._last_add_confirmed:
             if self._closed or self._descriptor.deleted or self._backend.ended:
                 self._check_open()
@@ -192,9 +192,9 @@ class LedgerReader:
         """Read a batch in a thread, so that the event loop goes on."""
         return await asyncio.to_thread(self.read_batch, first, max_bytes=max_bytes, last=last)
 
-    async def read_async(self, first: int, last: int) -> AsyncIterator[Entry]:
-        """Read like ``read``; use with ``async for``. Disk and digests are worked on in a thread."""
-        first, last = _whole(first), _whole(last)
+    async def read_async(self, first: int = 0, last: int | None = None) -> AsyncIterator[Entry]:
+        """Read like ``read``; use with ``async for``. A thread reads the disk and verifies the entries."""
+        first, last = _whole(first), self._last_add_confirmed if last is None else _whole(last)
         self._check_range(first, last, self._last_add_confirmed)
         async for entry in self._entries_async(first, last):
             yield entry

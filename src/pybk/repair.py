@@ -1,0 +1,112 @@
+"""Checking a store and making its index again, as functions; ``pybk verify`` and ``pybk rebuild-index`` do the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from pybk.arguments import Tiers, path_of
+from pybk.credentials import Passwords
+from pybk.errors import UsageError
+from pybk.storage.repair.rebuild import Rebuilt
+from pybk.storage.repair.rebuild import rebuild_index as rebuild_store_index
+from pybk.storage.repair.verify import Verified, verify_store
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    password: bytes | None = None,
+    passwords: Passwords | None = None,
+    tiers: Tiers | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verified:
+    """Check everything that is durable in a store: files, index, entries and seals.
+
+    Nothing is locked or changed. The store may be closed, or open in another process; then it is checked up to the
+    durable watermark. A bookie's directory is a store, too.
+
+    Args:
+        path: The store's directory.
+        password: Checks the seals, and the digests of HMAC_SHA256 ledgers, of the ledgers that have this password.
+        passwords: The same for ledgers with different passwords; give one of the two.
+        tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
+        progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
+
+    Returns:
+        The problems, none for a sound store, and what was checked. ``complete`` is False if a password was missing.
+
+    Raises:
+        CookieError: There is no store at the path.
+        UsageError: An argument is wrong, or entries are compressed and the extra ``pybk[zstd]`` is not installed.
+
+    Threads: Any.
+    Cost: Reads every file once and every entry once more. Memory grows with the number of ledgers, not of entries.
+    """
+    root = _directory(path)
+    if password is not None and passwords is not None:
+        raise UsageError("password and passwords are both given; Passwords(default=password) holds both")
+    return verify_store(root, password=password, passwords=passwords, tiers=tiers, progress=progress)
+
+
+async def verify_async(
+    path: str | os.PathLike[str],
+    *,
+    password: bytes | None = None,
+    passwords: Passwords | None = None,
+    tiers: Tiers | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Verified:
+    """Check a store as ``verify`` does, in a thread, which is also the one that calls ``progress``."""
+    return await asyncio.to_thread(verify, path, password=password, passwords=passwords, tiers=tiers, progress=progress)
+
+
+def rebuild_index(
+    path: str | os.PathLike[str],
+    *,
+    accept_loss: bool = False,
+    tiers: Tiers | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rebuilt:
+    """Make the index of a store again, from its catalog and its files; no process may have the store open.
+
+    Args:
+        path: The store's directory.
+        accept_loss: Make the index even if entries are missing; reading those raises CorruptError from then on.
+        tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
+        progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
+
+    Returns:
+        What was found. If entries are missing and ``accept_loss`` is False, nothing is changed and ``made`` is False.
+
+    Raises:
+        StoreLockedError: A process has the store open.
+        CookieError: There is no store at the path, or a directory belongs to another store.
+        CorruptError: The catalog or the end of the log is damaged, so that it is unknown what the index should hold.
+        StorageFullError: There is not enough space for the new index; nothing was changed.
+
+    Durability: On return the new index is in place. After a stop at any point the store has its old index, the new
+        one, or none; without one an open says so, and this function can be called again.
+    Threads: Any; one process at a time, which the store's lock ensures.
+    Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
+    """
+    return rebuild_store_index(_directory(path), accept_loss=accept_loss, tiers=tiers, progress=progress)
+
+
+async def rebuild_index_async(
+    path: str | os.PathLike[str],
+    *,
+    accept_loss: bool = False,
+    tiers: Tiers | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rebuilt:
+    """Make an index again as ``rebuild_index`` does, in a thread, which is also the one that calls ``progress``."""
+    return await asyncio.to_thread(rebuild_index, path, accept_loss=accept_loss, tiers=tiers, progress=progress)
+
+
+def _directory(path: str | os.PathLike[str]) -> str:
+    root = path_of(path)
+    if "://" in root:
+        raise UsageError(f"{root} is a URL; give the directory of a store, or of each bookie of a cluster in turn")
+    return root
