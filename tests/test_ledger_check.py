@@ -11,7 +11,7 @@ from pybk.digest import DigestType, entry_digest
 from pybk.entry import EntryBatch
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import End, Lengths, contradictions
+from pybk.ledger_check import End, LengthCheck, contradictions
 
 LEDGER = 3
 
@@ -45,7 +45,7 @@ def batch(first: int, stride: int, *entries: tuple[int, int]) -> EntryBatch:
 
 def test_runs_in_any_order_that_continue_each_other_have_marks_at_both_ends_alone() -> None:
     metadata = metadata_of(6, 60)
-    lengths = Lengths(metadata)
+    lengths = LengthCheck(metadata)
     lengths.add(batch(4, 1, (10, 50), (10, 60)), 1)
     lengths.add(batch(0, 1, (10, 10), (10, 20)), 1)
     lengths.add(batch(2, 1, (10, 30), (10, 40)), 1)
@@ -59,13 +59,13 @@ def test_runs_in_any_order_that_continue_each_other_have_marks_at_both_ends_alon
 
 
 def test_nothing_read_has_no_marks() -> None:
-    lengths = Lengths(metadata_of(6, 60))
+    lengths = LengthCheck(metadata_of(6, 60))
     assert (lengths.marks(), lengths.last) == ((), None)
 
 
 def test_entries_that_are_missing_between_runs_are_no_contradiction() -> None:
     metadata = metadata_of(6, 60)
-    lengths = Lengths(metadata)
+    lengths = LengthCheck(metadata)
     lengths.add(batch(0, 1, (10, 10)), 1)
     lengths.add(batch(5, 1, (10, 60)), 1)
     assert lengths.marks() == ((-1, 0), (0, 10), (4, 50), (5, 60))
@@ -84,7 +84,7 @@ def test_entries_that_are_missing_between_runs_are_no_contradiction() -> None:
     ids=["in a run", "between runs", "in a stripe", "between runs of a stripe", "below zero"],
 )
 def test_lengths_that_do_not_add_up_are_problems(stride: int, runs: list[EntryBatch], says: str) -> None:
-    lengths = Lengths(metadata_of(6, 60))
+    lengths = LengthCheck(metadata_of(6, 60))
     for run in runs:
         lengths.add(run, stride)
     lengths.marks()
@@ -95,9 +95,9 @@ def test_copies_and_fragments_that_say_different_lengths_contradict_each_other()
     metadata = metadata_of(4, 40)
     sources = [batch(0, 1, (10, 10), (10, 20)), batch(0, 1, (10, 10), (10, 20)), batch(2, 1, (11, 32), (8, 40))]
     marks: list[tuple[int, int]] = []
-    lengths = Lengths(metadata)
+    lengths = LengthCheck(metadata)
     for each in sources:
-        lengths = Lengths(metadata)
+        lengths = LengthCheck(metadata)
         lengths.add(each, 1)
         marks += lengths.marks()
     (said,) = contradictions(metadata, marks)

@@ -160,7 +160,7 @@ def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, de
     return End(int(lengths[-1]), bytes(batch.buffer[at : at + size]))
 
 
-class Lengths:
+class LengthCheck:
     """What one source says of the lengths of a ledger's entries, which come in runs, in any order.
 
     Args:

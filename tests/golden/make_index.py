@@ -11,8 +11,8 @@ from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.format.catalog import CatalogWriter
-from pybk.storage.format.record import RUN_DTYPE, Runs
-from pybk.storage.index.index import FileRow, Index, LedgerRow, Mark
+from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
+from pybk.storage.index.index import CheckpointMark, FileRow, Index, LedgerRow
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 
@@ -26,7 +26,7 @@ FILES = [
     FileRow(3, "entries", "ssd", 0, 0),
     FileRow(9, "cold", "hdd", 1, 123_456),
 ]
-MARK = Mark(
+MARK = CheckpointMark(
     store_id=STORE_ID.hex(),
     first_log_file_id=4,
     next_lsn=1001,
@@ -60,10 +60,10 @@ def ledger_row(ledger_id: int, last_entry_id: int, *, version: int = 1) -> Ledge
     return LedgerRow(metadata, last_entry_id, last_entry_id, 100 * (last_entry_id + 1))
 
 
-def runs_of(*runs: tuple[int, ...]) -> Runs:
+def locations_of(*runs: tuple[int, ...]) -> RunLocations:
     """Return runs given whole, or as first entry, count, file and offset, with 100 body bytes for each entry."""
     whole = [run if len(run) == 7 else (run[0], run[1], 1, run[3], run[2], 100 * run[1], 0) for run in runs]
-    return np.array(whole, RUN_DTYPE)
+    return np.array(whole, LOCATION_DTYPE)
 
 
 def made_index(environment: Environment) -> None:
@@ -72,9 +72,9 @@ def made_index(environment: Environment) -> None:
         for row in FILES:
             update.put_file(row)
         for ledger_id, runs in (
-            (1, runs_of((0, 4, 2, 0), (4, 2, 2, 1024), (6, 1, 3, 0))),
-            (4, runs_of((0, 3, 2, 2048))),
-            (7, runs_of()),
+            (1, locations_of((0, 4, 2, 0), (4, 2, 2, 1024), (6, 1, 3, 0))),
+            (4, locations_of((0, 3, 2, 2048))),
+            (7, locations_of()),
         ):
             update.put_ledger(ledger_row(ledger_id, sum(runs["count"].tolist()) - 1))
             update.append_locations(ledger_id, runs)

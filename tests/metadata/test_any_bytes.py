@@ -26,7 +26,7 @@ from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.batches import entry_span, locate_entries
 from pybk.storage.format.extent import EXTENT_KEY, Extent
-from pybk.storage.format.record import RUN_DTYPE, entry_ends
+from pybk.storage.format.record import LOCATION_DTYPE, entry_ends
 from pybk.transport.curve import check_address
 from tests.metadata.records import KEY, bookie, cluster_on, ledger, registration
 from tests.metadata.simulated_store import SimServer
@@ -192,7 +192,7 @@ def test_tables_of_any_bytes(buffer: bytes, count: int, words: bytes, entry_id: 
 
     view = memoryview(buffer)
     quietly(lambda: entry_ends(view, count, where="here"))
-    runs = np.frombuffer(words, RUN_DTYPE).copy()
+    runs = np.frombuffer(words, LOCATION_DTYPE).copy()
     runs["count"] %= 50  # a table may be large; what it costs is bounded by the record that holds it
     starts = runs["offset"].astype(np.int64) % 64
     runs["body"] %= 200

@@ -207,7 +207,7 @@ class SimFileSystem:
     def maps_max(self) -> int:
         return 512
 
-    def hold_spares(self) -> None:
+    def acquire_spares(self) -> None:
         pass
 
     def release_spares(self) -> None:
@@ -324,7 +324,7 @@ class SimFileSystem:
             self.directory(path)
             return self.number
 
-    def exceeding(self, paths: Sequence[str]) -> list[str]:
+    def paths_too_open(self, paths: Sequence[str]) -> list[str]:
         return []
 
     def lock(self, path: str) -> SimLock:

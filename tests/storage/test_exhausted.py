@@ -339,7 +339,7 @@ def test_a_map_that_finds_no_memory_says_so_and_not_that_the_device_failed(
 
 
 def test_spare_descriptors_are_used_and_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spare_descriptors.hold_spares()
+    spare_descriptors.acquire_spares()
     try:
         before = len(spare_descriptors._held)
         assert before == spare_descriptors.SPARES

@@ -335,7 +335,7 @@ MUTANTS = [
     Mutant(
         "an index that names what was removed is known as older",
         an_index_older_than_a_move,
-        [Piece("consistency:older_environments", "there.removed_at > place_of(mark)", "False")],
+        [Piece("consistency:older_environments", "there.removed_at > catalog_location(mark)", "False")],
     ),
     Mutant(
         "an older environment of the SSD tier is refused",
@@ -350,7 +350,7 @@ MUTANTS = [
     Mutant(
         "replay takes named records",
         named_records_survive_stops,
-        [Piece("log.recovery:apply_commit", "ledgers.tail_named(_1)", "pass")],
+        [Piece("log.recovery:apply_commit", "ledgers.replayed_named(_1)", "pass")],
     ),
     Mutant(
         "a group record binds the records that follow it",
@@ -410,7 +410,7 @@ MUTANTS = [
     Mutant(
         "what a failed sync left in the page cache is written again",
         what_was_served_after_a_failed_sync_stays,
-        [Piece("store:keep_log", "write_again(volumes, rows, recovered.again)", "pass")],
+        [Piece("store:make_log_durable", "rewrite_commits(volumes, rows, recovered.again)", "pass")],
     ),
     Mutant(
         "a store that is open is not marked as cleanly ended",

@@ -42,7 +42,7 @@ from pybk.storage.format.record import (
     encode_group,
 )
 from pybk.storage.log.admission import Admission, Ticket
-from pybk.storage.log.replay import LogFile, Replay, ReplayedCommit, scan_commits
+from pybk.storage.log.replay import OpenLogFile, Replay, ReplayedCommit, scan_commits
 from pybk.storage.named_records import NamedChange
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
@@ -276,7 +276,7 @@ def grouped() -> Grouped:
     path = store.volumes.path_of(row)
     abandon(manager)
     fs = fs.kill()
-    file = LogFile(row.file_id, path, memoryview(bytes(fs.inode(path).live)))
+    file = OpenLogFile(row.file_id, path, memoryview(bytes(fs.inode(path).live)))
     *_, last = scan_commits(file, BLOCK_BYTES, 1)
     assert [record.header.kind for record in last.records] == [
         RecordKind.GROUP,
@@ -294,7 +294,7 @@ def replayed(found: Grouped, data: bytes | bytearray) -> list[int]:
     assert found.commit.offset == at + BLOCK_BYTES, "each commit takes a block"
     header = decode_file_header(memoryview(data), store_id=found.store_id, file_id=found.file_id, where="")
     assert header is not None
-    file = LogFile(found.file_id, found.path, memoryview(data))
+    file = OpenLogFile(found.file_id, found.path, memoryview(data))
     log = Replay([file], first_lsn=1, durable_lsn=first, store_id=found.store_id)
     kinds = [record.header.kind for commit in log if commit.lsn >= first for record in commit.records]
     assert not log.end.corrupt
@@ -634,7 +634,7 @@ def test_verify_finds_a_group_that_does_not_fit_its_records(tmp_path: Path) -> N
         (row,) = [row for row in store.volumes.rows.values() if row.kind == LOG]
     path = Path(store.volumes.path_of(row))
     data = bytearray(path.read_bytes())
-    commits = list(scan_commits(LogFile(row.file_id, str(path), memoryview(bytes(data))), BLOCK_BYTES, 1))
+    commits = list(scan_commits(OpenLogFile(row.file_id, str(path), memoryview(bytes(data))), BLOCK_BYTES, 1))
     at = commits[-1].records[0].body_start
     assert commits[-1].records[0].header.kind == RecordKind.GROUP
     data[at] ^= 1

@@ -12,11 +12,11 @@ from pybk.storage.format.cold_segment import ColdSegment, salvage_rows
 from pybk.storage.format.entries_mark import ENTRIES_MARK_KEY, read_entries_mark
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, Runs, decode_header
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, RunLocations, decode_header
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import newest_catalog
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
-from pybk.storage.log.replay import LogFile, scan_commits
+from pybk.storage.log.replay import OpenLogFile, scan_commits
 from pybk.storage.readonly import open_environment_read_only
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
 
@@ -96,7 +96,7 @@ def _dump_file(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[Row]
 
 
 def _dump_log(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[Row]:
-    file = LogFile.load(volumes.fs, row.file_id, volumes.path_of(row))
+    file = OpenLogFile.load(volumes.fs, row.file_id, volumes.path_of(row))
     header = decode_file_header(file.data, store_id=store_id, file_id=file.file_id, where=file.path)
     if header is None:
         return
@@ -116,7 +116,7 @@ def _dump_log(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[Row]:
 def _dump_cold(volumes: Volumes, row: FileRow, store_id: bytes) -> Iterator[Row]:
     path = volumes.path_of(row)
     try:
-        rows: Runs = ColdSegment(volumes.fs, path, store_id, row.file_id).rows
+        rows: RunLocations = ColdSegment(volumes.fs, path, store_id, row.file_id).rows
     except PybkError as error:
         yield {"what": "problem", "message": str(error)}
         rows = salvage_rows(volumes.fs, path, store_id, row.file_id)

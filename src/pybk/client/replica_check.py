@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.client.driver import Conversation
 from pybk.client.reader import REPLY_BYTES_MAX
 from pybk.client.remote_ledger import RemoteLedger, batch_of
-from pybk.ledger_check import Lengths
+from pybk.ledger_check import LengthCheck
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import Effect, EntriesRead
 from pybk.replication.replica_check import ReplicaCheckMachine
@@ -35,7 +35,7 @@ class ReplicaCheck(Conversation[ReplicaCheckMachine]):
 
     def __init__(self, driver: Driver, ledger: RemoteLedger, machine: ReplicaCheckMachine) -> None:
         super().__init__(driver, ledger, machine)
-        self.lengths: Final = Lengths(ledger.metadata)
+        self.lengths: Final = LengthCheck(ledger.metadata)
 
     def take(self, effect: Effect) -> None:
         """Count what came; end with the machine."""

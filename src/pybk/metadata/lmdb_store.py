@@ -73,7 +73,7 @@ from pybk.storage.io.failures import start_thread
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, ReadTransaction, WriteTransaction
 from pybk.storage.io.lmdb_file import LMDB_LOCK
-from pybk.storage.io.permissions import PRIVATE, Access, access_of, exceeding, excess_warning
+from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning, paths_too_open
 
 logger = logging.getLogger(__name__)
 
@@ -434,7 +434,7 @@ class LmdbMetadataStore:
     def _warn_of_wide_access(self, access: Access) -> None:
         """Log one warning if users who are not meant to can reach the store's directory or take its locks."""
         names = ("", HOST_FILE, LMDB_LOCK)
-        found = exceeding(access, [os.path.join(self._path, name).rstrip(os.sep) for name in names])
+        found = paths_too_open(access, [os.path.join(self._path, name).rstrip(os.sep) for name in names])
         if found:
             logger.warning("%s", excess_warning(access, f"lmdb://{quote(self._path)}", found))
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pybk.entry import EntryBatch
 from pybk.errors import CorruptError
-from pybk.storage.format.record import RECORD_HEADER_BYTES, Runs
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
 
 _ONE_END: Final = struct.Struct("<I")
 _TWO_ENDS: Final = struct.Struct("<II")
@@ -20,7 +20,7 @@ SPAN_FACTOR: Final = 4
 """How many times ``max_bytes`` one direct read may span, when other ledgers' records lie between."""
 
 
-def take_locations(runs: Runs, max_bytes: int, *, span_max: int) -> Runs:
+def take_locations(runs: RunLocations, max_bytes: int, *, span_max: int) -> RunLocations:
     """Return the leading runs of one file that hold about ``max_bytes``, at least one run.
 
     Args:
@@ -42,14 +42,14 @@ def take_locations(runs: Runs, max_bytes: int, *, span_max: int) -> Runs:
     return runs[:count]
 
 
-def span(runs: Runs) -> tuple[int, int]:
+def span(runs: RunLocations) -> tuple[int, int]:
     """Return the first byte of the first record of one file, and the end of the last."""
     starts = runs["offset"].tolist()  # quicker than numpy's reductions for the few records of most batches
     last = max(starts)
     return min(starts), last + int(runs["body"][starts.index(last)]) + RECORD_HEADER_BYTES
 
 
-def spans(runs: Runs) -> list[tuple[int, int]]:
+def spans(runs: RunLocations) -> list[tuple[int, int]]:
     """Return ranges of one file that cover all its records, joined across gaps of up to 64 KiB: (first byte, end)."""
     starts = runs["offset"].astype(np.int64)
     ends = starts + runs["body"] + RECORD_HEADER_BYTES
@@ -64,7 +64,7 @@ def spans(runs: Runs) -> list[tuple[int, int]]:
 
 
 def locate_entries(
-    buffer: memoryview, runs: Runs, body_starts: npt.NDArray[np.int64], *, where: str
+    buffer: memoryview, runs: RunLocations, body_starts: npt.NDArray[np.int64], *, where: str
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Locate every entry of some plain records.
 

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 from pybk.errors import CorruptError
 from pybk.storage.format.catalog import CatalogState, CatalogWriter, check_catalog, read_catalog
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.entries_mark import place_of, read_entries_mark
-from pybk.storage.format.index_rows import FileRow, Mark
+from pybk.storage.format.entries_mark import catalog_location, read_entries_mark
+from pybk.storage.format.index_rows import CheckpointMark, FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, decode_commit_header, padding
 from pybk.storage.index.catalog_files import catalog_ids, catalog_path
 from pybk.storage.io.filesystem import FileSystem
@@ -62,7 +62,7 @@ class CatalogFinding(NamedTuple):
     problem: str | None
 
 
-def compare_catalogs(volumes: Volumes, cookie: Cookie, mark: Mark) -> CatalogFinding:
+def compare_catalogs(volumes: Volumes, cookie: Cookie, mark: CheckpointMark) -> CatalogFinding:
     """Compare the index's mark with the catalogs.
 
     Raises:
@@ -86,7 +86,7 @@ def compare_catalogs(volumes: Volumes, cookie: Cookie, mark: Mark) -> CatalogFin
     return CatalogFinding(newest, problem)
 
 
-def _newer_in_place(fs: FileSystem, path: str, cookie: Cookie, mark: Mark) -> CatalogState | None:
+def _newer_in_place(fs: FileSystem, path: str, cookie: Cookie, mark: CheckpointMark) -> CatalogState | None:
     """Check the catalog that the index names; return what it says if it goes further than the index."""
     catalog = CatalogWriter.examine(fs, path, cookie.store_id, mark.catalog_file_id, mark.catalog_bytes)
     try:
@@ -178,7 +178,7 @@ def _is_block_of_zeros(fs: FileSystem, path: str, size: int) -> bool:
 
 
 def older_environments(
-    volumes: Volumes, rows: Iterable[FileRow], entries: Mapping[int, Environment], mark: Mark
+    volumes: Volumes, rows: Iterable[FileRow], entries: Mapping[int, Environment], mark: CheckpointMark
 ) -> dict[FileRow, str]:
     """Return the environments of the SSD tier that do not fit the index, each with what is wrong.
 
@@ -197,13 +197,13 @@ def older_environments(
                 f"{path} is older than the index: {there.puts} transactions put entries there, the index relies on "
                 f"{row.bytes}"
             )
-        elif there.removed_at > place_of(mark):
+        elif there.removed_at > catalog_location(mark):
             found[row] = f"{path} is newer than the index: entries were removed there that the index names"
     return found
 
 
 def refuse_older(
-    volumes: Volumes, files: Mapping[int, FileRow], entries: Mapping[int, Environment], mark: Mark
+    volumes: Volumes, files: Mapping[int, FileRow], entries: Mapping[int, Environment], mark: CheckpointMark
 ) -> None:
     """Refuse a store of which a part is older than the index.
 

@@ -18,7 +18,7 @@ from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
 from pybk.group_commit import Completion
 from pybk.ledger import LedgerMetadata
-from pybk.storage.format.record import RUN_DTYPE, Runs
+from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
 
 if TYPE_CHECKING:
     from pybk.metrics import MetricsScope
@@ -38,7 +38,7 @@ class Page(NamedTuple):
     last_entry_id: int
 
     @classmethod
-    def of(cls, runs: Runs) -> Page:
+    def of(cls, runs: RunLocations) -> Page:
         """Make a page of a non-empty, sorted run array."""
         last = runs[-1]
         firsts = array("q", np.ascontiguousarray(runs["first"]).tobytes())
@@ -217,12 +217,12 @@ class LedgerDescriptor:
             if callback in self.advanced_callbacks:
                 self.advanced_callbacks.remove(callback)
 
-    def tail_snapshot(self) -> Runs:
+    def tail_snapshot(self) -> RunLocations:
         """Return a copy of the tail as runs."""
         with self.place_lock:
-            return np.frombuffer(self.tail.tobytes(), RUN_DTYPE)
+            return np.frombuffer(self.tail.tobytes(), LOCATION_DTYPE)
 
-    def tail_from(self, entry_id: int, runs_max: int) -> Runs | None:
+    def tail_from(self, entry_id: int, runs_max: int) -> RunLocations | None:
         """Return a copy of up to ``runs_max`` tail runs, the first holding ``entry_id``; None if it is not there."""
         with self.place_lock:
             firsts = self.tail_firsts
@@ -230,7 +230,7 @@ class LedgerDescriptor:
                 return None
             index = bisect_right(firsts, entry_id) - 1
             words = self.tail[index * RUN_WORDS : (index + runs_max) * RUN_WORDS]
-        return np.frombuffer(words.tobytes(), RUN_DTYPE)
+        return np.frombuffer(words.tobytes(), LOCATION_DTYPE)
 
     def find(self, entry_id: int) -> tuple[int, int, int, int] | None:
         """Return the four words of the run that holds ``entry_id``, from tail or cached page; None: ask the index."""

@@ -26,7 +26,7 @@ from pybk.storage.format.cookie import (
     read_cookie,
     write_cookie,
 )
-from pybk.storage.format.index_rows import FileRow, Mark
+from pybk.storage.format.index_rows import CheckpointMark, FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import CATALOG_PREFIX, catalog_ids, catalog_path
@@ -323,7 +323,7 @@ def check_index_present(fs: FileSystem, path: str, root: str) -> None:
         )
 
 
-def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
+def checked_mark(index: Index, cookie: Cookie, root: str) -> CheckpointMark:
     """Return the index's mark.
 
     Raises:
@@ -338,7 +338,7 @@ def checked_mark(index: Index, cookie: Cookie, root: str) -> Mark:
     return mark
 
 
-def remove_leftovers(volumes: Volumes, mark: Mark) -> None:
+def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
     """Remove the files that an interrupted checkpoint made and the index does not name."""
     found = volumes.found(LOG, COLD)
     for file_id, row in found.items():
@@ -517,7 +517,7 @@ def _first_mark(
     path = catalog_path(volumes.root, catalog_id)
     if fs.exists(path):
         fs.unlink(path)
-    mark = Mark(
+    mark = CheckpointMark(
         store_id=cookie.store_id.hex(),
         first_log_file_id=catalog_id,
         next_lsn=1,

@@ -17,7 +17,7 @@ from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, find_cookie, store_directories
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.index_rows import Mark
+from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.index import Index
@@ -26,7 +26,7 @@ from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.lmdb_file import LMDB_FILE
 from pybk.storage.log.recovery import apply_commit
-from pybk.storage.log.replay import LogFile, scan_commits
+from pybk.storage.log.replay import OpenLogFile, scan_commits
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.volumes import ENTRIES, LOG, Volumes
 
@@ -117,7 +117,7 @@ class ReadOnlyStore(StoreReader):
         index_environment: Environment,
         entries: Mapping[int, Environment],
         watermark: Watermark,
-        mark: Mark,
+        mark: CheckpointMark,
     ) -> None:
         super().__init__(fs=volumes.fs, config=config, volumes=volumes, index=index, entries=entries, metrics=Metrics())
         self.cookie = cookie
@@ -133,7 +133,7 @@ class ReadOnlyStore(StoreReader):
         self._start_at(mark)
         self.catch_up()
 
-    def _start_at(self, mark: Mark) -> None:
+    def _start_at(self, mark: CheckpointMark) -> None:
         self._mark = mark
         self._file_id = mark.first_log_file_id - 1
         self._offset = 0
@@ -211,7 +211,7 @@ class ReadOnlyStore(StoreReader):
             self._follower = None
         return True
 
-    def _look_elsewhere(self, mark: Mark) -> None:
+    def _look_elsewhere(self, mark: CheckpointMark) -> None:
         """Note that entries may lie in other files, after a commit of the index that took over nothing of the log.
 
         What was read of the log stays valid, so it is not read again for each ledger that is moved.
@@ -231,7 +231,7 @@ class ReadOnlyStore(StoreReader):
                 descriptor.forget_places()
         self._mark = mark
 
-    def _restart(self, mark: Mark) -> None:
+    def _restart(self, mark: CheckpointMark) -> None:
         """Begin again from a newer checkpoint: what was tail is in the index now, maybe elsewhere."""
         self._rebuilding = True
         files = self.index.files()
@@ -275,7 +275,7 @@ class ReadOnlyStore(StoreReader):
             if self._offset:
                 row = self.volumes.rows[self._file_id]
                 path = self.volumes.path_of(row)
-                file = LogFile(self._file_id, path, self.volumes.view(self._file_id))
+                file = OpenLogFile(self._file_id, path, self.volumes.view(self._file_id))
                 reach = self._populating(file.data, self._offset)
                 for commit in scan_commits(file, self._offset, self._lsn, durable, reach):
                     apply_commit(self, file, commit)
@@ -355,7 +355,7 @@ class ReadOnlyStore(StoreReader):
         self._index_environment.close()
 
 
-def _log_begins_there(mark: Mark, other: Mark) -> bool:
+def _log_begins_there(mark: CheckpointMark, other: CheckpointMark) -> bool:
     """Return whether two marks differ at most in the catalog and in file ids: replay begins at one place for both."""
     return mark == other._replace(
         catalog_file_id=mark.catalog_file_id, catalog_bytes=mark.catalog_bytes, next_file_id=mark.next_file_id

@@ -101,7 +101,7 @@ from pybk.storage.directories import (
 from pybk.storage.format.cold_segment import check_codec
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
-from pybk.storage.format.index_rows import Mark
+from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.record import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.io.failures import storage_error
@@ -112,8 +112,8 @@ from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warni
 from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
-from pybk.storage.log.recovery import RecoveredLog, keep_log, recover_log
-from pybk.storage.log.salvage import Salvage, keep_watermark, replace_missing, salvage_log
+from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
+from pybk.storage.log.salvage import SalvageReport, keep_watermark, replace_missing, salvage_log
 from pybk.storage.named_records import NamedChange
 from pybk.storage.repair.rebuild import rebuild_locked
 from pybk.storage.store_parts import PartsOpener, StoreParts
@@ -179,7 +179,7 @@ class Store(StoreReader):
         environment = environment or partial(open_environment, access=fs.access)
         with ExitStack() as undo:
             try:
-                fs.hold_spares()
+                fs.acquire_spares()
                 undo.callback(fs.release_spares)
                 make_directory(fs, root)
                 lock = fs.lock(os.path.join(root, "LOCK"))
@@ -253,7 +253,7 @@ class Store(StoreReader):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
-        self.salvage: Salvage | None = None
+        self.salvage: SalvageReport | None = None
         """What opening passed over, until ``keep_salvage``; None for nothing."""
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
@@ -293,9 +293,9 @@ class Store(StoreReader):
         catalog_and_index.begin()
         remove_leftovers(volumes, catalog_and_index.mark)
         mend_cookies(self.fs, volumes.root, self.cookie, volumes.directories)
-        keep_log(volumes, recovered)
+        make_log_durable(volumes, recovered)
 
-    def _recover(self, mark: Mark, lost: list[str] | None, parts: StoreParts) -> RecoveredLog:
+    def _recover(self, mark: CheckpointMark, lost: list[str] | None, parts: StoreParts) -> RecoveredLog:
         """Bring the ledgers to the state of the last durable commit, in memory.
 
         Args:
@@ -328,7 +328,7 @@ class Store(StoreReader):
         missing = missing_files(volumes)
         lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
         self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
-        self.salvage = Salvage(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
+        self.salvage = SalvageReport(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
         return recovered
 
     def keep_salvage(self) -> None:
@@ -928,6 +928,6 @@ def _warn_of_excess_access(volumes: Volumes) -> None:
     """Log one warning if users that the store is not made for can reach its directories or take its locks."""
     tiers = [directory.path for directory in volumes.directories]
     locks = [os.path.join(tier, name, LMDB_LOCK) for tier in tiers for name in (INDEX, ENTRIES)]
-    found = volumes.fs.exceeding([volumes.root, *tiers, os.path.join(volumes.root, "LOCK"), *locks])
+    found = volumes.fs.paths_too_open([volumes.root, *tiers, os.path.join(volumes.root, "LOCK"), *locks])
     if found:
         logger.warning("%s", excess_warning(volumes.fs.access, volumes.root, found))

@@ -24,11 +24,11 @@ from pybk.storage.descriptor import LedgerDescriptor, Page
 from pybk.storage.format.cold_segment import decompress
 from pybk.storage.format.index_rows import NamedRow, entries_key
 from pybk.storage.format.record import (
+    LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
-    RUN_COMPRESSED,
     RecordHeader,
     RecordKind,
-    Runs,
+    RunLocations,
     check_body,
     decode_header,
 )
@@ -69,7 +69,7 @@ class Loaded(NamedTuple):
     """Plain bodies of some records: ``body_starts`` is where each begins in ``buffer``, ``(r,)`` int64, bytes."""
 
     buffer: memoryview
-    runs: Runs
+    runs: RunLocations
     body_starts: npt.NDArray[np.int64]
 
 
@@ -201,7 +201,7 @@ class StoreReader:
             self._descriptors[ledger_id] = descriptor
         return descriptor
 
-    def tail_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
+    def replayed_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
         """Return the descriptor of a ledger that the log's tail speaks of, deleted or not."""
         with self._lock:
             descriptor = self._dirty.get(ledger_id)
@@ -211,11 +211,11 @@ class StoreReader:
                     self._dirty[ledger_id] = descriptor
         return descriptor
 
-    def tail_named(self, row: NamedRow) -> None:
+    def replayed_named(self, row: NamedRow) -> None:
         """Take a named record that the log's tail changes."""
         self.named.changed(row)
 
-    def tail_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+    def replayed_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make the descriptor of a ledger that the log's tail creates."""
         descriptor = LedgerDescriptor(metadata)
         with self._lock:
@@ -300,7 +300,7 @@ class StoreReader:
         with descriptor.place_lock:
             descriptor.forget_places()
 
-    def _locations_from(self, descriptor: LedgerDescriptor, first: int) -> Runs:
+    def _locations_from(self, descriptor: LedgerDescriptor, first: int) -> RunLocations:
         """Return runs of the ledger, the first of them holding ``first``."""
         runs = descriptor.tail_from(first, _TAIL_RUNS_MAX)
         if runs is None:
@@ -410,7 +410,7 @@ class StoreReader:
         return buffer, (first, count_stride, file_id << 32, body_flags)
 
     def load(
-        self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
+        self, ledger_id: int, runs: RunLocations, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
     ) -> Loaded:
         """Bring the plain bodies of some records of one file into one buffer.
 
@@ -440,7 +440,7 @@ class StoreReader:
         else:
             base, end = span(runs)
             buffer = self.volumes.read(file_id, base, end)
-        if (runs["flags"] & RUN_COMPRESSED).any():
+        if (runs["flags"] & LOCATION_COMPRESSED).any():
             return self._load_compressed(ledger_id, runs, buffer, base, bytes_max)
         starts = runs["offset"].astype(np.int64) - base
         if check:
@@ -448,7 +448,7 @@ class StoreReader:
                 self._record(buffer, start, ledger_id, int(run["first"]), file_id)
         return Loaded(buffer, runs, starts + RECORD_HEADER_BYTES)
 
-    def _populate(self, mapped: Mapped, runs: Runs) -> None:
+    def _populate(self, mapped: Mapped, runs: RunLocations) -> None:
         """Bring some records of a mapped file into memory, and little besides; raises as ``Volumes.populate``."""
         start, stop = span(runs)
         if stop - start <= CHUNK_BYTES:
@@ -474,7 +474,9 @@ class StoreReader:
         check_body(header, body, where=where)
         return header, body
 
-    def _load_compressed(self, ledger_id: int, runs: Runs, buffer: memoryview, base: int, bytes_max: int) -> Loaded:
+    def _load_compressed(
+        self, ledger_id: int, runs: RunLocations, buffer: memoryview, base: int, bytes_max: int
+    ) -> Loaded:
         bodies: list[bytes | memoryview] = []
         left = bytes_max
         for run in runs:
@@ -487,7 +489,7 @@ class StoreReader:
             left -= len(bodies[-1])
         return _joined(runs[: len(bodies)], bodies)
 
-    def _load_from_environment(self, ledger_id: int, file_id: int, runs: Runs, *, check: bool) -> Loaded:
+    def _load_from_environment(self, ledger_id: int, file_id: int, runs: RunLocations, *, check: bool) -> Loaded:
         firsts = runs["first"].tolist()
         with self.entries[file_id].read() as transaction:
             values = [transaction.get(entries_key(ledger_id, first)) for first in firsts]
@@ -537,7 +539,7 @@ def _find_in(page: Page, entry_id: int) -> tuple[int, int, int, int]:
     return words[at], words[at + 1], words[at + 2], words[at + 3]
 
 
-def _joined(runs: Runs, bodies: list[bytes | memoryview]) -> Loaded:
+def _joined(runs: RunLocations, bodies: list[bytes | memoryview]) -> Loaded:
     """Put bodies one after the other; the runs then carry the sizes of the plain bodies."""
     sizes = np.array([len(body) for body in bodies], np.int64)
     plain = runs.copy()

@@ -10,7 +10,7 @@ from pybk.config import KIB
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.storage.compaction import mover
-from pybk.storage.format.record import Runs
+from pybk.storage.format.record import RunLocations
 from pybk.storage.store_reader import Loaded, StoreReader
 from tests.simdisk import SimFileSystem
 from tests.storage.real_store import payloads
@@ -29,7 +29,9 @@ def test_a_move_has_one_portion_in_memory(
     sizes: list[int] = []
     load = StoreReader.load
 
-    def measured(self: StoreReader, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False) -> Loaded:
+    def measured(
+        self: StoreReader, ledger_id: int, runs: RunLocations, *, direct: bool = False, check: bool = False
+    ) -> Loaded:
         loaded = load(self, ledger_id, runs, direct=direct, check=check)
         sizes.append(int(loaded.runs["body"].sum()))
         return loaded

@@ -348,7 +348,7 @@ def test_checkpoints_of_a_short_log_make_no_larger_log_files(tmp_path: Path, mon
         writer = manager.create_ledger(password=b"p")
         for number in range(12):
             writer.append(b"%d" % number)
-            supply.make_ahead(pause=False)
+            supply.preallocate(pause=False)
             manager.checkpoint()
         assert len(sizes) <= 12 + 4
         assert set(sizes[4:]) == {preallocation.FIRST_FILE_BYTES}

@@ -21,7 +21,7 @@ from pybk.storage.format.cold_segment import (
     ColdSegmentWriter,
     decompress,
 )
-from pybk.storage.format.record import RUN_DTYPE, Codec, RecordHeader, RecordKind, entry_ends
+from pybk.storage.format.record import LOCATION_DTYPE, Codec, RecordHeader, RecordKind, entry_ends
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from tests.paths import GOLDEN
 
@@ -106,7 +106,7 @@ def test_records_come_back(tmp_path: Path, compression: Compression) -> None:
     assert [entries_of(segment, run[3]) for run in runs] == ENTRIES
     assert [run[6] for run in runs] == ([0, 1, 0, 0] if compression else [0, 0, 0, 0])
     assert list(segment.verify()) == []
-    assert np.array(runs, RUN_DTYPE)["stride"].tolist() == [1, 1, 7, 1]
+    assert np.array(runs, LOCATION_DTYPE)["stride"].tolist() == [1, 1, 7, 1]
     assert all(run[3] % 8 == 0 for run in runs)
 
 

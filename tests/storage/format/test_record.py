@@ -11,8 +11,8 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.storage.format.record import (
+    LOCATION_BYTES,
     RECORD_HEADER_BYTES,
-    RUN_BYTES,
     RecordHeader,
     RecordKind,
     check_body,
@@ -136,4 +136,4 @@ def test_golden_records() -> None:
 
 
 def test_run_is_32_bytes() -> None:
-    assert RUN_BYTES == 32
+    assert LOCATION_BYTES == 32

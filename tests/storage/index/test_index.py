@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from pybk.errors import CorruptError, NoSuchEntryError, NoSuchLedgerError, UsageError
 from pybk.storage.format.index_rows import CHAIN_TAIL
-from pybk.storage.format.record import RECORD_HEADER_BYTES, Runs
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.index import index as index_module
 from pybk.storage.index import update as update_module
 from pybk.storage.index.index import FileRow, Index, LedgerRow, Totals
 from pybk.storage.index.locations import differing_entries, untiled
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
-from tests.golden.make_index import FILES, MARK, ledger_row, made_index, runs_of
+from tests.golden.make_index import FILES, MARK, ledger_row, locations_of, made_index
 from tests.storage.memory_environment import MapEnvironment
 
 
@@ -39,11 +39,11 @@ def stored(environment: Environment) -> list[tuple[bytes, bytes]]:
         return list(transaction.items(b"\0", b"\xff"))
 
 
-def same_runs(one: Runs, other: Runs) -> bool:
+def same_runs(one: RunLocations, other: RunLocations) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def entry_ids(runs: Runs) -> list[int]:
+def entry_ids(runs: RunLocations) -> list[int]:
     return [i for first, count, stride, *_ in runs.tolist() for i in range(first, first + count * stride, stride)]
 
 
@@ -84,7 +84,7 @@ def test_round_trip_through_lmdb(tmp_path: Path) -> None:
     assert index.ledger(4) == ledger_row(4, 2)
     assert [row.metadata.ledger_id for row in index.ledgers()] == [1, 4, 7]
     assert [row.metadata.ledger_id for row in index.ledgers(after=3)] == [4, 7]
-    assert same_runs(index.page(1, 5), runs_of((0, 4, 2, 0), (4, 2, 2, 1024), (6, 1, 3, 0)))
+    assert same_runs(index.page(1, 5), locations_of((0, 4, 2, 0), (4, 2, 2, 1024), (6, 1, 3, 0)))
     assert dict(index.file_ledgers(2)) == {1: 2 * RECORD_HEADER_BYTES + 600, 4: RECORD_HEADER_BYTES + 300}
     assert index.file_bytes_live() == {2: 3 * RECORD_HEADER_BYTES + 900, 3: RECORD_HEADER_BYTES + 100, 9: 0}
     environment.close()
@@ -200,7 +200,7 @@ def test_append_fills_the_last_page_and_costs_the_same_for_long_ledgers() -> Non
 
     def append(count: int) -> int:
         nonlocal last
-        runs = runs_of(*((last + 1 + number, 1, 2, 64 * number) for number in range(count)))
+        runs = locations_of(*((last + 1 + number, 1, 2, 64 * number) for number in range(count)))
         before = environment.puts + len(environment.reads)
         with index.update() as update:
             update.append_locations(1, runs)
@@ -223,12 +223,12 @@ def test_append_refuses_gaps_overlaps_and_nonsense() -> None:
     index = Index(made_environment())
     for run in [(8, 1, 2, 0), (6, 1, 2, 0), (0, 1, 2, 0), (7, 0, 2, 0)]:
         with pytest.raises(CorruptError), index.update() as update:
-            update.append_locations(1, runs_of(run))
-    for runs in [runs_of((7, 1, 2, 0), (9, 1, 2, 0)), runs_of((7, 2, 2, 0), (8, 1, 2, 0))]:
+            update.append_locations(1, locations_of(run))
+    for runs in [locations_of((7, 1, 2, 0), (9, 1, 2, 0)), locations_of((7, 2, 2, 0), (8, 1, 2, 0))]:
         with pytest.raises(CorruptError), index.update() as update:
             update.append_locations(1, runs)
     with index.update() as update:
-        update.append_locations(1, runs_of())
+        update.append_locations(1, locations_of())
     assert list(index.check()) == []
 
 
@@ -236,14 +236,16 @@ def test_strides_make_gaps_and_nothing_else_does() -> None:
     def strided(first: int, count: int, stride: int) -> tuple[int, int, int, int, int, int, int]:
         return first, count, stride, 0, 2, 10, 0
 
-    assert untiled(runs_of(strided(0, 3, 2), strided(6, 1, 2)), (-1, 1)) is None
-    assert untiled(runs_of(strided(1, 3, 2)), (-1, 1)) is None
-    assert untiled(runs_of(strided(0, 3, 1), strided(4, 1, 1)), (-1, 1)) is not None
-    assert untiled(runs_of(strided(0, 3, 2), strided(4, 1, 2)), (-1, 1)) is not None
-    assert untiled(runs_of(strided(1, 3, 1)), (-1, 1)) is not None
-    assert differing_entries(runs_of(strided(0, 3, 2)), runs_of(strided(0, 2, 2), strided(4, 1, 1))) is None
-    assert differing_entries(runs_of(strided(0, 3, 2)), runs_of(strided(0, 3, 1))) is not None
-    assert differing_entries(runs_of(strided(0, 3, 2)), runs_of(strided(0, 2, 2), strided(6, 1, 2))) is not None
+    assert untiled(locations_of(strided(0, 3, 2), strided(6, 1, 2)), (-1, 1)) is None
+    assert untiled(locations_of(strided(1, 3, 2)), (-1, 1)) is None
+    assert untiled(locations_of(strided(0, 3, 1), strided(4, 1, 1)), (-1, 1)) is not None
+    assert untiled(locations_of(strided(0, 3, 2), strided(4, 1, 2)), (-1, 1)) is not None
+    assert untiled(locations_of(strided(1, 3, 1)), (-1, 1)) is not None
+    assert differing_entries(locations_of(strided(0, 3, 2)), locations_of(strided(0, 2, 2), strided(4, 1, 1))) is None
+    assert differing_entries(locations_of(strided(0, 3, 2)), locations_of(strided(0, 3, 1))) is not None
+    assert (
+        differing_entries(locations_of(strided(0, 3, 2)), locations_of(strided(0, 2, 2), strided(6, 1, 2))) is not None
+    )
 
 
 def regroup(data: st.DataObject, ids: list[int], file_id: int) -> list[tuple[int, ...]]:
@@ -263,7 +265,7 @@ def regroup(data: st.DataObject, ids: list[int], file_id: int) -> list[tuple[int
 def test_runs_against_a_list(data: st.DataObject) -> None:
     draw = data.draw
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(update_module, "PAGE_RUNS_MAX", 4)
+        patch.setattr(update_module, "PAGE_LOCATIONS_MAX", 4)
         patch.setattr(index_module, "_PAGES_AT_A_TIME", 2)
         index, environment = fresh()
         model: list[tuple[int, ...]] = []
@@ -273,13 +275,13 @@ def test_runs_against_a_list(data: st.DataObject) -> None:
                 for _ in range(draw(st.integers(1, 2))):
                     more = draw(st.integers(0, 15))
                     runs = regroup(data, list(range(end, end + more)), draw(st.sampled_from([2, 3])))
-                    update.append_locations(5, runs_of(*runs))
+                    update.append_locations(5, locations_of(*runs))
                     model += runs
                     end += more
                     chosen = [run for run in model if draw(st.booleans())]
                     ids = [i for run in chosen for i in range(run[0], run[0] + run[1])]
                     new = regroup(data, ids, draw(st.sampled_from([2, 3, 9])))
-                    update.replace_locations(5, runs_of(*chosen), runs_of(*new))
+                    update.replace_locations(5, locations_of(*chosen), locations_of(*new))
                     model = sorted([run for run in model if run not in chosen] + new)
                 update.put_ledger(ledger_row(5, end - 1))
             pages = list(index.pages(5))
@@ -303,8 +305,8 @@ def test_runs_against_a_list(data: st.DataObject) -> None:
 def test_replacing_singles_by_blocks_leaves_few_pages() -> None:
     index, _ = fresh()
     count = 5 * 1024
-    old = runs_of(*((i, 1, 2, 64 * i) for i in range(count)))
-    new = runs_of(*((i, 128, 9, 64 * i) for i in range(0, count, 128)))
+    old = locations_of(*((i, 1, 2, 64 * i) for i in range(count)))
+    new = locations_of(*((i, 128, 9, 64 * i) for i in range(0, count, 128)))
     with index.update() as update:
         update.put_ledger(ledger_row(1, count - 1))
         update.append_locations(1, old)
@@ -318,29 +320,34 @@ def test_replacing_singles_by_blocks_leaves_few_pages() -> None:
 
 def test_replace_refuses_other_entries_and_runs_that_are_not_there() -> None:
     index = Index(made_environment())
-    old = runs_of((0, 4, 2, 0), (4, 2, 2, 1024))
+    old = locations_of((0, 4, 2, 0), (4, 2, 2, 1024))
     for new in [
-        runs_of((0, 5, 9, 0)),
-        runs_of((0, 7, 9, 0)),
-        runs_of((1, 6, 9, 0)),
-        runs_of(),
-        runs_of((0, 6, 9, 0), (5, 1, 9, 0)),
+        locations_of((0, 5, 9, 0)),
+        locations_of((0, 7, 9, 0)),
+        locations_of((1, 6, 9, 0)),
+        locations_of(),
+        locations_of((0, 6, 9, 0), (5, 1, 9, 0)),
     ]:
         with pytest.raises(UsageError), index.update() as update:
             update.replace_locations(1, old, new)
-    for gone in [runs_of((0, 4, 3, 0)), runs_of((1, 3, 2, 0)), runs_of((0, 3, 2, 0)), runs_of((7, 1, 2, 0))]:
+    for gone in [
+        locations_of((0, 4, 3, 0)),
+        locations_of((1, 3, 2, 0)),
+        locations_of((0, 3, 2, 0)),
+        locations_of((7, 1, 2, 0)),
+    ]:
         with pytest.raises(CorruptError), index.update() as update:
-            update.replace_locations(1, gone, runs_of((int(gone["first"][0]), int(gone["count"][0]), 9, 0)))
+            update.replace_locations(1, gone, locations_of((int(gone["first"][0]), int(gone["count"][0]), 9, 0)))
     with index.update() as update:
-        update.replace_locations(1, runs_of(), runs_of())
+        update.replace_locations(1, locations_of(), locations_of())
     assert list(index.check()) == []
 
 
 def test_pages_read_beside_a_move_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_module, "PAGE_RUNS_MAX", 4)
+    monkeypatch.setattr(update_module, "PAGE_LOCATIONS_MAX", 4)
     monkeypatch.setattr(index_module, "_PAGES_AT_A_TIME", 1)
     index, _ = fresh()
-    old = runs_of(*((i, 1, 2, 64 * i) for i in range(16)))
+    old = locations_of(*((i, 1, 2, 64 * i) for i in range(16)))
     with index.update() as update:
         update.put_ledger(ledger_row(1, 15))
         update.append_locations(1, old)
@@ -348,7 +355,7 @@ def test_pages_read_beside_a_move_miss_nothing(monkeypatch: pytest.MonkeyPatch) 
     for page in index.pages(1):
         if not found:
             with index.update() as update:
-                update.replace_locations(1, old[2:14], runs_of((2, 5, 9, 0), (7, 7, 9, 0)))
+                update.replace_locations(1, old[2:14], locations_of((2, 5, 9, 0), (7, 7, 9, 0)))
         found += entry_ids(page)
     assert sorted(set(found)) == list(range(16))
 
@@ -361,18 +368,18 @@ def test_files() -> None:
     with pytest.raises(UsageError, match="still holds"), index.update() as update:
         update.drop_file(2)
     with index.update() as update:
-        update.replace_locations(1, runs_of((0, 4, 2, 0)), runs_of((0, 4, 9, 0)))
+        update.replace_locations(1, locations_of((0, 4, 2, 0)), locations_of((0, 4, 9, 0)))
         with pytest.raises(UsageError, match="still holds"):
             update.drop_file(9)
-        update.replace_locations(1, runs_of((0, 4, 9, 0)), runs_of((0, 4, 2, 0)))
+        update.replace_locations(1, locations_of((0, 4, 9, 0)), locations_of((0, 4, 2, 0)))
     with pytest.raises(CorruptError, match="no row"), index.update() as update:
-        update.append_locations(1, runs_of((7, 1, 77, 0)))
+        update.append_locations(1, locations_of((7, 1, 77, 0)))
     with index.update() as update:
         assert update.drop_file(9)
         assert not update.drop_file(9)
         assert not update.drop_file(1234)
         update.put_file(FILES[0]._replace(bytes=5))
-        update.replace_locations(1, runs_of((6, 1, 3, 0)), runs_of((6, 1, 77, 0)))
+        update.replace_locations(1, locations_of((6, 1, 3, 0)), locations_of((6, 1, 77, 0)))
         assert update.drop_file(3)
         update.put_file(FileRow(77, "cold", "hdd", 1, 10))
     assert list(index.check()) == []

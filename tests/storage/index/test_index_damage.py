@@ -9,8 +9,8 @@ import pytest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.storage.format.index_rows import (
-    decode_link,
-    encode_link,
+    decode_chain_row,
+    encode_chain_row,
     encode_share,
     encode_value,
     ledger_key,
@@ -19,7 +19,7 @@ from pybk.storage.format.index_rows import (
 )
 from pybk.storage.index import update as update_module
 from pybk.storage.index.index import Index, IndexUpdate
-from tests.golden.make_index import FILES, ledger_row, made_index, runs_of
+from tests.golden.make_index import FILES, ledger_row, locations_of, made_index
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment
 
@@ -168,7 +168,7 @@ def test_updates_refuse_a_broken_chain_and_lost_pages_and_shares() -> None:
         assert key in rows
         return Index(MapEnvironment({other: rows[other] for other in rows if other != key}))
 
-    more = runs_of((7, 1, 2, 8192))
+    more = locations_of((7, 1, 2, 8192))
     changes: list[tuple[bytes, Callable[[IndexUpdate], object]]] = [
         (ledger_key(4), lambda update: update.put_ledger(ledger_row(3, -1))),
         (ledger_key(4), lambda update: update.put_ledger(ledger_row(4, -1))),
@@ -178,7 +178,10 @@ def test_updates_refuse_a_broken_chain_and_lost_pages_and_shares() -> None:
         (page_key(1, 0), lambda update: update.append_locations(1, more)),
         (page_key(1, 0), lambda update: update.drop_ledger(1)),
         (share_key(2, 1), lambda update: update.drop_ledger(1)),
-        (page_key(1, 0), lambda update: update.replace_locations(1, runs_of((4, 2, 2, 1024)), runs_of((4, 2, 3, 0)))),
+        (
+            page_key(1, 0),
+            lambda update: update.replace_locations(1, locations_of((4, 2, 2, 1024)), locations_of((4, 2, 3, 0))),
+        ),
         (b"M", lambda update: None),
     ]
     for lost, change in changes:
@@ -190,10 +193,10 @@ def test_updates_refuse_a_broken_chain_and_lost_pages_and_shares() -> None:
 
 
 def test_lost_page_between_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_module, "PAGE_RUNS_MAX", 2)
+    monkeypatch.setattr(update_module, "PAGE_LOCATIONS_MAX", 2)
     environment = MapEnvironment()
     made_index(environment)
-    runs = runs_of(*((i, 1, 2, 64 * i) for i in range(6)))
+    runs = locations_of(*((i, 1, 2, 64 * i) for i in range(6)))
     with Index(environment).update() as update:
         update.put_ledger(ledger_row(8, 5))
         update.append_locations(8, runs)
@@ -209,12 +212,12 @@ def test_lost_page_between_others(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CorruptError), index.update() as update:
             update.drop_ledger(8)
         with pytest.raises(CorruptError), index.update() as update:
-            update.replace_locations(8, runs, runs_of((0, 6, 9, 0)))
+            update.replace_locations(8, runs, locations_of((0, 6, 9, 0)))
 
 
 def test_sound_links_that_contradict_each_other() -> None:
     rows, _ = sound_answers()
-    links = {ledger_id: decode_link(ledger_key(ledger_id), rows[ledger_key(ledger_id)]) for ledger_id in (1, 4, 7)}
+    links = {ledger_id: decode_chain_row(ledger_key(ledger_id), rows[ledger_key(ledger_id)]) for ledger_id in (1, 4, 7)}
     for ledger_id, wrong, questions in [
         (4, links[4]._replace(previous=0), ("ledgers", "ledger 3")),
         (1, links[1]._replace(next=7), ("ledgers", "ledger 3")),
@@ -222,7 +225,7 @@ def test_sound_links_that_contradict_each_other() -> None:
         (7, links[7]._replace(next=8), ("ledgers", "ledger 8")),
     ]:
         key = ledger_key(ledger_id)
-        index = Index(MapEnvironment({**rows, key: encode_link(key, wrong)}))
+        index = Index(MapEnvironment({**rows, key: encode_chain_row(key, wrong)}))
         assert list(index.check())
         for name in questions:
             with pytest.raises(CorruptError):
@@ -246,7 +249,7 @@ def test_a_share_never_falls_below_zero() -> None:
     key = share_key(2, 4)
     index = Index(MapEnvironment({**rows, key: encode_share(key, 1)}))
     with pytest.raises(CorruptError, match="are to leave it"), index.update() as update:
-        update.replace_locations(4, runs_of((0, 3, 2, 2048)), runs_of((0, 3, 9, 0)))
+        update.replace_locations(4, locations_of((0, 3, 2, 2048)), locations_of((0, 3, 9, 0)))
 
 
 def test_check_names_what_sound_values_contradict() -> None:
@@ -262,4 +265,4 @@ def test_check_names_what_sound_values_contradict() -> None:
     assert "but no row" in said(page_key(2, 0), page)
     assert "but its pages name" in said(share_key(2, 1), (1).to_bytes(8, "little"))
     assert "none of the index's" in said(b"Z", b"")
-    assert "file 000000000000004d has no row" in said(page_key(1, 0), runs_of((0, 7, 77, 0)).tobytes())
+    assert "file 000000000000004d has no row" in said(page_key(1, 0), locations_of((0, 7, 77, 0)).tobytes())

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.format.log_file import BLOCK_BYTES, encode_commit_header, encode_file_header, padding
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordKind, encode_control, encode_entries
-from pybk.storage.log.replay import LogEnd, LogFile, Replay, ReplayedCommit, proven_durable, scan_commits
+from pybk.storage.log.replay import LogEnd, OpenLogFile, Replay, ReplayedCommit, proven_durable, scan_commits
 from pybk.storage.log.salvage import SalvagedLog
 from tests.paths import GOLDEN
 
@@ -54,9 +54,9 @@ def begin(file_id: int, first_lsn: int, *blocks: bytes, store_id: bytes = STORE)
     return file_id, b"".join((encode_file_header(store_id, file_id, first_lsn, first_lsn - 1), *blocks))
 
 
-def load(files: Sequence[tuple[int, bytes]]) -> Iterator[LogFile]:
+def load(files: Sequence[tuple[int, bytes]]) -> Iterator[OpenLogFile]:
     for file_id, data in files:
-        yield LogFile(file_id, f"log-{file_id}", memoryview(data))
+        yield OpenLogFile(file_id, f"log-{file_id}", memoryview(data))
 
 
 def run(files: Sequence[tuple[int, bytes]], *, first_lsn: int = 1, durable: int = 0) -> Outcome:
@@ -244,7 +244,9 @@ def test_every_flipped_bit(durable: int) -> None:
         # Of the padding, which nobody reads, one bit of each byte is enough.
         for bit in range(8) if log[offset] else (offset % 8,):
             view[offset] ^= 1 << bit
-            replay = Replay(iter([LogFile(1, "x", memoryview(view))]), first_lsn=1, durable_lsn=durable, store_id=STORE)
+            replay = Replay(
+                iter([OpenLogFile(1, "x", memoryview(view))]), first_lsn=1, durable_lsn=durable, store_id=STORE
+            )
             try:
                 for found in replay:
                     sound = [bytes(view[r.body_start : r.body_end]) for r in found.records if r.sound]
@@ -359,7 +361,7 @@ def test_newer_formats_are_named() -> None:
 def test_control_records_come_back() -> None:
     body = encode_control(RecordKind.LEDGER, 5, 3, b"metadata", lsn=1) + encode_control(RecordKind.DELETE, 6, 0, lsn=1)
     block = encode_commit_header(1, 0, 1, 2, len(body)) + body
-    file = LogFile(1, "x", memoryview(begin(1, 1, block)[1]))
+    file = OpenLogFile(1, "x", memoryview(begin(1, 1, block)[1]))
     (found,) = scan_commits(file, BLOCK_BYTES, 1)
     facts = [(r.header.kind, r.header.ledger_id, bytes(file.data[r.body_start : r.body_end])) for r in found.records]
     assert facts == [(RecordKind.LEDGER, 5, b"metadata"), (RecordKind.DELETE, 6, b"")]
@@ -382,7 +384,7 @@ def test_end_is_known_only_at_the_end() -> None:
 
 def test_scan_stops_at_the_limit_and_goes_on_from_there() -> None:
     data = memoryview(begin(1, 1, *(commit(lsn, 1) for lsn in range(1, 6)), ZEROS)[1])
-    file = LogFile(1, "x", data)
+    file = OpenLogFile(1, "x", data)
     first = list(scan_commits(file, BLOCK_BYTES, 1, 2))
     assert [found.lsn for found in first] == [1, 2]
     rest = list(scan_commits(file, first[-1].offset + first[-1].size, 3))
@@ -394,18 +396,18 @@ def test_scan_stops_at_the_limit_and_goes_on_from_there() -> None:
 def test_commit_headers_prove_what_was_durable() -> None:
     data = memoryview(ZEROS + commit(7, 3) + GARBAGE[:BLOCK_BYTES] + commit(9, 3) + ZEROS)
     for offset, proven in zip(range(0, len(data) + 2 * BLOCK_BYTES, BLOCK_BYTES), [8, 8, 8, 8, 0, 0, 0], strict=True):
-        assert proven_durable(LogFile(3, "x", data), offset, 9) == proven
-    assert proven_durable(LogFile(4, "x", data), 0, 9) == 0
-    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=2))), 0, 9) == 8
-    assert proven_durable(LogFile(3, "x", memoryview(commit(9, 3, durable=20))), 0, 9) == 20
+        assert proven_durable(OpenLogFile(3, "x", data), offset, 9) == proven
+    assert proven_durable(OpenLogFile(4, "x", data), 0, 9) == 0
+    assert proven_durable(OpenLogFile(3, "x", memoryview(commit(9, 3, durable=2))), 0, 9) == 8
+    assert proven_durable(OpenLogFile(3, "x", memoryview(commit(9, 3, durable=20))), 0, 9) == 20
 
 
 def test_commits_for_which_there_was_no_room_prove_nothing_nor_do_those_of_other_formats() -> None:
-    file = LogFile(3, "x", memoryview(ZEROS + commit(7, 3) + commit(1 << 63, 3) + newer(8, 3) + commit(9, 3)))
+    file = OpenLogFile(3, "x", memoryview(ZEROS + commit(7, 3) + commit(1 << 63, 3) + newer(8, 3) + commit(9, 3)))
     for lsn, proven in ((7, 8), (6, 8), (5, 6)):  # the last one is three blocks behind the first
         assert proven_durable(file, BLOCK_BYTES, lsn) == proven
     claims = commit(2, 3, durable=1 << 62)
-    assert proven_durable(LogFile(3, "x", memoryview(GARBAGE[:BLOCK_BYTES] + claims)), 0, 1) == 0
+    assert proven_durable(OpenLogFile(3, "x", memoryview(GARBAGE[:BLOCK_BYTES] + claims)), 0, 1) == 0
 
 
 FORGED = encode_commit_header((1 << 64) - 2, (1 << 64) - 3, 1, 1, 0)
@@ -441,7 +443,7 @@ def test_at_most_two_files_are_held() -> None:
     alive: set[int] = set()
     most = 0
 
-    def lazily() -> Iterator[LogFile]:
+    def lazily() -> Iterator[OpenLogFile]:
         nonlocal most
         for file_id in range(1, 20):
             begun = file_id % 3 == 1
@@ -450,7 +452,7 @@ def test_at_most_two_files_are_held() -> None:
             alive.add(file_id)
             weakref.finalize(array, alive.discard, file_id)
             most = max(most, len(alive))
-            yield LogFile(file_id, "x", array.data)
+            yield OpenLogFile(file_id, "x", array.data)
             del array
 
     replay = Replay(lazily(), first_lsn=1, durable_lsn=0, store_id=STORE)

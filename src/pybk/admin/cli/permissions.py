@@ -21,7 +21,7 @@ from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.permissions import (
     PRIVATE,
     Access,
-    Difference,
+    PermissionDifference,
     access_of,
     differences,
     group_id,
@@ -94,7 +94,7 @@ def _closed_store(root: str, lock: str, access: Access, *, locked: bool) -> Iter
             taken.release()
 
 
-def _print(found: list[Difference], path: str, group: str | None, *, narrowed: bool) -> None:
+def _print(found: list[PermissionDifference], path: str, group: str | None, *, narrowed: bool) -> None:
     users = "their owner alone" if group is None else f"group {group}"
     for one in found:
         done = "changed to" if narrowed and one.problem is None else "should be"

@@ -33,7 +33,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.ledger import Bookie
-from pybk.ledger_check import Lengths, SealState, check_last, check_seal, contradictions, digest_with
+from pybk.ledger_check import LengthCheck, SealState, check_last, check_seal, contradictions, digest_with
 from pybk.local_backend import StoreBackend
 from pybk.replication.fragments import fragment_end, fragment_of, fragment_ranges
 from pybk.replication.replica_check import Span, joined
@@ -490,7 +490,7 @@ def _seal_of(found: Connection, metadata: LedgerMetadata, passwords: Passwords) 
         return None
 
 
-def _contradicting(metadata: LedgerMetadata, seal: LedgerSeal | None, lengths: Lengths) -> tuple[str, ...]:
+def _contradicting(metadata: LedgerMetadata, seal: LedgerSeal | None, lengths: LengthCheck) -> tuple[str, ...]:
     """Return what is wrong with lengths, and with the last entry of a sealed ledger."""
     found = list(lengths.problems)
     if metadata.sealed and seal is not None and lengths.last is not None:
@@ -536,7 +536,7 @@ def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords,
     metadata = descriptor.metadata
     seal = _seal_of(found, metadata, passwords)
     digest = digest_with(seal, metadata, unit.ledger_id)
-    lengths = Lengths(metadata)
+    lengths = LengthCheck(metadata)
     # Without a digest the store checks its records, and what is left to see are the entries' names.
     checks: EntryDigest = digest or entry_digest(DigestType.NONE, unit.ledger_id)
     at, most = unit.first, _BATCH_BYTES

@@ -42,9 +42,9 @@ from pybk.flags import StorageHint
 from pybk.storage.compaction.mover import Mover
 from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
 from pybk.storage.directories import mend_cookies
-from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark, NamedRow
+from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, NamedRow
 from pybk.storage.format.log_file import BLOCK_BYTES
-from pybk.storage.format.record import RUN_DTYPE, Runs
+from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
 from pybk.storage.index.locations import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.volumes import LOG
@@ -77,7 +77,7 @@ class _Window(NamedTuple):
     descriptors: list[LedgerDescriptor]
     rows: list[LedgerRow]
     dropped: list[LedgerDescriptor]
-    tails: list[Runs]
+    tails: list[RunLocations]
     log_files: list[FileRow]
     tail_bytes: int
     named: list[NamedRow]
@@ -86,7 +86,7 @@ class _Window(NamedTuple):
 class _Placed(NamedTuple):
     """Where the entries of a window lie after it: an array for each ledger, and the files to add to the index."""
 
-    runs: list[Runs]
+    runs: list[RunLocations]
     files: list[FileRow]
 
 
@@ -121,7 +121,7 @@ class Checkpoint:
     def _take_over(self, taken: _Window) -> None:
         store = self._store
         check_index_space(
-            self._store, sum(map(len, taken.tails)) * RUN_DTYPE.itemsize + len(taken.rows) * INDEX_ROW_BYTES
+            self._store, sum(map(len, taken.tails)) * LOCATION_DTYPE.itemsize + len(taken.rows) * INDEX_ROW_BYTES
         )
         dropped = [gone.ledger_id for gone in taken.dropped if store.index.ledger(gone.ledger_id) is not None]
         purge = self._garbage.keys_of_ledgers(dropped)
@@ -189,7 +189,7 @@ class Checkpoint:
         named = store.named.tail()
         return _Window(store.log.durable_lsn + 1, descriptors, rows, dropped, tails, log_files, store.tail_bytes, named)
 
-    def _next_mark(self, taken: _Window) -> Mark:
+    def _next_mark(self, taken: _Window) -> CheckpointMark:
         store = self._store
         mark = self._catalog_and_index.mark
         last = max((row.file_id for row in taken.log_files), default=mark.first_log_file_id - 1)
@@ -231,7 +231,7 @@ class Checkpoint:
 
     def _write_to_tiers(self, taken: _Window, stays: set[int]) -> _Placed:
         """Write the entries of a window to their tiers, but for those of NVMe in the log files that stay."""
-        placed: dict[int, list[Runs]] = defaultdict(list)
+        placed: dict[int, list[RunLocations]] = defaultdict(list)
         movers: dict[StorageHint, Mover] = {}
         try:
             for number, row in enumerate(taken.rows):
@@ -256,7 +256,7 @@ class Checkpoint:
         return _Placed(result, [*(row for row in taken.log_files if row.file_id in held), *made])
 
     def _staying(
-        self, runs: Runs, nvme: np.ndarray[tuple[int], np.dtype[np.bool_]], log_files: list[FileRow]
+        self, runs: RunLocations, nvme: np.ndarray[tuple[int], np.dtype[np.bool_]], log_files: list[FileRow]
     ) -> set[int]:
         """Return the log files that are filled well enough by NVMe ledgers to stay as they are."""
         stays = set()

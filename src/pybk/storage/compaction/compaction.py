@@ -39,7 +39,7 @@ from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, ch
 from pybk.storage.format.cold_segment import ColdSegment
 from pybk.storage.format.index_rows import FileRow, LedgerRow
 from pybk.storage.format.log_file import BLOCK_BYTES
-from pybk.storage.format.record import Runs
+from pybk.storage.format.record import RunLocations
 from pybk.storage.index.locations import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.volumes import COLD, ENTRIES, LOG
@@ -111,7 +111,7 @@ class Compaction:
         if unmoved:
             raise UnmovedError(unmoved, tier)
 
-    def _elsewhere(self, page: Runs, tier: str) -> list[Runs]:
+    def _elsewhere(self, page: RunLocations, tier: str) -> list[RunLocations]:
         """Return the runs of a page that lie in files of other tiers, split by file."""
         rows = self._catalog_and_index.files
         files = page["file"].tolist()
@@ -120,7 +120,7 @@ class Compaction:
         return by_file(page[np.array([rows[file_id].tier != tier for file_id in files], np.bool_)])
 
     def _relocate(
-        self, work: list[tuple[int, list[Runs]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()
+        self, work: list[tuple[int, list[RunLocations]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()
     ) -> list[Unmoved]:
         """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed.
 
@@ -244,7 +244,7 @@ class Compaction:
         work = []
         index_bytes = 0
         for ledger_id in sorted(index.ledgers_in(wanted)):
-            parts: list[Runs] = []
+            parts: list[RunLocations] = []
             for page in index.pages(ledger_id):
                 mine = np.isin(page["file"], wanted)
                 if mine.any():
@@ -261,7 +261,7 @@ class Compaction:
     def _compact(self, row: FileRow) -> None:
         """Pack what lives in a file anew, each ledger's entries in their own tier if it is a log file."""
         store = self._store
-        work: dict[StorageHint, list[tuple[int, list[Runs]]]] = defaultdict(list)
+        work: dict[StorageHint, list[tuple[int, list[RunLocations]]]] = defaultdict(list)
         index_bytes = 0
         for ledger_id, _ in list(store.index.file_ledgers(row.file_id)):
             parts = []

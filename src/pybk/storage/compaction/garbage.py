@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pybk.feature_level import FeatureLevel
-from pybk.storage.format.entries_mark import place_of, read_entries_mark, write_entries_mark
+from pybk.storage.format.entries_mark import catalog_location, read_entries_mark, write_entries_mark
 from pybk.storage.format.index_rows import entries_key
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore
-    from pybk.storage.format.record import Runs
+    from pybk.storage.format.record import RunLocations
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
 
 
@@ -47,7 +47,7 @@ class Garbage:
             for key in self.keys_of(ledger_id, page, page[:0])
         ]
 
-    def keys_of(self, ledger_id: int, old: Runs, new: Runs) -> list[tuple[int, bytes]]:
+    def keys_of(self, ledger_id: int, old: RunLocations, new: RunLocations) -> list[tuple[int, bytes]]:
         """Return file and key of the records that ``old`` has in the SSD tier and ``new`` does not use."""
         used = {(int(run["file"]), int(run["first"])) for run in new}
         return [
@@ -74,5 +74,7 @@ class Garbage:
                 if self._store.feature_level > FeatureLevel.BASE:
                     # An index from before now names these keys: it must be known as older than this environment.
                     mark = read_entries_mark(transaction)
-                    write_entries_mark(transaction, mark._replace(removed_at=place_of(self._catalog_and_index.mark)))
+                    write_entries_mark(
+                        transaction, mark._replace(removed_at=catalog_location(self._catalog_and_index.mark))
+                    )
             del self._unpurged[file_id]

@@ -19,7 +19,7 @@ from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.record import Runs
+from pybk.storage.format.record import RunLocations
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
@@ -55,7 +55,7 @@ class LiveStore(Protocol):
         """Bytes of log since the last checkpoint."""
 
     def load(
-        self, ledger_id: int, runs: Runs, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
+        self, ledger_id: int, runs: RunLocations, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
     ) -> Loaded:
         """Return the plain bodies of some records of one file."""
 

@@ -22,10 +22,10 @@ from pybk.storage.format.cold_segment import ColdSegmentWriter
 from pybk.storage.format.entries_mark import read_entries_mark, write_entries_mark
 from pybk.storage.format.index_rows import FileRow, entries_key
 from pybk.storage.format.record import (
+    LOCATION_COMPRESSED,
+    LOCATION_DTYPE,
     RECORD_HEADER_BYTES,
-    RUN_COMPRESSED,
-    RUN_DTYPE,
-    Runs,
+    RunLocations,
     encode_entries,
     encode_entries_header,
     entry_ends,
@@ -116,7 +116,7 @@ class Mover:
         self._put_bytes = 0
         self.unmoved: dict[tuple[int, str], Unmoved] = {}
 
-    def move(self, ledger_id: int, runs: Runs) -> Runs:
+    def move(self, ledger_id: int, runs: RunLocations) -> RunLocations:
         """Write the entries of some runs, all in one file, to the target.
 
         Returns:
@@ -137,9 +137,9 @@ class Mover:
     def _may_copy(self, run: tuple[int, ...]) -> bool:
         """Return whether a record becomes one record of the target as it is: plain, dense, of a block at most."""
         _, count, stride, _, _, body_bytes, flags = run
-        return not flags & RUN_COMPRESSED and (stride == 1 or count == 1) and body_bytes <= self._block_bytes
+        return not flags & LOCATION_COMPRESSED and (stride == 1 or count == 1) and body_bytes <= self._block_bytes
 
-    def _copy(self, ledger_id: int, runs: Runs) -> Runs:
+    def _copy(self, ledger_id: int, runs: RunLocations) -> RunLocations:
         """Write one record to the target without taking it apart; as ``move`` otherwise.
 
         Small ledgers are one record each, and what ``move`` does for many entries at once would cost them ten times as
@@ -162,12 +162,12 @@ class Mover:
             run = self._put_record(ledger_id, first, count, encode_entries_header(ledger_id, first, count, body), body)
         else:
             run = self._segment_for(len(body) + RECORD_HEADER_BYTES).add_body(ledger_id, first, count, body)
-        return np.array([run], RUN_DTYPE)
+        return np.array([run], LOCATION_DTYPE)
 
-    def _portions(self, runs: Runs) -> Iterator[Runs]:
+    def _portions(self, runs: RunLocations) -> Iterator[RunLocations]:
         """Cut runs into portions that may be in memory at once, unpacked."""
         # A run does not say how much a compressed record unpacks to: about a block, unless an entry is longer.
-        packed = (runs["flags"] & RUN_COMPRESSED) != 0
+        packed = (runs["flags"] & LOCATION_COMPRESSED) != 0
         sizes = np.where(packed, np.maximum(runs["body"], self._view.config.cold_block_bytes), runs["body"])
         ends = np.cumsum(sizes.astype(np.int64))
         low = 0
@@ -177,7 +177,7 @@ class Mover:
             yield runs[low:high]
             low = high
 
-    def _move(self, ledger_id: int, runs: Runs) -> Iterator[Runs]:
+    def _move(self, ledger_id: int, runs: RunLocations) -> Iterator[RunLocations]:
         """Move a portion and yield the runs that take its place.
 
         Records are loaded together, so one that is damaged can prevent loading the others: then a portion is halved.
@@ -195,10 +195,10 @@ class Mover:
                 self._keep(ledger_id, part, found)
                 yield part
 
-    def _pack(self, ledger_id: int, runs: Runs, loaded: Loaded) -> Runs:
+    def _pack(self, ledger_id: int, runs: RunLocations, loaded: Loaded) -> RunLocations:
         """Write the sound ones of some loaded records to the target."""
         sound = np.ones(len(runs), np.bool_)
-        if not (runs["flags"] & RUN_COMPRESSED).any():  # a compressed record was checked when it was unpacked
+        if not (runs["flags"] & LOCATION_COMPRESSED).any():  # a compressed record was checked when it was unpacked
             sound, problem = self._view.sound_locations(ledger_id, loaded)
             if problem is not None:
                 self._keep(ledger_id, runs[~sound], problem)
@@ -209,9 +209,9 @@ class Mover:
                 moved += [self._put(ledger_id, piece) for piece in self._pieces(part)]
             else:
                 moved += [tuple(run) for run in runs[low:high].tolist()]
-        return np.array(moved, RUN_DTYPE)
+        return np.array(moved, LOCATION_DTYPE)
 
-    def _load(self, ledger_id: int, runs: Runs) -> Loaded | StorageError:
+    def _load(self, ledger_id: int, runs: RunLocations) -> Loaded | StorageError:
         """Return the plain bodies of some records, or why they cannot be read."""
         try:
             return self._view.load(ledger_id, runs)
@@ -220,7 +220,7 @@ class Mover:
         except StorageError as error:
             return error
 
-    def _keep(self, ledger_id: int, runs: Runs, problem: PybkError) -> None:
+    def _keep(self, ledger_id: int, runs: RunLocations, problem: PybkError) -> None:
         """Note records that cannot be read and stay where they are; logged once for each ledger and file.
 
         A record that the store knows to be lost is not noted, because the loss was recorded when it was accepted.
@@ -344,13 +344,15 @@ class Mover:
             self._view.volumes.drop(row.file_id)
 
 
-def _known_lost(runs: Runs, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _known_lost(runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which records of a file the store knows to be lost, ``(r,)`` bool.
 
     A rebuild puts a compressed record without a body in the place of entries that are lost; a salvage has the index say
     how long a cut file is, so that a record beyond that end is lost.
     """
-    lost: np.ndarray[tuple[int], np.dtype[np.bool_]] = (runs["body"] == 0) & ((runs["flags"] & RUN_COMPRESSED) != 0)
+    lost: np.ndarray[tuple[int], np.dtype[np.bool_]] = (runs["body"] == 0) & (
+        (runs["flags"] & LOCATION_COMPRESSED) != 0
+    )
     if row.kind != ENTRIES:
         lost |= runs["offset"].astype(np.int64) + RECORD_HEADER_BYTES + runs["body"] > row.bytes
     return lost

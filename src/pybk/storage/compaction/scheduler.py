@@ -221,7 +221,7 @@ class Scheduler:
             with self._attempting(_AHEAD):
                 if small:
                     store.supply.prefer_zeros()
-                store.supply.make_ahead(pause=True)
+                store.supply.preallocate(pause=True)
                 if small and store.log.error is None and store.supply.has_better():
                     store.log.cut(lambda: None)
                     store.supply.prefer_zeros()  # the file that was left had large commits

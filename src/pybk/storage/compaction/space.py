@@ -9,7 +9,7 @@ import numpy as np
 
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
-from pybk.storage.format.record import RECORD_HEADER_BYTES, Runs
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore
@@ -49,6 +49,6 @@ def check_index_space(store: LiveStore, nbytes: int) -> None:
         )
 
 
-def record_bytes(runs: Runs) -> int:
+def record_bytes(runs: RunLocations) -> int:
     """Return the bytes of the records that runs stand for, headers included."""
     return int(runs["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(runs)

@@ -17,13 +17,13 @@ from xxhash import xxh3_64_intdigest
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.format.log_file import refuse_features
 from pybk.storage.format.record import (
+    LOCATION_COMPRESSED,
+    LOCATION_DTYPE,
     RECORD_HEADER_BYTES,
-    RUN_COMPRESSED,
-    RUN_DTYPE,
     Codec,
     RecordHeader,
     RecordKind,
-    Runs,
+    RunLocations,
     check_body,
     decode_header,
     encode_entries,
@@ -43,7 +43,9 @@ COLD_FORMAT: Final = 1
 COLD_SEGMENT_BYTES_MAX: Final = 1 << 32
 """Records begin below this, because a run has 32 bits for the offset."""
 
-FOOTER_DTYPE: Final = np.dtype([("ledger", "<i8"), *((name, RUN_DTYPE[name]) for name in RUN_DTYPE.names or ())])
+FOOTER_DTYPE: Final = np.dtype(
+    [("ledger", "<i8"), *((name, LOCATION_DTYPE[name]) for name in LOCATION_DTYPE.names or ())]
+)
 """A row of the footer: the ledger id, then the run."""
 
 _HEADER_BYTES: Final = 4096
@@ -174,7 +176,7 @@ class ColdSegmentWriter:
             stride: Distance of consecutive entry ids.
 
         Returns:
-            The record's run, a row of ``RUN_DTYPE``.
+            The record's run, a row of ``LOCATION_DTYPE``.
 
         Raises:
             UsageError: The order is broken, or the record does not fit any more.
@@ -216,7 +218,15 @@ class ColdSegmentWriter:
         size = RECORD_HEADER_BYTES + len(body)
         self._pending += (header, body, bytes(-size % 8))
         self._pending_bytes += size + -size % 8
-        run = (first_entry_id, count, stride, offset, self._file_id, len(body), RUN_COMPRESSED if compressed else 0)
+        run = (
+            first_entry_id,
+            count,
+            stride,
+            offset,
+            self._file_id,
+            len(body),
+            LOCATION_COMPRESSED if compressed else 0,
+        )
         self._rows += _ROW.pack(ledger_id, *run)
         self._last = (ledger_id, first_entry_id + (count - 1) * stride)
         if self._pending_bytes >= _PIECE_BYTES:
@@ -241,7 +251,7 @@ class ColdSegmentWriter:
         offset = self._written + self._pending_bytes
         self._pending.append(header)
         self._pending_bytes += RECORD_HEADER_BYTES
-        run = (first_entry_id, entry_count, 1, offset, self._file_id, 0, RUN_COMPRESSED)
+        run = (first_entry_id, entry_count, 1, offset, self._file_id, 0, LOCATION_COMPRESSED)
         self._rows += _ROW.pack(ledger_id, *run)
         self._last = (ledger_id, first_entry_id + entry_count - 1)
 
@@ -280,7 +290,7 @@ class ColdSegmentWriter:
         self._pending = []
         self._pending_bytes = 0
 
-    def finish(self) -> Runs:
+    def finish(self) -> RunLocations:
         """Write the footer, sync the file and its directory, close it.
 
         Returns:
@@ -370,7 +380,7 @@ class ColdSegment:
                 16, f"store {found_store.hex()} and file id {found_file}, expected {store_id.hex()} and {file_id},"
             )
 
-    def _read_footer(self, file_id: int) -> tuple[int, Runs]:
+    def _read_footer(self, file_id: int) -> tuple[int, RunLocations]:
         data = self._data
         at = len(data) - _TRAILER_BYTES
         populate(self._fs, data, at, len(data))
@@ -436,7 +446,7 @@ class ColdSegment:
             header.entry_count,
             header.stride,
             header.body_bytes,
-            0 if header.codec == Codec.PLAIN else RUN_COMPRESSED,
+            0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED,
         )
         expected = (header.kind, *(int(row[name]) for name in ("ledger", "first", "count", "stride", "body", "flags")))
         if said != expected:
@@ -449,7 +459,7 @@ class ColdSegment:
             yield self._error(end - len(used), "padding that is not zero")
 
 
-def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Runs:
+def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> RunLocations:
     """Return footer rows of a segment that ``ColdSegment`` refuses: of its records up to the first damaged header.
 
     Args:
@@ -479,7 +489,7 @@ def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Ru
                 header = decode_header(data, at, where=path)
             except CorruptError:
                 break
-            flags = 0 if header.codec == Codec.PLAIN else RUN_COMPRESSED
+            flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
             rows.append(
                 (
                     *(header.ledger_id, header.first_entry_id, header.entry_count, header.stride),

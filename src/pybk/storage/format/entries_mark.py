@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from pybk.errors import CorruptError
-from pybk.storage.format.index_rows import Mark, decode_value, dump_json, encode_value, load_json
+from pybk.storage.format.index_rows import CheckpointMark, decode_value, dump_json, encode_value, load_json
 from pybk.storage.io.lmdb_environment import ReadTransaction, WriteTransaction
 
 ENTRIES_MARK_KEY: Final = b"M"
 """The key of the row; the keys of records have 16 bytes."""
 
-Place = tuple[int, int]
+CatalogLocation = tuple[int, int]
 """A place in the history of the catalog: the catalog's file id, and its length in bytes. Both only grow."""
 
 
@@ -25,14 +25,14 @@ class EntriesMark(NamedTuple):
     """The row: how many transactions put records, and the place in the catalog at the last removal."""
 
     puts: int
-    removed_at: Place
+    removed_at: CatalogLocation
 
 
 NO_MARK: Final = EntriesMark(0, (0, 0))
 """What an environment without the row stands for: one of level BASE, or a new one."""
 
 
-def place_of(mark: Mark) -> Place:
+def catalog_location(mark: CheckpointMark) -> CatalogLocation:
     """Return how far in the catalog's history an index is, by its mark."""
     return mark.catalog_file_id, mark.catalog_bytes
 

@@ -16,10 +16,10 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger import LedgerMetadata, PolicyMetadata
-from pybk.storage.format.record import RUN_BYTES, RUN_DTYPE, Runs
+from pybk.storage.format.record import LOCATION_BYTES, LOCATION_DTYPE, RunLocations
 
 INDEX_FORMAT: Final = 1
-PAGE_RUNS_MAX: Final = 1024
+PAGE_LOCATIONS_MAX: Final = 1024
 """Runs in one page."""
 
 CHAIN_HEAD: Final = -1
@@ -79,7 +79,7 @@ class FileRow(NamedTuple):
     bytes: int
 
 
-class Mark(NamedTuple):
+class CheckpointMark(NamedTuple):
     """What a checkpoint says of the whole store; ids and numbers named ``next_`` were never given away.
 
     ``store_id`` is 32 hex digits. Replay starts with the log file ``first_log_file_id``. The catalog is sound up to
@@ -122,7 +122,7 @@ class FileUse(NamedTuple):
     live_bytes: int
 
 
-class Link(NamedTuple):
+class ChainRow(NamedTuple):
     """A row of the chain of ledgers: the ids beside it, and the encoded rest."""
 
     previous: int
@@ -251,30 +251,30 @@ def decode_summary(ledger_id: int, state: bytes, *, where: str) -> PolicyMetadat
     return summary
 
 
-def encode_link(key: bytes, link: Link) -> bytes:
+def encode_chain_row(key: bytes, link: ChainRow) -> bytes:
     """Return the value of a row of the chain."""
     return encode_value(key, _LINKS.pack(link.previous, link.next) + link.state)
 
 
-def decode_link(key: bytes, value: bytes) -> Link:
+def decode_chain_row(key: bytes, value: bytes) -> ChainRow:
     """Decode the value of a row of the chain; raises as ``decode_value`` does."""
     body = decode_value(key, value)
     if len(body) < _LINKS.size:
         raise damaged(f"index key {key.hex()} has a ledger row of {len(body)} bytes")
     previous, following = _LINKS.unpack_from(body)
-    return Link(previous, following, body[_LINKS.size :])
+    return ChainRow(previous, following, body[_LINKS.size :])
 
 
-def decode_page(key: bytes, value: bytes) -> Runs:
-    """Decode a page: 1 to ``PAGE_RUNS_MAX`` runs, read-only; raises as ``decode_value`` does."""
+def decode_page(key: bytes, value: bytes) -> RunLocations:
+    """Decode a page: 1 to ``PAGE_LOCATIONS_MAX`` runs, read-only; raises as ``decode_value`` does."""
     body = decode_value(key, value)
-    count, rest = divmod(len(body), RUN_BYTES)
-    if rest or not 0 < count <= PAGE_RUNS_MAX:
+    count, rest = divmod(len(body), LOCATION_BYTES)
+    if rest or not 0 < count <= PAGE_LOCATIONS_MAX:
         raise damaged(
-            f"index key {key.hex()} has a page of {len(body)} bytes; 1 to {PAGE_RUNS_MAX} runs of {RUN_BYTES} "
-            f"bytes belong there"
+            f"index key {key.hex()} has a page of {len(body)} bytes; expected 1 to {PAGE_LOCATIONS_MAX} locations of "
+            f"{LOCATION_BYTES} bytes"
         )
-    return np.frombuffer(body, RUN_DTYPE)
+    return np.frombuffer(body, LOCATION_DTYPE)
 
 
 def encode_share(key: bytes, share: int) -> bytes:
@@ -337,7 +337,7 @@ def decode_named_value(key: bytes, value: bytes) -> NamedRow:
     return NamedRow(key[1:].decode("utf-8", "replace"), _SHARE.unpack_from(body)[0], body[_SHARE.size :])
 
 
-def encode_mark(mark: Mark, totals: Totals) -> bytes:
+def encode_mark(mark: CheckpointMark, totals: Totals) -> bytes:
     """Return the value of ``MARK_KEY``."""
     counts = totals._asdict()
     if not totals.named:  # a store of level BASE has none, and its first version does not know the field
@@ -345,12 +345,14 @@ def encode_mark(mark: Mark, totals: Totals) -> bytes:
     return encode_value(MARK_KEY, dump_json({**mark._asdict(), **counts}))
 
 
-def decode_mark(value: bytes) -> tuple[Mark, Totals]:
+def decode_mark(value: bytes) -> tuple[CheckpointMark, Totals]:
     """Decode the value of ``MARK_KEY``; raises as ``decode_value`` does."""
     where = f"the index's mark ({REMEDY})"
     fields = load_json(decode_value(MARK_KEY, value), where=where)
     fields.setdefault("named", 0)
-    return mark_of(fields, where=where), Totals._make(_number(fields, name, where) for name in Totals._fields)
+    return decode_mark_fields(fields, where=where), Totals._make(
+        _number(fields, name, where) for name in Totals._fields
+    )
 
 
 # ---- JSON --------------------------------------------------------------------------------------------------------
@@ -372,9 +374,11 @@ def load_json(data: bytes, *, where: str) -> dict[str, Any]:
     return fields
 
 
-def mark_of(fields: Mapping[str, Any], *, where: str) -> Mark:
+def decode_mark_fields(fields: Mapping[str, Any], *, where: str) -> CheckpointMark:
     """Return the mark among the fields of a value; CorruptError if it is not whole."""
-    return Mark(_text(fields, "store_id", where), *(_number(fields, name, where) for name in Mark._fields[1:]))
+    return CheckpointMark(
+        _text(fields, "store_id", where), *(_number(fields, name, where) for name in CheckpointMark._fields[1:])
+    )
 
 
 def file_row(fields: Mapping[str, Any], *, where: str) -> FileRow:

@@ -29,7 +29,7 @@ _GROUP: Final = struct.Struct("<QQ")
 
 GROUP_RECORD_BYTES: Final = RECORD_HEADER_BYTES + _GROUP.size
 
-RUN_DTYPE: Final = np.dtype(
+LOCATION_DTYPE: Final = np.dtype(
     [
         ("first", "<i8"),
         ("count", "<u4"),
@@ -42,10 +42,10 @@ RUN_DTYPE: Final = np.dtype(
 )
 """A run as it lies in index pages and cold-segment footers: one record of entries and where it is."""
 
-RUN_COMPRESSED: Final = 1
-RUN_BYTES: Final = RUN_DTYPE.itemsize
+LOCATION_COMPRESSED: Final = 1
+LOCATION_BYTES: Final = LOCATION_DTYPE.itemsize
 
-Runs = npt.NDArray[np.void]
+RunLocations = npt.NDArray[np.void]
 
 
 class RecordKind(IntEnum):
@@ -148,7 +148,7 @@ def encode_group(headers: Sequence[bytes], nbytes: int, *, lsn: int) -> bytes:
     return encode_control(RecordKind.GROUP, -1, len(headers), _group_body(headers, nbytes), lsn=lsn)
 
 
-def group_names(body: memoryview, headers: Sequence[bytes | memoryview], nbytes: int) -> bool:
+def group_matches(body: memoryview, headers: Sequence[bytes | memoryview], nbytes: int) -> bool:
     """Return whether the body of a group record was made for records with these headers and this many bytes."""
     return bytes(body) == _group_body(headers, nbytes)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.errors import PybkError, StorageFailedError
 from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
-from pybk.storage.format.index_rows import EncodedLedger, FileRow, LedgerRow, Mark, NamedRow
+from pybk.storage.format.index_rows import CheckpointMark, EncodedLedger, FileRow, LedgerRow, NamedRow
 from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.volumes import COLD
@@ -60,7 +60,7 @@ class CatalogAndIndex:
     """
 
     def __init__(
-        self, volumes: Volumes, index: Index, mark: Mark, catalog: CatalogWriter | None, cookie: Cookie
+        self, volumes: Volumes, index: Index, mark: CheckpointMark, catalog: CatalogWriter | None, cookie: Cookie
     ) -> None:
         self._volumes = volumes
         self._index = index
@@ -72,7 +72,7 @@ class CatalogAndIndex:
         self.live = Counter({file_id: use.live_bytes for file_id, use in uses.items()})
 
     @classmethod
-    def open(cls, volumes: Volumes, index: Index, mark: Mark, cookie: Cookie) -> CatalogAndIndex:
+    def open(cls, volumes: Volumes, index: Index, mark: CheckpointMark, cookie: Cookie) -> CatalogAndIndex:
         """Open the catalog where the mark says that it ends, and change nothing.
 
         Call ``begin`` once the store is proven.
@@ -106,7 +106,7 @@ class CatalogAndIndex:
 
     def commit(
         self,
-        mark: Mark,
+        mark: CheckpointMark,
         change: Change,
         *,
         rows: Iterable[LedgerRow] = (),
@@ -166,7 +166,7 @@ class CatalogAndIndex:
                 # The index names the new one already, so this change must not be taken for refused.
                 logger.warning("%s is not needed any more, and removed by the next open: %s", before.path, error)
 
-    def _change_index(self, mark: Mark, change: Change, changed: _Changed) -> Counter[int]:
+    def _change_index(self, mark: CheckpointMark, change: Change, changed: _Changed) -> Counter[int]:
         with self._index.update() as update:
             counts = change(update)
             for row in changed.added:
@@ -178,7 +178,9 @@ class CatalogAndIndex:
             update.put_mark(mark)
         return counts
 
-    def _write_catalog(self, changed: _Changed, mark: Mark, *, renew: bool) -> tuple[CatalogWriter, Mark]:
+    def _write_catalog(
+        self, changed: _Changed, mark: CheckpointMark, *, renew: bool
+    ) -> tuple[CatalogWriter, CheckpointMark]:
         """Append to the catalog, or begin a new one when most of it is history; return it, and the mark naming it."""
         catalog = self._catalog
         if (
@@ -204,7 +206,7 @@ class CatalogAndIndex:
             raise
         return catalog, mark._replace(catalog_bytes=length)
 
-    def _begin_catalog(self, changed: _Changed, mark: Mark) -> tuple[CatalogWriter, Mark]:
+    def _begin_catalog(self, changed: _Changed, mark: CheckpointMark) -> tuple[CatalogWriter, CheckpointMark]:
         volumes = self._volumes
         file_id = volumes.new_id()
         path = catalog_path(volumes.root, file_id)

@@ -12,7 +12,7 @@ from pybk.storage.format.index_rows import (
     LAST_KEY,
     FileUse,
     Totals,
-    decode_link,
+    decode_chain_row,
     decode_named_value,
     decode_page,
     decode_share,
@@ -67,7 +67,7 @@ def _check_chain(transaction: ReadTransaction, lasts: dict[int, int]) -> Generat
     for key, value in transaction.items(b"L", b"M"):
         try:
             (ledger_id,) = _ids(key, 1)
-            link = decode_link(key, value)
+            link = decode_chain_row(key, value)
             if CHAIN_HEAD < ledger_id < CHAIN_TAIL:
                 lasts[ledger_id] = decode_state(ledger_id, link.state, where="index").last_entry_id
                 metadata_bytes += state_metadata_bytes(link.state)

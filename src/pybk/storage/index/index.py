@@ -15,15 +15,15 @@ from pybk.ledger import PolicyMetadata
 from pybk.storage.format.index_rows import (
     CHAIN_HEAD,
     CHAIN_TAIL,
+    CheckpointMark,
     EncodedLedger,
     FileRow,
     FileUse,
     LedgerRow,
-    Mark,
     NamedRow,
     Totals,
     damaged,
-    decode_link,
+    decode_chain_row,
     decode_named_value,
     decode_page,
     decode_share,
@@ -37,7 +37,7 @@ from pybk.storage.format.index_rows import (
     share_key,
     state_last_entry_id,
 )
-from pybk.storage.format.record import Runs
+from pybk.storage.format.record import RunLocations
 from pybk.storage.index.check import problems
 from pybk.storage.index.locations import NOTHING, last_entry, untiled
 from pybk.storage.index.search import file_uses, find_ledger, find_page, neighbours, stored_mark
@@ -61,7 +61,7 @@ class Index:
         """Use an open environment; the caller closes it."""
         self._environment = environment
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> CheckpointMark | None:
         """Return the mark of the last checkpoint; None for an index without any row."""
         with self._environment.read() as transaction:
             stored = stored_mark(transaction)
@@ -108,7 +108,7 @@ class Index:
             found, _ = _ledgers_after(transaction, max(after, CHAIN_HEAD), count)
         return [decode_summary(ledger_id, state, where="index") for ledger_id, state in found]
 
-    def page(self, ledger_id: int, entry_id: int) -> Runs:
+    def page(self, ledger_id: int, entry_id: int) -> RunLocations:
         """Return the page of runs whose range holds an entry that was checkpointed.
 
         Returns:
@@ -134,7 +134,7 @@ class Index:
             f"no page of the index holds ledger {ledger_id} entry {entry_id}, though it knows entries 0 to {last}"
         )
 
-    def pages(self, ledger_id: int) -> Iterator[Runs]:
+    def pages(self, ledger_id: int) -> Iterator[RunLocations]:
         """Yield all pages of a ledger's runs, by ascending entry id, checked to be all.
 
         Reads 32 pages (1 MiB) at a time, each time as of one moment. Entries moved meanwhile may come twice.
@@ -254,7 +254,7 @@ def _ledgers_after(transaction: ReadTransaction, after: int, count: int) -> tupl
     previous, expected = neighbours(transaction, after)
     for key, value in transaction.items(ledger_key(after + 1), b"M"):
         (ledger_id,) = key_ids(key)
-        link = decode_link(key, value)
+        link = decode_chain_row(key, value)
         if ledger_id != expected or link.previous != previous:
             raise damaged(
                 f"the index names ledger {expected} after ledger {previous}, but has ledger {ledger_id} after ledger "
@@ -269,9 +269,9 @@ def _ledgers_after(transaction: ReadTransaction, after: int, count: int) -> tupl
     raise damaged(f"the index ends after ledger {previous}, which names ledger {expected} as the next")
 
 
-def _pages_after(transaction: ReadTransaction, ledger_id: int, after: tuple[int, int], last: int) -> list[Runs]:
+def _pages_after(transaction: ReadTransaction, ledger_id: int, after: tuple[int, int], last: int) -> list[RunLocations]:
     """Return the next pages, from the one on that holds or follows the entry behind ``after``; none at the end."""
-    found: list[Runs] = []
+    found: list[RunLocations] = []
     start = after[0] + 1
     if start > last:
         return found
@@ -318,4 +318,4 @@ def _check_shares(file_id: int, use: FileUse | None, shares: dict[tuple[int, ...
         )
 
 
-__all__ = ["FileRow", "Index", "IndexUpdate", "LedgerRow", "Mark", "Totals", "entries_key"]
+__all__ = ["FileRow", "Index", "IndexUpdate", "LedgerRow", "CheckpointMark", "Totals", "entries_key"]

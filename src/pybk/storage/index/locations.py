@@ -1,6 +1,6 @@
 """Arithmetic on runs: do they tile a ledger, which entries do they hold, how many bytes in which file.
 
-Runs are arrays of ``RUN_DTYPE``; none of these functions changes them.
+Runs are arrays of ``LOCATION_DTYPE``; none of these functions changes them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RUN_DTYPE, Runs
+from pybk.storage.format.record import LOCATION_DTYPE, RECORD_HEADER_BYTES, RunLocations
 
 NOTHING: Final = (-1, 1)
 """Last entry and stride before a ledger's first run."""
@@ -21,13 +21,13 @@ _FEW: Final = 64
 _Ids = npt.NDArray[np.int64]
 
 
-def last_entry(runs: Runs) -> tuple[int, int]:
+def last_entry(runs: RunLocations) -> tuple[int, int]:
     """Return the last entry id of a non-empty run array, and the stride of its last run."""
     first, count, stride, *_ = runs[-1].item()
     return first + (count - 1) * stride, stride
 
 
-def untiled(runs: Runs, after: tuple[int, int]) -> str | None:
+def untiled(runs: RunLocations, after: tuple[int, int]) -> str | None:
     """Say where runs fail to tile a ledger: sorted, without overlap, and gaps only where a stride makes them.
 
     Args:
@@ -54,7 +54,7 @@ def untiled(runs: Runs, after: tuple[int, int]) -> str | None:
     return wrong
 
 
-def bytes_by_file(runs: Runs) -> dict[int, int]:
+def bytes_by_file(runs: RunLocations) -> dict[int, int]:
     """Return the bytes of the records of some runs, headers included, by the file they lie in."""
     if len(runs) > _FEW:
         files, inverse = np.unique(runs["file"], return_inverse=True)
@@ -66,7 +66,7 @@ def bytes_by_file(runs: Runs) -> dict[int, int]:
     return found
 
 
-def differing_entries(one: Runs, other: Runs) -> str | None:
+def differing_entries(one: RunLocations, other: RunLocations) -> str | None:
     """Say how two sorted, non-empty run arrays fail to hold the same entries; None if they do.
 
     Costs O(runs) where strides are 1, else O(entries) in time and memory.
@@ -86,24 +86,24 @@ def differing_entries(one: Runs, other: Runs) -> str | None:
     )
 
 
-def by_file(runs: Runs) -> list[Runs]:
+def by_file(runs: RunLocations) -> list[RunLocations]:
     """Split sorted runs where the file changes."""
     if not len(runs):
         return []
     return np.split(runs, np.flatnonzero(np.diff(runs["file"].astype(np.int64))) + 1)
 
 
-def joined(parts: list[Runs]) -> Runs:
+def joined(parts: list[RunLocations]) -> RunLocations:
     """Return runs of several arrays as one sorted array, empty for none."""
-    runs = np.concatenate([np.empty(0, RUN_DTYPE), *parts])
+    runs = np.concatenate([np.empty(0, LOCATION_DTYPE), *parts])
     return runs[np.argsort(runs["first"], kind="stable")]
 
 
-def _columns(runs: Runs) -> tuple[_Ids, _Ids, _Ids]:
+def _columns(runs: RunLocations) -> tuple[_Ids, _Ids, _Ids]:
     return runs["first"].astype(np.int64), runs["count"].astype(np.int64), runs["stride"].astype(np.int64)
 
 
-def _disordered(runs: Runs) -> str | None:
+def _disordered(runs: RunLocations) -> str | None:
     """Say where runs are empty, unsorted or overlap; None if nowhere."""
     firsts, counts, strides = _columns(runs)
     empty = np.flatnonzero((counts < 1) | (strides < 1))
@@ -116,11 +116,11 @@ def _disordered(runs: Runs) -> str | None:
     return None
 
 
-def _plain(runs: Runs) -> bool:
+def _plain(runs: RunLocations) -> bool:
     return bool(((runs["stride"] == 1) | (runs["count"] == 1)).all())
 
 
-def _stretches(runs: Runs) -> _Ids:
+def _stretches(runs: RunLocations) -> _Ids:
     """Return first and last entry of each stretch of consecutive entries, ``(2, s)``, of plain runs."""
     firsts, counts, _ = _columns(runs)
     ends = firsts + counts
@@ -128,7 +128,7 @@ def _stretches(runs: Runs) -> _Ids:
     return np.stack((firsts[np.r_[0, breaks + 1]], ends[np.r_[breaks, len(runs) - 1]]))
 
 
-def _entry_ids(runs: Runs) -> _Ids:
+def _entry_ids(runs: RunLocations) -> _Ids:
     firsts, counts, strides = _columns(runs)
     starts = np.cumsum(counts) - counts
     number = np.arange(int(counts.sum())) - np.repeat(starts, counts)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pybk.storage.format.index_rows import (
     LAST_KEY,
     MARK_KEY,
+    ChainRow,
+    CheckpointMark,
     FileUse,
-    Link,
-    Mark,
     Totals,
     damaged,
-    decode_link,
+    decode_chain_row,
     decode_mark,
     decode_page,
     decode_use,
@@ -18,11 +18,11 @@ from pybk.storage.format.index_rows import (
     ledger_key,
     page_key,
 )
-from pybk.storage.format.record import Runs
+from pybk.storage.format.record import RunLocations
 from pybk.storage.io.lmdb_environment import ReadTransaction
 
 
-def stored_mark(transaction: ReadTransaction) -> tuple[Mark, Totals] | None:
+def stored_mark(transaction: ReadTransaction) -> tuple[CheckpointMark, Totals] | None:
     """Return the mark and the totals; None for an index without any row.
 
     Raises:
@@ -37,7 +37,7 @@ def stored_mark(transaction: ReadTransaction) -> tuple[Mark, Totals] | None:
     return None
 
 
-def find_ledger(transaction: ReadTransaction, ledger_id: int) -> Link | None:
+def find_ledger(transaction: ReadTransaction, ledger_id: int) -> ChainRow | None:
     """Return a ledger's row of the chain; None if its neighbours prove that it has none.
 
     Raises:
@@ -46,7 +46,7 @@ def find_ledger(transaction: ReadTransaction, ledger_id: int) -> Link | None:
     key = ledger_key(ledger_id)
     value = transaction.get(key)
     if value is not None:
-        return decode_link(key, value)
+        return decode_chain_row(key, value)
     neighbours(transaction, ledger_id)
     return None
 
@@ -61,7 +61,7 @@ def neighbours(transaction: ReadTransaction, ledger_id: int) -> tuple[int, int]:
     if found is None or found[0][:1] != b"L":
         raise damaged(f"the index has no ledger row up to id {ledger_id}, not even the chain's beginning")
     (previous,) = key_ids(found[0])
-    following = decode_link(*found).next
+    following = decode_chain_row(*found).next
     back = chain_row(transaction, following).previous
     if back != previous:
         raise damaged(
@@ -71,16 +71,16 @@ def neighbours(transaction: ReadTransaction, ledger_id: int) -> tuple[int, int]:
     return previous, following
 
 
-def chain_row(transaction: ReadTransaction, ledger_id: int) -> Link:
+def chain_row(transaction: ReadTransaction, ledger_id: int) -> ChainRow:
     """Return a row of the chain that another row names; CorruptError if it is not there."""
     key = ledger_key(ledger_id)
     value = transaction.get(key)
     if value is None:
         raise damaged(f"the index has no row for ledger {ledger_id}, which another row names")
-    return decode_link(key, value)
+    return decode_chain_row(key, value)
 
 
-def find_page(transaction: ReadTransaction, ledger_id: int, entry_id: int) -> tuple[bytes, Runs] | None:
+def find_page(transaction: ReadTransaction, ledger_id: int, entry_id: int) -> tuple[bytes, RunLocations] | None:
     """Return key and runs of the last page of a ledger that begins at or before an entry, None if none does."""
     found = transaction.floor(page_key(ledger_id, entry_id))
     if found is None or found[0][:9] != page_key(ledger_id, 0)[:9]:

@@ -11,19 +11,19 @@ from pybk.errors import UsageError
 from pybk.storage.format.index_rows import (
     CHAIN_HEAD,
     CHAIN_TAIL,
-    PAGE_RUNS_MAX,
+    PAGE_LOCATIONS_MAX,
+    ChainRow,
+    CheckpointMark,
     FileRow,
     FileUse,
     LedgerRow,
-    Link,
-    Mark,
     NamedRow,
     Totals,
     damaged,
     decode_page,
     decode_share,
     decode_use,
-    encode_link,
+    encode_chain_row,
     encode_mark,
     encode_named_value,
     encode_share,
@@ -38,7 +38,7 @@ from pybk.storage.format.index_rows import (
     state_last_entry_id,
     state_metadata_bytes,
 )
-from pybk.storage.format.record import Runs
+from pybk.storage.format.record import RunLocations
 from pybk.storage.index.locations import NOTHING, bytes_by_file, differing_entries, joined, last_entry, untiled
 from pybk.storage.index.search import chain_row, find_ledger, find_page, neighbours, stored_mark
 from pybk.storage.io.lmdb_environment import WriteTransaction
@@ -52,7 +52,7 @@ class _Waiting(NamedTuple):
     """A new ledger's row that is not written yet: the next insert is likely to come right behind it."""
 
     ledger_id: int
-    link: Link
+    link: ChainRow
 
 
 class IndexUpdate:
@@ -69,13 +69,13 @@ class IndexUpdate:
         self._transaction = transaction
         stored = stored_mark(transaction)
         self._stored = stored
-        self._mark: Mark | None = None
+        self._mark: CheckpointMark | None = None
         if stored is None:
             transaction.put(
-                ledger_key(CHAIN_HEAD), encode_link(ledger_key(CHAIN_HEAD), Link(CHAIN_HEAD, CHAIN_TAIL, b""))
+                ledger_key(CHAIN_HEAD), encode_chain_row(ledger_key(CHAIN_HEAD), ChainRow(CHAIN_HEAD, CHAIN_TAIL, b""))
             )
             transaction.put(
-                ledger_key(CHAIN_TAIL), encode_link(ledger_key(CHAIN_TAIL), Link(CHAIN_HEAD, CHAIN_TAIL, b""))
+                ledger_key(CHAIN_TAIL), encode_chain_row(ledger_key(CHAIN_TAIL), ChainRow(CHAIN_HEAD, CHAIN_TAIL, b""))
             )
         else:
             self._mark = stored[0]
@@ -99,7 +99,7 @@ class IndexUpdate:
         waiting = self._waiting
         if waiting is not None and waiting.ledger_id < ledger_id < waiting.link.next:
             self._put_link(waiting.ledger_id, waiting.link._replace(next=ledger_id))
-            self._insert(ledger_id, Link(waiting.ledger_id, waiting.link.next, state))
+            self._insert(ledger_id, ChainRow(waiting.ledger_id, waiting.link.next, state))
             return
         self._write_waiting()
         link = find_ledger(self._transaction, ledger_id)
@@ -109,7 +109,7 @@ class IndexUpdate:
             return
         previous, following = neighbours(self._transaction, ledger_id)
         self._put_link(previous, chain_row(self._transaction, previous)._replace(next=ledger_id))
-        self._insert(ledger_id, Link(previous, following, state))
+        self._insert(ledger_id, ChainRow(previous, following, state))
 
     def drop_ledger(self, ledger_id: int) -> dict[int, int]:
         """Remove a ledger with its pages and shares.
@@ -137,7 +137,7 @@ class IndexUpdate:
         self._metadata_bytes -= state_metadata_bytes(link.state)
         return freed
 
-    def _insert(self, ledger_id: int, link: Link) -> None:
+    def _insert(self, ledger_id: int, link: ChainRow) -> None:
         self._waiting = _Waiting(ledger_id, link)
         self._ledgers += 1
         self._metadata_bytes += state_metadata_bytes(link.state)
@@ -150,9 +150,9 @@ class IndexUpdate:
             following = waiting.link.next
             self._put_link(following, chain_row(self._transaction, following)._replace(previous=waiting.ledger_id))
 
-    def _put_link(self, ledger_id: int, link: Link) -> None:
+    def _put_link(self, ledger_id: int, link: ChainRow) -> None:
         key = ledger_key(ledger_id)
-        self._transaction.put(key, encode_link(key, link))
+        self._transaction.put(key, encode_chain_row(key, link))
 
     def _drop_pages(self, ledger_id: int, last: int) -> dict[int, int]:
         """Delete all pages of a ledger, which must tile it up to entry ``last``; return their bytes by file."""
@@ -175,7 +175,7 @@ class IndexUpdate:
 
     # ---- runs ----------------------------------------------------------------------------------------------------
 
-    def append_locations(self, ledger_id: int, runs: Runs) -> None:
+    def append_locations(self, ledger_id: int, runs: RunLocations) -> None:
         """Add runs that follow a ledger's last page; the caller puts the row that names the new last entry.
 
         Costs O(new runs), and the rewriting of at most one page.
@@ -191,15 +191,15 @@ class IndexUpdate:
         if wrong is not None:
             raise damaged(f"runs that do not follow what the index has of ledger {ledger_id}: {wrong}")
         low = 0
-        if found is not None and len(found[1]) < PAGE_RUNS_MAX:
+        if found is not None and len(found[1]) < PAGE_LOCATIONS_MAX:
             key, page = found
-            low = PAGE_RUNS_MAX - len(page)
+            low = PAGE_LOCATIONS_MAX - len(page)
             self._transaction.put(key, encode_value(key, page.tobytes() + runs[:low].tobytes()))
         self._put_pages(ledger_id, runs[low:])
         for file_id, size in bytes_by_file(runs).items():
             self._change_share(file_id, ledger_id, size)
 
-    def replace_locations(self, ledger_id: int, old: Runs, new: Runs) -> None:
+    def replace_locations(self, ledger_id: int, old: RunLocations, new: RunLocations) -> None:
         """Say that entries lie elsewhere.
 
         Costs O(runs) and the rewriting of each page that has one of the old runs.
@@ -219,7 +219,7 @@ class IndexUpdate:
         wrong = differing_entries(old, new) if len(old) and len(new) else f"{len(old)} runs replaced by {len(new)}"
         if wrong is not None:
             raise UsageError(f"ledger {ledger_id}: runs are replaced by runs of the same entries only: {wrong}")
-        region: list[Runs] = []
+        region: list[RunLocations] = []
         region_end = -1
         done = taken = 0
         while done < len(old):
@@ -236,7 +236,7 @@ class IndexUpdate:
         self._put_region(ledger_id, region)
         self._change_shares(ledger_id, old, new)
 
-    def _replace_places(self, ledger_id: int, old: Runs, new: Runs) -> bool:
+    def _replace_places(self, ledger_id: int, old: RunLocations, new: RunLocations) -> bool:
         """Replace runs of a ledger's first page one by one; return False if this is another case.
 
         Small ledgers are moved run by run and have one page, which then needs one write and no arithmetic.
@@ -260,7 +260,7 @@ class IndexUpdate:
         self._change_shares(ledger_id, old, new)
         return True
 
-    def _take_page(self, ledger_id: int, entry_id: int) -> Runs:
+    def _take_page(self, ledger_id: int, entry_id: int) -> RunLocations:
         """Remove the page that holds an entry and return its runs."""
         found = find_page(self._transaction, ledger_id, entry_id)
         if found is None or last_entry(found[1])[0] < entry_id:
@@ -268,20 +268,20 @@ class IndexUpdate:
         self._transaction.delete(found[0])
         return found[1]
 
-    def _put_region(self, ledger_id: int, parts: list[Runs]) -> None:
+    def _put_region(self, ledger_id: int, parts: list[RunLocations]) -> None:
         """Write what comes in the place of neighbouring pages, together with the page before if it all fits one."""
         runs = joined(parts)
         if not len(runs):
             return
         before = find_page(self._transaction, ledger_id, int(runs["first"][0]))
-        if before is not None and len(before[1]) + len(runs) <= PAGE_RUNS_MAX:
+        if before is not None and len(before[1]) + len(runs) <= PAGE_LOCATIONS_MAX:
             self._transaction.delete(before[0])
             runs = joined([before[1], runs])
         self._put_pages(ledger_id, runs)
 
-    def _put_pages(self, ledger_id: int, runs: Runs) -> None:
-        for low in range(0, len(runs), PAGE_RUNS_MAX):
-            page = runs[low : low + PAGE_RUNS_MAX]
+    def _put_pages(self, ledger_id: int, runs: RunLocations) -> None:
+        for low in range(0, len(runs), PAGE_LOCATIONS_MAX):
+            page = runs[low : low + PAGE_LOCATIONS_MAX]
             key = page_key(ledger_id, int(page["first"][0]))
             self._transaction.put(key, encode_value(key, page.tobytes()))
 
@@ -319,7 +319,7 @@ class IndexUpdate:
         self._files -= 1
         return True
 
-    def _change_shares(self, ledger_id: int, old: Runs, new: Runs) -> None:
+    def _change_shares(self, ledger_id: int, old: RunLocations, new: RunLocations) -> None:
         """Take the bytes of some runs of a ledger from their files, and add those of others to theirs."""
         sizes = bytes_by_file(new)
         for file_id, size in bytes_by_file(old).items():
@@ -373,7 +373,7 @@ class IndexUpdate:
 
     # ---- the whole -----------------------------------------------------------------------------------------------
 
-    def put_mark(self, mark: Mark) -> None:
+    def put_mark(self, mark: CheckpointMark) -> None:
         """Set the mark."""
         self._mark = mark
 
@@ -398,7 +398,7 @@ class IndexUpdate:
             self._transaction.put(b"M", encode_mark(self._mark, totals))
 
 
-def _without(page: Runs, old: Runs, ledger_id: int) -> Runs:
+def _without(page: RunLocations, old: RunLocations, ledger_id: int) -> RunLocations:
     """Return a page's runs without some of them, which must be there exactly so."""
     places = np.searchsorted(page["first"], old["first"], side="right") - 1
     if page[places].tobytes() != old.tobytes():

@@ -21,11 +21,11 @@ import numpy as np
 
 from pybk.storage.io.failures import NotOpenedError, is_passing
 from pybk.storage.io.lockfile import FileLock
-from pybk.storage.io.permissions import PRIVATE, Access, exceeding
+from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
 from pybk.storage.io.spare_descriptors import (
     KEPT_FOR_SYNCS,
+    acquire_spares,
     fill_spares,
-    hold_spares,
     maps_limit,
     open_with_spare,
     release_spares,
@@ -249,7 +249,7 @@ class FileSystem(Protocol):
         """Return how many files may be kept mapped at once."""
         ...
 
-    def hold_spares(self) -> None:
+    def acquire_spares(self) -> None:
         """Hold spare descriptors for syncs and new files until ``release_spares`` was called as often.
 
         Raises:
@@ -265,7 +265,7 @@ class FileSystem(Protocol):
         """Make up for spare descriptors that were used; return why that cannot be done, None if it was."""
         ...
 
-    def exceeding(self, paths: Sequence[str]) -> list[str]:
+    def paths_too_open(self, paths: Sequence[str]) -> list[str]:
         """Return those paths that are open to more users than ``access`` says, each with its mode."""
         ...
 
@@ -700,9 +700,9 @@ class OsFileSystem:
         """See :meth:`FileSystem.maps_max`."""
         return maps_limit(_MAPS_MAX)
 
-    def hold_spares(self) -> None:
-        """See :meth:`FileSystem.hold_spares`."""
-        hold_spares()
+    def acquire_spares(self) -> None:
+        """See :meth:`FileSystem.acquire_spares`."""
+        acquire_spares()
 
     def release_spares(self) -> None:
         """See :meth:`FileSystem.release_spares`."""
@@ -712,9 +712,9 @@ class OsFileSystem:
         """See :meth:`FileSystem.fill_spares`."""
         return fill_spares()
 
-    def exceeding(self, paths: Sequence[str]) -> list[str]:
+    def paths_too_open(self, paths: Sequence[str]) -> list[str]:
         """See :meth:`FileSystem.exceeding`."""
-        return exceeding(self.access, paths)
+        return paths_too_open(self.access, paths)
 
     def lock(self, path: str) -> FileLock:
         """See :meth:`FileSystem.lock`."""

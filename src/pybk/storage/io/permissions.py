@@ -183,7 +183,7 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def exceeding(access: Access, paths: Iterable[str]) -> list[str]:
+def paths_too_open(access: Access, paths: Iterable[str]) -> list[str]:
     """Return those paths that are open to more users than ``access`` says, each with its mode; missing ones are not.
 
     Raises:
@@ -219,7 +219,7 @@ _LMDB_NAMES: Final = re.compile(r"(data|lock)\.mdb")
 _METADATA_NAMES: Final = re.compile(r"(data|lock)\.mdb|sessions")
 
 
-class Difference(NamedTuple):
+class PermissionDifference(NamedTuple):
     """A file or directory whose permissions are not as wanted.
 
     Attributes:
@@ -261,7 +261,7 @@ def _named(directory: str, names: re.Pattern[str]) -> Iterator[str]:
             yield os.path.join(directory, name)
 
 
-def differences(access: Access, paths: Iterable[str], *, change: bool = False) -> list[Difference]:
+def differences(access: Access, paths: Iterable[str], *, change: bool = False) -> list[PermissionDifference]:
     """Return the paths whose permissions differ from ``access``.
 
     Args:
@@ -282,14 +282,16 @@ def differences(access: Access, paths: Iterable[str], *, change: bool = False) -
             continue  # removed since it was listed
         owner = status.st_uid if owner is None else owner
         if stat.S_ISLNK(status.st_mode):
-            found.append(Difference(path, stat.S_IMODE(status.st_mode), 0, "", "a symbolic link is not followed"))
+            found.append(
+                PermissionDifference(path, stat.S_IMODE(status.st_mode), 0, "", "a symbolic link is not followed")
+            )
             continue
         wanted = access.wanted_mode(status.st_mode)
         mode = stat.S_IMODE(status.st_mode)
         if mode == wanted and access.gid in (None, status.st_gid):
             continue
         problem = _change(path, status, access, owner) if change else None
-        found.append(Difference(path, mode, wanted, group_name(status.st_gid), problem))
+        found.append(PermissionDifference(path, mode, wanted, group_name(status.st_gid), problem))
     return found
 
 

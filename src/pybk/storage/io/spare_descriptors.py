@@ -37,7 +37,7 @@ def _drop_inherited() -> None:
 os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_drop_inherited)
 
 
-def hold_spares() -> None:
+def acquire_spares() -> None:
     """Hold spare descriptors until ``release_spares`` was called as often.
 
     Raises:

@@ -37,7 +37,7 @@ class LogFiles(Protocol):
     def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
         """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
 
-    def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
+    def leave_log_file(self, file_id: int, used_bytes: int, commits: int) -> None:
         """Take note that the log will write no more to a file of which it used this much for this many commits."""
 
 
@@ -136,7 +136,7 @@ class CommitWriter:
             self._left = self._file_id, self._file_offset, self.next_lsn - self._file_lsn
             self._file = None
         if self._left is not None:
-            self._files.log_file_left(*self._left)
+            self._files.leave_log_file(*self._left)
             self._left = None
 
     def _frame(self, commit: Commit) -> None:

@@ -130,7 +130,7 @@ class LogFileSupply:
             logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
             self._make(bytes_min, 0.0)
 
-    def log_file_left(self, file_id: int, used_bytes: int, commits: int) -> None:
+    def leave_log_file(self, file_id: int, used_bytes: int, commits: int) -> None:
         """Take note that the log will write no more to a file of which it used this much for this many commits."""
         with self._lock:
             self._left[file_id] = used_bytes
@@ -159,7 +159,7 @@ class LogFileSupply:
                 made.row.file_id not in self._unzeroed for made in self._ahead()
             )
 
-    def make_ahead(self, *, pause: bool) -> None:
+    def preallocate(self, *, pause: bool) -> None:
         """Make files until enough are ready, as far as they leave ``free_bytes_ok`` to others.
 
         Raises:

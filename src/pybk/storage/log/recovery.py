@@ -12,27 +12,27 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.index_rows import FileRow, NamedRow, decode_named
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, check_kind
-from pybk.storage.log.replay import LogFile, Replay, ReplayedCommit, ReplayedRecord, members_of
+from pybk.storage.log.replay import OpenLogFile, Replay, ReplayedCommit, ReplayedRecord, members_of
 from pybk.storage.volumes import LOG, Volumes
 
 _LAC_AND_LENGTH: Final = struct.Struct(">qq")
 _END: Final = struct.Struct("<I")
 
 
-class TailLedgers(Protocol):
+class ReplayTarget(Protocol):
     """What holds the ledgers that the tail speaks of."""
 
-    def tail_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
+    def replayed_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
         """Return the descriptor of a ledger, deleted or not, and remember it as changed since the checkpoint."""
 
-    def tail_named(self, row: NamedRow) -> None:
+    def replayed_named(self, row: NamedRow) -> None:
         """Take a named record that the tail changes."""
 
-    def tail_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+    def replayed_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make and remember the descriptor of a ledger that the tail creates."""
 
 
-def apply_commit(ledgers: TailLedgers, file: LogFile, commit: ReplayedCommit) -> None:
+def apply_commit(ledgers: ReplayTarget, file: OpenLogFile, commit: ReplayedCommit) -> None:
     """Bring ledgers to the state after a durable commit.
 
     The records of a group are checked before the first of them is applied, so that a group is applied whole or not at
@@ -51,7 +51,7 @@ def apply_commit(ledgers: TailLedgers, file: LogFile, commit: ReplayedCommit) ->
             for member in members_of(commit.records, number):
                 _check_member(ledgers, file, member)
         elif kind == RecordKind.NAMED:
-            ledgers.tail_named(_named(file, record))
+            ledgers.replayed_named(_named(file, record))
         else:
             _check_control(file, record)
             if kind == RecordKind.LEDGER:
@@ -60,7 +60,7 @@ def apply_commit(ledgers: TailLedgers, file: LogFile, commit: ReplayedCommit) ->
                 _apply_control(ledgers, record.header, file.path)
 
 
-def _check_control(file: LogFile, record: ReplayedRecord) -> None:
+def _check_control(file: OpenLogFile, record: ReplayedRecord) -> None:
     """Raise unless a control record is of a known kind and whole."""
     header = record.header
     check_kind(header, where=file.path)
@@ -71,7 +71,7 @@ def _check_control(file: LogFile, record: ReplayedRecord) -> None:
         )
 
 
-def _check_member(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> None:
+def _check_member(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRecord) -> None:
     """Raise unless a record of a group can be applied."""
     if record.header.kind == RecordKind.ENTRIES:
         _continued(ledgers, file, record)
@@ -84,18 +84,18 @@ def _check_member(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -
         )
 
 
-def _named(file: LogFile, record: ReplayedRecord) -> NamedRow:
+def _named(file: OpenLogFile, record: ReplayedRecord) -> NamedRow:
     """Return what a record says of a named record."""
     _check_control(file, record)
     body = bytes(file.data[record.body_start : record.body_end])
     return decode_named(record.header.first_entry_id, body, where=file.path)
 
 
-def _apply_metadata(ledgers: TailLedgers, body: bytes, where: str) -> None:
+def _apply_metadata(ledgers: ReplayTarget, body: bytes, where: str) -> None:
     metadata = LedgerMetadata.decode(body, where=where)
-    descriptor = ledgers.tail_ledger(metadata.ledger_id)
+    descriptor = ledgers.replayed_ledger(metadata.ledger_id)
     if descriptor is None:
-        descriptor = ledgers.tail_created(metadata)
+        descriptor = ledgers.replayed_created(metadata)
     if metadata.version >= descriptor.metadata.version:
         descriptor.metadata = descriptor.metadata_pushed = metadata
     descriptor.changed = True
@@ -104,7 +104,7 @@ def _apply_metadata(ledgers: TailLedgers, body: bytes, where: str) -> None:
     descriptor.wake_followers()
 
 
-def _apply_control(ledgers: TailLedgers, header: RecordHeader, where: str) -> None:
+def _apply_control(ledgers: ReplayTarget, header: RecordHeader, where: str) -> None:
     descriptor = _known(ledgers, header, where)
     if header.kind == RecordKind.FORCE:
         descriptor.confirm(header.first_entry_id)
@@ -116,7 +116,7 @@ def _apply_control(ledgers: TailLedgers, header: RecordHeader, where: str) -> No
         raise CorruptError(f"{where}: a record of kind {header.kind} has no place in a log file")
 
 
-def _continued(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> LedgerDescriptor:
+def _continued(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRecord) -> LedgerDescriptor:
     """Return the ledger that a record of entries continues; raise if it does not."""
     header = record.header
     descriptor = _known(ledgers, header, file.path)
@@ -129,7 +129,7 @@ def _continued(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> L
     return descriptor
 
 
-def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) -> None:
+def _apply_entries(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRecord) -> None:
     header = record.header
     descriptor = _continued(ledgers, file, record)
     lac, length = -1, descriptor.length_durable
@@ -146,8 +146,8 @@ def _apply_entries(ledgers: TailLedgers, file: LogFile, record: ReplayedRecord) 
         descriptor.confirm(lac)
 
 
-def _known(ledgers: TailLedgers, header: RecordHeader, where: str) -> LedgerDescriptor:
-    descriptor = ledgers.tail_ledger(header.ledger_id)
+def _known(ledgers: ReplayTarget, header: RecordHeader, where: str) -> LedgerDescriptor:
+    descriptor = ledgers.replayed_ledger(header.ledger_id)
     if descriptor is None:
         raise CorruptError(
             f"{where}: a record of ledger {header.ledger_id}, of which nothing else is known; restore the index "
@@ -175,7 +175,7 @@ class RecoveredLog(NamedTuple):
 
 
 def recover_log(
-    ledgers: TailLedgers,
+    ledgers: ReplayTarget,
     volumes: Volumes,
     *,
     store_id: bytes,
@@ -184,7 +184,7 @@ def recover_log(
     durable_lsn: int,
     rewrite_beyond: int | None,
 ) -> RecoveredLog:
-    """Replay the log from its mark, and change nothing; ``keep_log`` sees to it that what it says is on disk.
+    """Replay the log from its mark, and change nothing; ``make_log_durable`` sees to it that what it says is on disk.
 
     Args:
         ledgers: Takes the state.
@@ -199,12 +199,12 @@ def recover_log(
         CorruptError: The log is damaged in a way that leaves unknown what is lost.
     """
     rows = log_files(volumes, first_file_id)
-    current: list[LogFile] = []
+    current: list[OpenLogFile] = []
 
-    def load() -> Iterator[LogFile]:
+    def load() -> Iterator[OpenLogFile]:
         for row in rows.values():
             path = volumes.path_of(row)
-            log_file = LogFile.load(volumes.fs, row.file_id, path)
+            log_file = OpenLogFile.load(volumes.fs, row.file_id, path)
             current.append(log_file)
             yield log_file
 
@@ -231,7 +231,7 @@ def log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
     return {file_id: row for file_id, row in volumes.found(LOG).items() if file_id >= first_file_id}
 
 
-def keep_log(volumes: Volumes, recovered: RecoveredLog) -> None:
+def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
     """Make durable what replaying the log found, and remove the files that are no part of it.
 
     The files' bytes and names are synced. The page cache may hold what a failed sync never brought to disk, so commits
@@ -244,13 +244,13 @@ def keep_log(volumes: Volumes, recovered: RecoveredLog) -> None:
         file.close()
     for directory in volumes.directories:
         volumes.fs.sync_directory(directory.path)
-    write_again(volumes, rows, recovered.again)
+    rewrite_commits(volumes, rows, recovered.again)
     for row in recovered.unbegun:
         volumes.fs.unlink(volumes.path_of(row))
         volumes.fs.sync_directory(volumes.directory_of(row))
 
 
-def write_again(volumes: Volumes, rows: Mapping[int, FileRow], commits: Sequence[ReplayedCommit]) -> None:
+def rewrite_commits(volumes: Volumes, rows: Mapping[int, FileRow], commits: Sequence[ReplayedCommit]) -> None:
     """Write commits again, the same bytes at the same place, and sync them."""
     for file_id in sorted({commit.file_id for commit in commits}):
         file = volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)

@@ -24,7 +24,7 @@ from pybk.storage.format.log_file import (
     file_header_is_whole,
     padding,
 )
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, decode_header, group_names
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, decode_header, group_matches
 from pybk.storage.io.mapped_memory import whole_file
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _UNTOLD_MAX: Final = 1 << 40
 _REMEDY: Final = "restore the file from a backup, or run `pybk verify` on the store to see what is left"
 
 
-class LogFile(NamedTuple):
+class OpenLogFile(NamedTuple):
     """One log file: its id, its path for error messages, and all its bytes."""
 
     file_id: int
@@ -47,7 +47,7 @@ class LogFile(NamedTuple):
     data: memoryview
 
     @classmethod
-    def load(cls, fs: FileSystem, file_id: int, path: str) -> LogFile:
+    def load(cls, fs: FileSystem, file_id: int, path: str) -> OpenLogFile:
         """Map a log file, all of it in memory, so that it can be touched.
 
         Raises:
@@ -123,7 +123,7 @@ class LogEnd(NamedTuple):
 
 
 def scan_commits(
-    file: LogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX, reach: Callable[[int], None] | None = None
+    file: OpenLogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX, reach: Callable[[int], None] | None = None
 ) -> Iterator[ReplayedCommit]:
     """Read consecutive commits of one file until the bytes are no commit any more.
 
@@ -164,7 +164,7 @@ def scan_commits(
         lsn += 1
 
 
-def _read_records(file: LogFile, at: int, end: int, count: int, lsn: int) -> list[ReplayedRecord] | None:
+def _read_records(file: OpenLogFile, at: int, end: int, count: int, lsn: int) -> list[ReplayedRecord] | None:
     """Return the records between two offsets; None unless they are ``count`` of commit ``lsn``, without a gap.
 
     None, too, if a group record is not followed by the records that it was made for.
@@ -200,7 +200,7 @@ def _is_followed_by_its_own(data: memoryview, records: list[ReplayedRecord], num
     start = members[0].body_start - RECORD_HEADER_BYTES
     headers = [data[one.body_start - RECORD_HEADER_BYTES : one.body_start] for one in members]
     body = data[group.body_start : group.body_end]
-    return not group.sound or group_names(body, headers, members[-1].body_end - start)
+    return not group.sound or group_matches(body, headers, members[-1].body_end - start)
 
 
 def members_of(records: list[ReplayedRecord], number: int) -> list[ReplayedRecord]:
@@ -238,7 +238,7 @@ class Replay:
     Threads: one.
     """
 
-    def __init__(self, files: Iterable[LogFile], *, first_lsn: int, durable_lsn: int, store_id: bytes) -> None:
+    def __init__(self, files: Iterable[OpenLogFile], *, first_lsn: int, durable_lsn: int, store_id: bytes) -> None:
         self._files = iter(files)
         self._store_id = store_id
         self._lsn = first_lsn
@@ -307,7 +307,7 @@ class Replay:
             offset=self._offset,
         )
 
-    def _next_begun(self) -> tuple[LogFile, LogFileHeader] | None:
+    def _next_begun(self) -> tuple[OpenLogFile, LogFileHeader] | None:
         """Return the next file with a header; take note of those without and of what commits in them prove."""
         while (file := next(self._files, None)) is not None:
             try:
@@ -325,13 +325,13 @@ class Replay:
             del file
         return None
 
-    def _read_left(self, file: LogFile, left_at_lsn: int) -> Iterator[ReplayedCommit]:
+    def _read_left(self, file: OpenLogFile, left_at_lsn: int) -> Iterator[ReplayedCommit]:
         """Read a file that the log went on from: all commits below that LSN were durable, and nothing else counts."""
         for commit in scan_commits(file, BLOCK_BYTES, self._lsn, left_at_lsn - 1):
             self._take(file, commit)
             yield commit
 
-    def _read_last(self, file: LogFile) -> Iterator[ReplayedCommit]:
+    def _read_last(self, file: OpenLogFile) -> Iterator[ReplayedCommit]:
         """Read the last begun file: a commit that is damaged and not known to have been durable is the end."""
         for commit in scan_commits(file, BLOCK_BYTES, self._lsn):
             if not commit.sound and commit.lsn > self._durable:
@@ -343,7 +343,7 @@ class Replay:
         self._durable = max(self._durable, proven_durable(file, self._offset, self._lsn))
         self._torn_bytes += _used_bytes(file.data[self._offset :])
 
-    def _take(self, file: LogFile, commit: ReplayedCommit) -> None:
+    def _take(self, file: OpenLogFile, commit: ReplayedCommit) -> None:
         if not commit.sound:
             self._corrupt += [
                 CorruptRecord(file.path, record.body_start - RECORD_HEADER_BYTES, commit.lsn, record.header)
@@ -360,7 +360,7 @@ def lsn_after(lsn: int) -> int:
     return lsn + _UNTOLD_MAX
 
 
-def proven_durable(file: LogFile, offset: int, lsn: int) -> int:
+def proven_durable(file: OpenLogFile, offset: int, lsn: int) -> int:
     """Return the highest LSN that commit headers from ``offset`` on prove to have been durable; 0 for none.
 
     Clients choose what entries say. What a commit claims as its body is passed over, so that entries which look like

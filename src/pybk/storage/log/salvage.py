@@ -24,8 +24,8 @@ from pybk.storage.format.log_file import (
 )
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.io.filesystem import FileSystem
-from pybk.storage.log.recovery import RecoveredLog, TailLedgers, apply_commit, log_files
-from pybk.storage.log.replay import LogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits, units_of
+from pybk.storage.log.recovery import RecoveredLog, ReplayTarget, apply_commit, log_files
+from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits, units_of
 
 if TYPE_CHECKING:
     from pybk.storage.volumes import Volumes
@@ -36,7 +36,7 @@ _TOLD_MAX: Final = 10
 """So many of the records that are dropped are told one by one."""
 
 
-class Salvage(NamedTuple):
+class SalvageReport(NamedTuple):
     """What opening a store passed over.
 
     Attributes:
@@ -77,7 +77,7 @@ class SalvagedLog:
     Threads: one.
     """
 
-    def __init__(self, files: Iterable[LogFile], *, first_lsn: int, durable_lsn: int, store_id: bytes) -> None:
+    def __init__(self, files: Iterable[OpenLogFile], *, first_lsn: int, durable_lsn: int, store_id: bytes) -> None:
         self._files = iter(files)
         self._store_id = store_id
         self._durable = durable_lsn
@@ -85,7 +85,7 @@ class SalvagedLog:
         self.next_lsn = first_lsn
         self.lost: list[str] = []
 
-    def __iter__(self) -> Iterator[tuple[LogFile, ReplayedCommit]]:
+    def __iter__(self) -> Iterator[tuple[OpenLogFile, ReplayedCommit]]:
         """Yield commits in LSN order."""
         following = self._next_begun()
         while following is not None:
@@ -108,7 +108,7 @@ class SalvagedLog:
             self.lost.append(f"{self._where}: the commits {self.next_lsn} to {lsn - 1} are missing")
             self.next_lsn = lsn
 
-    def _next_begun(self) -> tuple[LogFile, LogFileHeader] | None:
+    def _next_begun(self) -> tuple[OpenLogFile, LogFileHeader] | None:
         while (file := next(self._files, None)) is not None:
             try:
                 header = decode_file_header(file.data, store_id=self._store_id, file_id=file.file_id, where=file.path)
@@ -124,7 +124,7 @@ class SalvagedLog:
                 return file, header
         return None
 
-    def _commits(self, file: LogFile, last: int) -> Iterator[ReplayedCommit]:
+    def _commits(self, file: OpenLogFile, last: int) -> Iterator[ReplayedCommit]:
         """Yield the commits of one file up to an LSN, but for those whose records cannot be told apart."""
         offset = BLOCK_BYTES
         while self.next_lsn <= last:
@@ -148,7 +148,7 @@ class SalvagedLog:
 
 
 def salvage_log(
-    ledgers: TailLedgers,
+    ledgers: ReplayTarget,
     volumes: Volumes,
     *,
     store_id: bytes,
@@ -176,7 +176,7 @@ def salvage_log(
     """
     rows = log_files(volumes, first_file_id)
     paths = ((file_id, volumes.path_of(row)) for file_id, row in rows.items())
-    files = (LogFile.load(volumes.fs, file_id, path) for file_id, path in paths)
+    files = (OpenLogFile.load(volumes.fs, file_id, path) for file_id, path in paths)
     log = SalvagedLog(files, first_lsn=first_lsn, durable_lsn=durable_lsn, store_id=store_id)
     used: dict[int, int] = {}
     again: list[ReplayedCommit] = []

@@ -13,24 +13,24 @@ from pybk.storage.format.entries_mark import ENTRIES_MARK_KEY
 from pybk.storage.format.index_rows import FileRow, entries_key
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_commit_header
 from pybk.storage.format.record import (
+    LOCATION_COMPRESSED,
+    LOCATION_DTYPE,
     RECORD_HEADER_BYTES,
-    RUN_COMPRESSED,
-    RUN_DTYPE,
     Codec,
     RecordHeader,
     RecordKind,
-    Runs,
+    RunLocations,
     check_body,
     decode_header,
 )
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.log.replay import LogFile, ReplayedCommit, scan_commits
+from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.volumes import COLD, ENTRIES, Volumes
 
 _KEY_END: Final = b"\xff" * 17
 
 Run = tuple[int, int, int, int, int, int, int]
-"""A row of ``RUN_DTYPE``."""
+"""A row of ``LOCATION_DTYPE``."""
 
 
 class RecordReader:
@@ -81,19 +81,19 @@ class RecordReader:
 
 
 def _run_of(header: RecordHeader, offset: int, file_id: int) -> Run:
-    flags = 0 if header.codec == Codec.PLAIN else RUN_COMPRESSED
+    flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
     return header.first_entry_id, header.entry_count, header.stride, offset, file_id, header.body_bytes, flags
 
 
-def runs_of(rows: Runs) -> Runs:
+def locations_of(rows: RunLocations) -> RunLocations:
     """Return the runs of footer rows, which have a ledger id besides."""
-    runs = np.empty(len(rows), RUN_DTYPE)
-    for name in RUN_DTYPE.names or ():
+    runs = np.empty(len(rows), LOCATION_DTYPE)
+    for name in LOCATION_DTYPE.names or ():
         runs[name] = rows[name]
     return runs
 
 
-def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment], store_id: bytes) -> Runs:
+def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment], store_id: bytes) -> RunLocations:
     """Return the records of entries that a file of the store holds, as ``(records,)`` of ``FOOTER_DTYPE``.
 
     Their headers are sound; their bodies were not looked at. Of a damaged file those are returned that can be found.
@@ -110,7 +110,7 @@ def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment]
             return ColdSegment(volumes.fs, path, store_id, row.file_id).rows
         except CorruptError:
             return salvage_rows(volumes.fs, path, store_id, row.file_id)
-    file = LogFile.load(volumes.fs, row.file_id, path)
+    file = OpenLogFile.load(volumes.fs, row.file_id, path)
     return np.array(
         [
             (record.header.ledger_id, *_run_of(record.header, record.body_start - RECORD_HEADER_BYTES, row.file_id))
@@ -122,7 +122,7 @@ def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment]
     )
 
 
-def _environment_rows(environment: Environment, file_id: int, path: str) -> Runs:
+def _environment_rows(environment: Environment, file_id: int, path: str) -> RunLocations:
     rows = []
     with environment.read() as transaction:
         for key, value in transaction.items(b"\0", _KEY_END):
@@ -137,7 +137,7 @@ def _environment_rows(environment: Environment, file_id: int, path: str) -> Runs
     return np.array(rows, FOOTER_DTYPE)
 
 
-def kept_commits(file: LogFile, used_bytes: int) -> Iterator[ReplayedCommit]:
+def kept_commits(file: OpenLogFile, used_bytes: int) -> Iterator[ReplayedCommit]:
     """Yield the commits of a log file of which it is known how far it was used; damaged stretches are left out.
 
     Behind damage, commits count again from the first one on from which they follow each other to ``used_bytes``: a part
@@ -166,7 +166,7 @@ def kept_commits(file: LogFile, used_bytes: int) -> Iterator[ReplayedCommit]:
             return
 
 
-def _end_of_chain(file: LogFile, offset: int, lsn: int) -> int:
+def _end_of_chain(file: OpenLogFile, offset: int, lsn: int) -> int:
     """Return where the commits from ``offset`` on cease to follow each other."""
     for commit in scan_commits(file, offset, lsn):
         offset = commit.offset + commit.size

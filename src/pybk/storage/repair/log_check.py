@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from pybk.errors import CorruptError
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, LogFileHeader, decode_file_header
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader
-from pybk.storage.log.replay import LogFile, ReplayedCommit, scan_commits
+from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.repair.inspection import kept_commits
 
 _FILE_HEADER_BYTES: Final = 64
@@ -24,7 +24,7 @@ class LogProblem(NamedTuple):
     header: RecordHeader | None = None
 
 
-def check_kept_file(file: LogFile, used_bytes: int, store_id: bytes) -> Iterator[LogProblem]:
+def check_kept_file(file: OpenLogFile, used_bytes: int, store_id: bytes) -> Iterator[LogProblem]:
     """Check a log file that a checkpoint kept.
 
     Args:
@@ -49,7 +49,9 @@ def check_kept_file(file: LogFile, used_bytes: int, store_id: bytes) -> Iterator
         yield LogProblem(file.path, file.file_id, offset, f"no commit in {used_bytes - offset} bytes")
 
 
-def check_tail(files: Iterable[LogFile], first_lsn: int, durable_lsn: int, store_id: bytes) -> Iterator[LogProblem]:
+def check_log_from(
+    files: Iterable[OpenLogFile], first_lsn: int, durable_lsn: int, store_id: bytes
+) -> Iterator[LogProblem]:
     """Check the log from a mark on, up to what is durable; a file that was never begun is passed over.
 
     Args:
@@ -82,7 +84,7 @@ def check_tail(files: Iterable[LogFile], first_lsn: int, durable_lsn: int, store
         yield LogProblem(path, file_id, offset, f"no commit {lsn}, but commits up to {durable_lsn} were durable,")
 
 
-def _check_header(file: LogFile, store_id: bytes) -> tuple[LogFileHeader | None, list[LogProblem]]:
+def _check_header(file: OpenLogFile, store_id: bytes) -> tuple[LogFileHeader | None, list[LogProblem]]:
     try:
         header = decode_file_header(file.data, store_id=store_id, file_id=file.file_id, where=file.path)
     except CorruptError as error:
@@ -90,7 +92,7 @@ def _check_header(file: LogFile, store_id: bytes) -> tuple[LogFileHeader | None,
     return header, list(_check_zeros(file, _FILE_HEADER_BYTES, BLOCK_BYTES))
 
 
-def _check_commit(file: LogFile, commit: ReplayedCommit) -> Iterator[LogProblem]:
+def _check_commit(file: OpenLogFile, commit: ReplayedCommit) -> Iterator[LogProblem]:
     """Check the bodies of a commit's records, and its padding."""
     for record in commit.records:
         if not record.sound:
@@ -100,7 +102,7 @@ def _check_commit(file: LogFile, commit: ReplayedCommit) -> Iterator[LogProblem]
     yield from _check_zeros(file, end, commit.offset + commit.size)
 
 
-def _check_zeros(file: LogFile, start: int, end: int) -> Iterator[LogProblem]:
+def _check_zeros(file: OpenLogFile, start: int, end: int) -> Iterator[LogProblem]:
     used = bytes(file.data[start:end]).lstrip(b"\0")
     if used:
         yield LogProblem(file.path, file.file_id, end - len(used), "padding that is not zero")

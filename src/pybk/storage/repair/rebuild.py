@@ -31,16 +31,16 @@ from pybk.storage.format.catalog import CatalogState, CatalogWriter
 from pybk.storage.format.cold_segment import FOOTER_DTYPE, ColdSegmentWriter
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
-from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark
-from pybk.storage.format.record import RecordKind, Runs, check_kind
+from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
+from pybk.storage.format.record import RecordKind, RunLocations, check_kind
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import catalog_ids, catalog_path, newest_catalog
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.permissions import access_of
-from pybk.storage.log.replay import LogFile, Replay
-from pybk.storage.repair.inspection import RecordReader, file_rows, runs_of
+from pybk.storage.log.replay import OpenLogFile, Replay
+from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.tiling import tile
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
 
@@ -267,7 +267,7 @@ class _Rebuilder:
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
         durable = max(mark.durable_lsn, self._watermark())
         paths = ((row.file_id, self._volumes.path_of(row)) for row in rows)
-        files = (LogFile.load(self._fs, file_id, path) for file_id, path in paths)
+        files = (OpenLogFile.load(self._fs, file_id, path) for file_id, path in paths)
         ledgers: dict[int, int] = {}
         for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
             for record in commit.records:
@@ -295,7 +295,7 @@ class _Rebuilder:
         finally:
             watermark.close()
 
-    def _gather(self) -> tuple[Runs, Runs]:
+    def _gather(self) -> tuple[RunLocations, RunLocations]:
         """Return the records in the files that the catalog names, and those in cold segments that it does not."""
         found = self._volumes.found(LOG, COLD)
         taken = [*found, *catalog_ids(self._fs, self._root), self._state.mark.next_file_id - 1]
@@ -318,7 +318,7 @@ class _Rebuilder:
         strays = [row for row in found.values() if row.kind == COLD and row.file_id not in self._state.files]
         total = sum(row.bytes for row in (*self._files.values(), *strays))
         known = np.fromiter(self._state.ledgers, np.int64)
-        found_rows: list[Runs] = [np.empty(0, FOOTER_DTYPE)]
+        found_rows: list[RunLocations] = [np.empty(0, FOOTER_DTYPE)]
         done = 0
         for row in (*self._files.values(), *strays):
             self._volumes.add(row)
@@ -339,25 +339,25 @@ class _Rebuilder:
             self._problems.append(str(error))
             self._unopened.append(row)
 
-    def _rows_in(self, row: FileRow) -> Runs:
+    def _rows_in(self, row: FileRow) -> RunLocations:
         if row in self._unopened:
             return np.empty(0, FOOTER_DTYPE)
         return file_rows(row, self._volumes, self._entries, self._store_id)
 
     # ---- what belongs where --------------------------------------------------------------------------------------
 
-    def _place(self, named: Runs, others: Runs) -> tuple[dict[int, Runs], list[LostEntries]]:
+    def _place(self, named: RunLocations, others: RunLocations) -> tuple[dict[int, RunLocations], list[LostEntries]]:
         """Return the runs of each ledger, and what is missing; stray segments are looked at only for what is."""
-        placed: dict[int, Runs] = {}
+        placed: dict[int, RunLocations] = {}
         lost: list[LostEntries] = []
         parts = _by_ledger(named)
         stray_parts = _by_ledger(others)
         nothing = np.empty(0, FOOTER_DTYPE)
         for ledger_id, row in self._state.ledgers.items():
-            runs = runs_of(parts.get(ledger_id, nothing))
+            runs = locations_of(parts.get(ledger_id, nothing))
             chosen, gaps = self._tile(row, runs)
             if gaps and ledger_id in stray_parts:
-                runs = np.concatenate((runs, runs_of(stray_parts[ledger_id])))
+                runs = np.concatenate((runs, locations_of(stray_parts[ledger_id])))
                 chosen, gaps = self._tile(row, runs)
             placed[ledger_id] = runs[chosen]
             lost += [LostEntries(ledger_id, first, last) for first, last in gaps]
@@ -366,7 +366,7 @@ class _Rebuilder:
                 self._files.setdefault(file_id, self._volumes.rows[file_id])
         return placed, lost
 
-    def _tile(self, row: LedgerRow, runs: Runs) -> tuple[list[int], list[tuple[int, int]]]:
+    def _tile(self, row: LedgerRow, runs: RunLocations) -> tuple[list[int], list[tuple[int, int]]]:
         """Choose the records of a ledger: those in its own tier first, then those written last."""
         ledger_id, tier = row.metadata.ledger_id, row.metadata.tier.value
         files = self._volumes.rows
@@ -386,7 +386,7 @@ class _Rebuilder:
 
         return tile(runs, row.last_entry_id, preference=preference, is_sound=is_sound)
 
-    def _fill(self, placed: dict[int, Runs], lost: list[LostEntries]) -> None:
+    def _fill(self, placed: dict[int, RunLocations], lost: list[LostEntries]) -> None:
         """Write a cold segment of records that say that entries are lost, and place them."""
         volumes = self._volumes
         row = volumes.new_file(COLD, StorageHint.NVME)
@@ -400,7 +400,7 @@ class _Rebuilder:
             writer.abort()
             raise
         for ledger_id, mine in _by_ledger(rows).items():
-            runs = np.concatenate((placed[ledger_id], runs_of(mine)))
+            runs = np.concatenate((placed[ledger_id], locations_of(mine)))
             placed[ledger_id] = runs[np.argsort(runs["first"], kind="stable")]
         self._files[row.file_id] = row._replace(bytes=self._fs.file_bytes(volumes.path_of(row)))
 
@@ -422,7 +422,7 @@ class _Rebuilder:
             with self._entries[row.file_id].write() as transaction:
                 write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
 
-    def _write_catalog(self) -> Mark:
+    def _write_catalog(self) -> CheckpointMark:
         """Append to the catalog what became of the files, if anything did; return the mark for the index."""
         if self._catalog_is_lost:
             return self._new_catalog()
@@ -440,7 +440,7 @@ class _Rebuilder:
         finally:
             catalog.close()
 
-    def _new_catalog(self) -> Mark:
+    def _new_catalog(self) -> CheckpointMark:
         """Write the catalog anew, because none was sound; return the mark for the index."""
         file_id = self._volumes.new_id()
         mark = self._state.mark._replace(catalog_file_id=file_id, next_file_id=self._volumes.next_file_id)
@@ -453,7 +453,7 @@ class _Rebuilder:
         finally:
             catalog.close()
 
-    def _write_index(self, placed: dict[int, Runs], mark: Mark) -> str:
+    def _write_index(self, placed: dict[int, RunLocations], mark: CheckpointMark) -> str:
         """Write the new index beside the old one, check it, and return its path."""
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], f"{INDEX}.new")
         if self._fs.exists(path):
@@ -519,7 +519,7 @@ class _Rebuilder:
             self._fs.unlink(os.path.join(path, name))
 
 
-def _by_ledger(rows: Runs) -> dict[int, Runs]:
+def _by_ledger(rows: RunLocations) -> dict[int, RunLocations]:
     """Split footer rows by ledger."""
     if not len(rows):
         return {}

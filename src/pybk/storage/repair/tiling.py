@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pybk.storage.format.record import Runs
+from pybk.storage.format.record import RunLocations
 from pybk.storage.index.locations import NOTHING, last_entry, untiled
 
 Gap = tuple[int, int]
@@ -30,7 +30,7 @@ class _Step(NamedTuple):
 
 
 def tile(
-    runs: Runs, last: int, *, preference: Callable[[int], int], is_sound: Callable[[int], bool]
+    runs: RunLocations, last: int, *, preference: Callable[[int], int], is_sound: Callable[[int], bool]
 ) -> tuple[list[int], list[Gap]]:
     """Choose records that hold each entry of a ledger once.
 
@@ -59,7 +59,7 @@ def tile(
 
 
 def _choose(
-    runs: Runs, places: list[int], last: int, preference: Callable[[int], int], is_sound: Callable[[int], bool]
+    runs: RunLocations, places: list[int], last: int, preference: Callable[[int], int], is_sound: Callable[[int], bool]
 ) -> tuple[list[int], list[Gap]]:
     """Find the best way from entry 0 to the end, from behind."""
     starting: dict[int, list[int]] = defaultdict(list)

@@ -37,18 +37,18 @@ from pybk.storage.format.catalog import CatalogState, read_catalog
 from pybk.storage.format.cold_segment import ColdSegment
 from pybk.storage.format.entries_mark import read_entries_mark
 from pybk.storage.format.extent import Extent
-from pybk.storage.format.index_rows import FileRow, LedgerRow, Mark
-from pybk.storage.format.record import Runs, entry_ends
+from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
+from pybk.storage.format.record import RunLocations, entry_ends
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import catalog_path, newest_catalog
 from pybk.storage.index.index import Index
 from pybk.storage.index.locations import NOTHING, last_entry, untiled
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.log.replay import LogFile
+from pybk.storage.log.replay import OpenLogFile
 from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
-from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_tail
+from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from
 from pybk.storage.repair.rebuild import Progress
 from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
 
@@ -156,7 +156,7 @@ class _Check:
         self._opened: list[Callable[[], None]] = []
         self._entries: dict[int, Environment] = {}
         self._index: Index | None = None
-        self._mark: Mark | None = None
+        self._mark: CheckpointMark | None = None
         self._keys: KeyRing | None = None
         self._seen: set[tuple[int, int]] = set()
         self._counts: dict[int, int] = {}
@@ -249,7 +249,7 @@ class _Check:
         if problem not in self._problems:
             self._problems.append(problem)
 
-    def _current_mark(self) -> Mark | None:
+    def _current_mark(self) -> CheckpointMark | None:
         if self._index is None:
             return None
         try:
@@ -342,15 +342,15 @@ class _Check:
         for what in self._index.check():
             yield Problem(f"{path}: {what}; run `pybk rebuild-index {self._root}`", path)
 
-    def _check_tail(self, mark: Mark) -> Iterable[Problem]:
+    def _check_tail(self, mark: CheckpointMark) -> Iterable[Problem]:
         """Check the log from the mark on, up to what is durable."""
         mark = self._current_mark() or mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
         for row in rows:
             self._volumes.add(row)
-        files = [LogFile.load(self._fs, row.file_id, self._volumes.path_of(row)) for row in rows]
+        files = [OpenLogFile.load(self._fs, row.file_id, self._volumes.path_of(row)) for row in rows]
         self._files += len(files)
-        problems = check_tail(files, mark.next_lsn, self._durable_lsn, self._cookie.store_id)
+        problems = check_log_from(files, mark.next_lsn, self._durable_lsn, self._cookie.store_id)
         yield from map(self._log_problem, problems)
         self._read_bytes(sum(len(file.data) for file in files))
 
@@ -392,7 +392,7 @@ class _Check:
                     if (row.file_id, error.offset) not in self._seen
                 ]
             else:
-                file = LogFile.load(self._fs, row.file_id, path)
+                file = OpenLogFile.load(self._fs, row.file_id, path)
                 problems = [
                     self._log_problem(found)
                     for found in check_kept_file(file, row.bytes, self._cookie.store_id)
@@ -468,7 +468,7 @@ class _Check:
         yield from self._check_end(row, after[0], None if end is None else end.length)
         yield from self._check_seal(row.metadata, seal, end if row.metadata.last_entry_id == after[0] else None)
 
-    def _known(self, store: ReadOnlyStore | None, ledger_id: int) -> tuple[LedgerRow | None, Runs]:
+    def _known(self, store: ReadOnlyStore | None, ledger_id: int) -> tuple[LedgerRow | None, RunLocations]:
         """Return what is known of a ledger, and its runs that are not in the index; None if it was deleted."""
         assert self._index is not None, "the caller looked"
         nothing = np.empty(0, np.void)
