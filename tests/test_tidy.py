@@ -14,6 +14,16 @@ from tests.paths import ROOT
 FUNCTION_LINES_MAX = 70
 BANNED_MODULES = {"base", "common", "helper", "helpers", "misc", "shared", "tools", "util", "utils"}
 SOURCES = sorted(path for folder in ("src", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))
+USERS = [
+    path
+    for folder in ("src/pybk/spark", "src/pybk/admin", "bench", "examples")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+"""Packages that use pybk as an application does, or nearly so."""
+
+NOT_PRIVATE = {"_asdict", "_fields", "_make", "_replace", "_exit", "_jsc", "_jvm"}
+"""Public in spite of their names: those of named tuples, ``os._exit``, and PySpark's one way to the JVM."""
+
 LIBRARY = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
 
 
@@ -36,6 +46,21 @@ def bad_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from (
                 (node.lineno, name.name) for name in node.names if name.name.split(".")[0] in ("pybk", "pickle")
             )
+
+
+def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of private attributes of other objects, and of private names that are imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not own and node.attr not in NOT_PRIVATE:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, name.name) for name in node.names if is_private(name.name))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
 
 
 def unfinished(text: str) -> Iterator[tuple[int, str]]:
@@ -71,6 +96,12 @@ def test_library_has_docstrings_and_future_annotations(path: Path) -> None:
         assert "from __future__ import annotations" in text
 
 
+@pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_users_of_the_library_keep_to_public_names(path: Path) -> None:
+    offenders = list(private_uses(ast.parse(path.read_text(encoding="utf-8"))))
+    assert not offenders, "make what is needed a documented member"
+
+
 def test_rules_see_what_breaks_them() -> None:
     long = "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX
     assert list(long_functions(ast.parse(long))) == [("f", 1, FUNCTION_LINES_MAX + 1)]
@@ -79,3 +110,5 @@ def test_rules_see_what_breaks_them() -> None:
     assert [line for line, _ in bad_imports(ast.parse(bad))] == [1, 2, 3, 4, 5]
     assert not list(bad_imports(ast.parse("from pybk.flags import LedgerType\n")))
     assert list(unfinished("x = 1  # TO" + "DO: y\n")) == [(1, "TO" + "DO")]
+    private = "from pybk.x import _y\nself._a\ncls._b\nx._asdict()\nx.__class__\nself._a._b\nmanager._backend.close()\n"
+    assert list(private_uses(ast.parse(private))) == [(1, "_y"), (6, "self._a._b"), (7, "manager._backend")]
