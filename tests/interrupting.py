@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -31,3 +34,68 @@ class CallInterrupter:
             if self._left < 0:
                 self.at = f"{code.co_qualname}: {called.__qualname__}"
                 raise KeyboardInterrupt
+
+
+class LineInterrupter:
+    """Raises KeyboardInterrupt once, at the n-th traced line, in the thread that it is used in; for ``sys.settrace``.
+
+    Args:
+        line: Which line.
+        files: Parts of the names of the files whose lines count.
+
+    Attributes:
+        fired: Whether it was raised.
+    """
+
+    def __init__(self, line: int, files: tuple[str, ...]) -> None:
+        self._left = line
+        self._files = files
+        self.fired = False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in self._files):
+            return None
+        if event == "line" and not self.fired and not leaves_a_with(frame):
+            self._left -= 1
+            if self._left < 0:
+                self.fired = True
+                raise KeyboardInterrupt
+        return self
+
+
+def leaves_a_with(frame: FrameType) -> bool:
+    """Return whether the line event is that of a ``with`` being left, where the interpreter itself takes no interrupts.
+
+    Between the last call of the body and ``__exit__`` there is no instruction that looks for signals; raised by a
+    trace function there, an exception would leave any lock of Python locked.
+    """
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+    if not line.startswith("with "):
+        return False
+    first = min(start for start, _, number in frame.f_code.co_lines() if number == frame.f_lineno)
+    return frame.f_lasti > first
+
+
+def interrupted_at(
+    line: int, files: tuple[str, ...], call: Callable[[], object], *, ignored: tuple[type[Exception], ...] = ()
+) -> bool:
+    """Call with an interrupt at the n-th line of some files; return whether it came to that.
+
+    Args:
+        line: Which line.
+        files: As for ``LineInterrupter``.
+        call: What is interrupted.
+        ignored: Errors that the call may raise, because what was interrupted is given up.
+    """
+    interrupter = LineInterrupter(line, files)
+    sys.settrace(interrupter)
+    try:
+        call()
+    except KeyboardInterrupt:
+        assert interrupter.fired
+    except ignored:
+        pass
+    finally:
+        sys.settrace(None)
+    return interrupter.fired

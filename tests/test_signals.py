@@ -22,9 +22,10 @@ from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
+from tests.interrupting import leaves_a_with
 from tests.paths import ROOT
 from tests.simdisk import SimFileSystem
-from tests.storage.log.test_interrupts import _PATH, append_some, leaves_a_with
+from tests.storage.log.test_interrupts import _PATH, append_some
 from tests.storage.real_store import contents, numbered, open_quick, python, stop_syncing
 from tests.storage.store_harness import open_store
 from tests.waiting import PROCESS_S, WAIT_S, wait_until

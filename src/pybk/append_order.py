@@ -1,4 +1,4 @@
-"""How the appends of one ledger wait for room: in the queue of its log, with the ledger's lock or without."""
+"""The order in which appends of one ledger wait for space: the queue of its log, with the ledger's lock held or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S = TypeVar("S")
 
 
 class AppendOrder:
-    """Has a writer's appends take their turns for room; used only after one was refused for want of it.
+    """Makes a writer's appends wait for space in order; used only after one found too little.
 
     Threads: any, except where a method says what the caller holds.
     """
@@ -25,10 +25,10 @@ class AppendOrder:
         self._descriptor = descriptor
 
     def in_turn(self, stage: Callable[[], S | None], nbytes: int, *, wait: bool) -> S:
-        """Return what ``stage`` does once there is room, in the order of those that wait for it.
+        """Return what ``stage`` returns once there is space, in the order of the appends that wait for it.
 
         Args:
-            stage: Called with the ledger's lock held; returns None, with nothing done, if there is no room.
+            stage: Called with the ledger's lock held; returns None, with nothing done, if there is no space.
             nbytes: Bytes that it needs.
             wait: False raises at once.
         """
@@ -38,7 +38,7 @@ class AppendOrder:
 
         def when_first(ticket: Ticket) -> S:
             with lock:
-                staged = stage()  # there may be room again; if not, nobody else of this ledger joins before
+                staged = stage()  # there may be space again; if not, no other append of this ledger joins before
                 if staged is not None:
                     return staged
                 self._log.admission.join(ticket)
@@ -53,7 +53,7 @@ class AppendOrder:
         return self._with_ticket(when_first, nbytes)
 
     def keeping_lock(self, stage: Callable[[], S | None], nbytes: int) -> S:
-        """Return what ``stage`` does once there is room; the caller holds the ledger's lock and keeps it."""
+        """Return what ``stage`` returns once there is space; the caller holds the ledger's lock and keeps it."""
 
         def when_first(ticket: Ticket) -> S:
             self._log.admission.join(ticket, keeps_lock=True)
@@ -65,7 +65,7 @@ class AppendOrder:
         return self._with_ticket(when_first, nbytes)
 
     def _with_ticket(self, work: Callable[[Ticket], S], nbytes: int) -> S:
-        """Return what ``work`` does with a ticket, which has left the queue afterwards, whatever was raised."""
+        """Return what ``work`` returns for a ticket, which has left the queue afterwards, also after an exception."""
         ticket = Ticket(self._descriptor, nbytes)
         try:
             try:

@@ -1,4 +1,4 @@
-"""Appends of coroutines that wait for room: a thread makes them, in order, while the event loops run on."""
+"""Appends of coroutines that wait for space: a thread makes them, in order, so that no event loop stops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Waiting(NamedTuple):
 
 
 class CoroutineBacklog:
-    """The appends of one writer that wait for room so that no event loop has to.
+    """The appends of one writer that wait for space in a thread, so that no event loop has to.
 
     The thread runs only while anything waits. It cannot be a task of a loop: a loop that is busy would then keep the
     appends of all others waiting. Threads: any.
@@ -36,7 +36,7 @@ class CoroutineBacklog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits; what is appended while something does has to queue up, too, to keep the order."""
+        """Whether nothing waits. While an append waits, later ones must be added, too, to keep the order."""
         return not self._waiting
 
     def add(self, append: Callable[[], AppendFuture[int]]) -> asyncio.Future[AppendFuture[int]]:

@@ -1,4 +1,4 @@
-"""What ``append_async`` gives back: a future that is done when its commit is."""
+"""Futures of appends: each refers to the ``Completion`` of its commit or batch, and is done when that is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _seconds(timeout: object) -> float | None:
 class AppendFuture(Generic[T]):
     """The outcome of an append: an entry id, or a range of them.
 
-    Holds a reference to the commit it is part of, so that finishing a commit finishes all its futures at once.
+    It refers to the completion of its commit, so that completing a commit completes all its futures at once.
 
     In an event loop, ``await`` it or give it to ``asyncio.gather``, ``wait``, ``wait_for``, ``shield`` or
     ``as_completed``. ``asyncio.create_task`` and ``TaskGroup`` take coroutines alone: give them

@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from pybk.errors import PybkError
 from pybk.manager import LedgerManager
 from tests.cluster.inside import inside
-from tests.storage.log.test_interrupts import leaves_a_with
+from tests.interrupting import interrupted_at
 from tests.waiting import WAIT_S
 
-_ROOMS = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/transport/link", "pybk/writer.py")
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt once, at the n-th line of the client, in the thread that it is used in."""
-
-    def __init__(self, line: int) -> None:
-        self._left = line
-        self.fired = False
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not any(room in frame.f_code.co_filename for room in _ROOMS):
-            return None
-        if event == "line" and not self.fired and not leaves_a_with(frame):
-            self._left -= 1
-            if self._left < 0:
-                self.fired = True
-                raise KeyboardInterrupt
-        return self
-
-
-def interrupted(line: int, call: Callable[[], None]) -> bool:
-    """Call with an interrupt at one line; tell whether it came to that."""
-    interrupter = Interrupter(line)
-    sys.settrace(interrupter)
-    try:
-        call()
-    except KeyboardInterrupt:
-        assert interrupter.fired
-    except PybkError:
-        pass  # what was interrupted was given up
-    finally:
-        sys.settrace(None)
-    return interrupter.fired
+_FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/transport/link", "pybk/writer.py")
 
 
 def one_round(client: LedgerManager, line: int, others: int) -> bool:
@@ -73,7 +36,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
     threads = [threading.Thread(target=append_there, daemon=True) for _ in range(others)]
     for thread in threads:
         thread.start()
-    fired = interrupted(line, append_here)
+    fired = interrupted_at(line, _FILES, append_here, ignored=(PybkError,))
     for thread in threads:
         thread.join(WAIT_S)
         assert not thread.is_alive(), f"a waiter is stranded after an interrupt at line event {line}"

@@ -1,4 +1,4 @@
-"""Drives the protocol's machines: performs what they ask for, and tells them what came of it."""
+"""Drives the protocol's machines: performs their effects, and returns the outcomes to them as events."""
 
 from __future__ import annotations
 

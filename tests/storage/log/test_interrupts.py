@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import linecache
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
-from tests.interrupting import CallInterrupter
+from tests.interrupting import CallInterrupter, interrupted_at
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 from tests.waiting import WAIT_S
@@ -27,48 +25,9 @@ _PATH = tuple(
 _BIG = bytes(100_000)
 
 
-class Interrupter:
-    """Raises KeyboardInterrupt once, at the n-th traced line of the commit path, in the thread that it is used in."""
-
-    def __init__(self, line: int) -> None:
-        self._left = line
-        self.fired = False
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.endswith(_PATH):
-            return None
-        if event == "line" and not self.fired and not leaves_a_with(frame):
-            self._left -= 1
-            if self._left < 0:
-                self.fired = True
-                raise KeyboardInterrupt
-        return self
-
-
-def leaves_a_with(frame: FrameType) -> bool:
-    """Tell whether the line event is that of a ``with`` being left, where the interpreter itself takes no interrupts.
-
-    Between the last call of the body and ``__exit__`` there is no instruction that looks for signals; raised by a
-    trace function there, an exception would leave any lock of Python locked.
-    """
-    lines = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-    if not lines.startswith("with "):
-        return False
-    first = min(start for start, _, line in frame.f_code.co_lines() if line == frame.f_lineno)
-    return frame.f_lasti > first
-
-
 def interrupted(line: int, call: Any) -> bool:
-    """Call with an interrupt at one line; tell whether it came to that."""
-    interrupter = Interrupter(line)
-    sys.settrace(interrupter)
-    try:
-        call()
-    except KeyboardInterrupt:
-        assert interrupter.fired
-    finally:
-        sys.settrace(None)
-    return interrupter.fired
+    """Call with an interrupt at one line of the commit path; return whether it came to that."""
+    return interrupted_at(line, _PATH, call)
 
 
 def append_some(writer: LedgerWriter, name: bytes, done: dict[bytes, int]) -> None:

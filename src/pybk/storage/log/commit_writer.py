@@ -1,6 +1,6 @@
-"""Writing a commit: its records, its place in the log files, one synced write, and telling the ledgers.
+"""Writes a commit: encodes its records, chooses its location, writes with one sync, and publishes to the ledgers.
 
-Every step can be repeated with the same outcome, because a driver may be interrupted between any two.
+Every step can be repeated with the same outcome, because a leader may be interrupted between any two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ZEROS: Final = bytes(BLOCK_BYTES)
 
 
 class LogFiles(Protocol):
-    """What hands the log its files. Both calls may be repeated with the same arguments, with the same result."""
+    """The supply of log files. Both calls may be repeated with the same arguments, with the same result."""
 
     def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
         """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
@@ -42,16 +42,16 @@ class LogFiles(Protocol):
 
 
 class CommitObserver(Protocol):
-    """Who is told of each durable commit, for metrics and for the size of the unchecked tail."""
+    """Notes each durable commit, for metrics and for the size of the log that is not checkpointed."""
 
     def committed(self, commit: Commit, now_ns: int) -> None:
-        """Called once per commit by the driver, after publishing."""
+        """Note a commit; called once per commit by the leader, after publishing."""
 
 
 class CommitWriter:
     """The end of the log: the file it is in, and how far.
 
-    Threads: one at a time, whoever holds the log's baton.
+    Threads: the leader of the log's group commit.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class CommitWriter:
         """Make a commit durable.
 
         Raises:
-            StorageRefusedError: There is no room, descriptor or memory for another file; nothing was written.
+            StorageRefusedError: There is no space, descriptor or memory for another file; nothing was written.
             OSError: Writing or syncing failed; what is on disk is unknown.
         """
         if not commit.buffers:
@@ -121,7 +121,7 @@ class CommitWriter:
         commit.padded = at + padding(at)
 
     def _place(self, commit: Commit) -> None:
-        """Choose file and offset, going on in the next file when this one is full."""
+        """Choose file and offset: in the next file if this one is full."""
         size = commit.padded
         if self._file is None or self._file_offset + size > self._file.size:
             file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
@@ -154,7 +154,7 @@ class CommitWriter:
         commit.buffers = buffers
 
     def publish(self, commit: Commit) -> None:
-        """Tell the ledgers where their entries lie; may be repeated."""
+        """Publish to the ledgers where their entries lie; may be repeated."""
         self._watermark.advance(commit.lsn)
         for _, _, apply in commit.creations:
             apply()
