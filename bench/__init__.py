@@ -1,1 +1,1 @@
-"""What pybk costs on this machine, beside raw writes, sqlite3, LMDB and RocksDB."""
+"""What pybk costs on this machine, compared with raw writes, sqlite3, LMDB and RocksDB."""

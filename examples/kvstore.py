@@ -5,7 +5,7 @@ so nobody reads what a crash could take back. A snapshot is a ledger of type ``k
 it does not contain; the logs before that one are deleted. Recovery loads the newest complete snapshot and replays the
 logs that it does not contain.
 
-Nothing is kept beside the ledgers, so there is nothing else that could disagree with them after a crash.
+The ledgers are the only files, so there is nothing else that could disagree with them after a crash.
 
 ``python kvstore.py STORE put KEY VALUE | get KEY | delete KEY | list | snapshot | load``; ``load`` takes ``KEY=VALUE``
 lines from the standard input and answers each with ``ok KEY`` once it is durable.
@@ -123,7 +123,7 @@ class KeyValueStore:
         """Put and delete several keys as one: after a crash, all of it is there or nothing.
 
         Raises:
-            PybkError: Nothing changed in memory, and ``outcome_unknown`` tells whether it may be there after reopening;
+            PybkError: Nothing changed in memory, and ``outcome_unknown`` says whether it may be there after reopening;
                 or the write was done and the snapshot that was due then failed.
         """
         payload = encode(operations)

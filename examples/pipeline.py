@@ -2,7 +2,7 @@
 
 The lines of log files become ledgers. While they do, another query follows these ledgers, counts the words that lines
 begin with, and writes the counts to ledgers of their own. Lines and counts end as Parquet, and are compared with what
-plain Python counts. Each executor of Spark has a bookie beside it.
+plain Python counts. Each executor of Spark has a bookie on its host.
 
 ``--master "local-cluster[3,1,1024]"`` has three executors in processes of their own; there, one of them and its bookie
 are killed in the middle.
@@ -42,7 +42,7 @@ class Pipeline:
     Attributes:
         spark: The session.
         metadata: The URL of the cluster's metadata.
-        bookies: How many bookies there are, one beside each executor.
+        bookies: How many bookies there are, one on the host of each executor.
     """
 
     def __init__(self, directory: Path, master: str) -> None:

@@ -1,6 +1,6 @@
 """Follow a ledger from a second process, while another one writes it: ``python tail.py STORE [LEDGER]``.
 
-Opens the store read-only, beside its writer: it takes no lock, recovers nothing and writes nothing. Ends when the
+Opens the store read-only: it takes no lock, recovers nothing and writes nothing. Ends when the
 ledger is closed and all of it is printed.
 """
 

@@ -1,4 +1,4 @@
-"""What ``LedgerManager`` is given, and what is said of it when it cannot be."""
+"""Checks of the arguments of ``LedgerManager``, and the errors for arguments that are wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ClusterOptions(TypedDict, total=False):
     Attributes:
         metadata: Where the cluster's metadata is, as for ``connect``; needed.
         listen: Address to serve on, or several: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``; needed.
-        advertise: Address, or several, that others are told instead of those that are listened on, such as
+        advertise: Address, or several, that others connect to instead of those of ``listen``, such as
             ``tcp://bookie1.example.org:3181``; needed where ``listen`` names none that they can connect to, such as
             ``tcp://0.0.0.0:3181``. Port ``*`` takes the one listened on. The bookie tries the first before it serves.
         cluster_secret: The cluster's; None for a cluster of this host alone.

@@ -97,13 +97,13 @@ class LedgerManager:
         config: StoreConfig | None = None,
         **cluster: Unpack[ClusterOptions],
     ) -> LedgerManager:
-        """Open the ledgers in a directory, making it if it is not there; or join a cluster as a bookie and a client.
+        """Open the ledgers in a directory, creating it if needed; or join a cluster as a bookie and a client.
 
         Args:
             path: The store's directory.
             tiers: Directories of tiers that lie elsewhere, one or several each, as
                 ``{StorageHint.HDD: "/mnt/hdd/pybk"}``. Needed when the store is made or a device moved; remembered.
-            read_only: Read beside the process that writes; nothing is locked, recovered or written.
+            read_only: Read while another process may write; nothing is locked, recovered or written.
             config: Settings; None for the defaults.
             cluster: ``metadata``, ``listen`` and others (see ``ClusterOptions``) make the directory that of a bookie,
                 which serves from when this returns; the manager's ledgers are the cluster's.
@@ -185,7 +185,7 @@ class LedgerManager:
         self._ending.close(where_called("LedgerManager.close()"))
 
     async def close_async(self) -> None:
-        """Close in a thread, so that the event loop goes on."""
+        """Close in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -277,7 +277,7 @@ class LedgerManager:
         Raises:
             UsageError: An argument cannot be; nothing was done.
             LedgerExistsError: ``ledger_id`` is taken.
-            StorageFullError: There is no room.
+            StorageFullError: There is not enough free space.
 
         Durability: The ledger is on disk on return.
         Cost: One synced write; the first use of a password costs one scrypt: about 400 ms and, meanwhile, 128 MiB.
@@ -418,7 +418,7 @@ class LedgerManager:
             ledger_id: The ledger.
             password: The one it was created with.
             read_flags: How it is read.
-            recover: True fences whoever is writing it and closes it, so that its last entry is final: every
+            recover: True fences the ledger's writer and closes the ledger, so that its last entry is final: every
                 acknowledged entry is in it. False leaves it alone. None: True, but False in a read-only manager.
             require_seal: Refuse a ledger that is not sealed: one that is open, was closed by an older pybk, or whose
                 seal was taken away. Without it such a ledger opens with a warning in the log.
@@ -617,7 +617,7 @@ class LedgerManager:
         return backend.metadata(ledger_id)
 
     async def reseal_async(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
-        """Reseal in a thread, so that the event loop goes on."""
+        """Reseal in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.reseal, ledger_id, password=password)
 
     def delete_ledger(self, ledger_id: int, *, password: bytes | None = None) -> None:
@@ -632,12 +632,12 @@ class LedgerManager:
             NoSuchLedgerError: It was never created, or deleted before.
             UnauthorizedError: The password is another; nothing was changed.
 
-        Durability: On return it is gone for good; its disk space comes back in the background while writes go on.
+        Durability: On return it is gone for good; its disk space comes back in the background while writes continue.
         """
         self._usable().delete(self._entitled(ledger_id, password))
 
     async def delete_ledger_async(self, ledger_id: int, *, password: bytes | None = None) -> None:
-        """Delete in a thread, so that the event loop goes on."""
+        """Delete in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.delete_ledger, ledger_id, password=password)
 
     def list_ledgers(self, ledger_type: str | None = None) -> Iterator[int]:
@@ -765,11 +765,11 @@ class LedgerManager:
         return backend.metadata(existing_id(ledger_id))
 
     async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
-        """Look up in a thread, so that the event loop goes on."""
+        """Look up in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.ledger_metadata, ledger_id)
 
     def move_ledger(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
-        """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends go on.
+        """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends continue.
 
         Args:
             ledger_id: The ledger.
@@ -779,8 +779,8 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: It was never created, or deleted.
             UnauthorizedError: The password is another; nothing was changed.
-            StorageFullError: The target has no room, or a bookie did not answer or has damaged entries of the ledger,
-                which its log names; all stays readable where it is.
+            StorageFullError: The target has not enough free space, or a bookie did not answer or has damaged entries
+                of the ledger, which its log names; all stays readable where it is.
             CorruptError: Damaged entries stay where they are; the error names ledgers and files. Everything else was
                 moved. The metadata name the target, because a ledger belongs there once its move was asked for; move
                 the ledger again once the file is restored.
@@ -789,7 +789,7 @@ class LedgerManager:
         self._usable().move(self._entitled(ledger_id, password), tier)
 
     async def move_ledger_async(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
-        """Move in a thread, so that the event loop goes on."""
+        """Move in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.move_ledger, ledger_id, target, password=password)
 
     def move_ledgers(self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None) -> None:
@@ -806,8 +806,8 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: A ledger was never created, or deleted. Those with lower ids may have been moved.
             UnauthorizedError: The password is another for a ledger. Those with lower ids may have been moved.
-            StorageFullError: The target has no room, or a bookie did not answer; all stays readable where it is. Call
-                it again for the same ledgers: those that were moved are left alone.
+            StorageFullError: The target has not enough free space, or a bookie did not answer; all stays readable
+                where it is. Call it again for the same ledgers: those that were moved are left alone.
             CorruptError: Damaged entries stay where they are; the error names ledgers and files. Everything else was
                 moved. The metadata name the target, because a ledger belongs there once its move was asked for; move
                 the ledger again once the file is restored.
@@ -847,16 +847,16 @@ class LedgerManager:
             for its end: open the ledger with recovery if its writer is gone.
 
         Raises:
-            NoSuchLedgerError: There is no such ledger.
+            NoSuchLedgerError: The ledger was never created, or was deleted.
             UsageError: The cluster knows no bookie of this name; the error names those that it knows.
-            IllegalOperationError: This is no cluster.
+            IllegalOperationError: The manager is that of a store, not of a cluster.
 
         Durability: A fragment names a bookie only once that has all its entries on disk.
         """
         return self._usable().replicate(what if isinstance(what, str) else existing_id(what))
 
     async def replicate_async(self, what: int | str) -> Replicated:
-        """Replicate in a thread, so that the event loop goes on."""
+        """Replicate in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.replicate, what)
 
     def bookies(self) -> tuple[BookieRegistration, ...]:
@@ -879,12 +879,12 @@ class LedgerManager:
     def checkpoint(self) -> None:
         """Bring everything durable to its tier and into the index now, and free what is dead.
 
-        Done on return; reads and appends go on meanwhile.
+        Done on return; reads and appends continue meanwhile.
         """
         self._usable().checkpoint()
 
     async def checkpoint_async(self) -> None:
-        """Checkpoint in a thread, so that the event loop goes on."""
+        """Checkpoint in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.checkpoint)
 
     def health(self) -> Health:
@@ -892,7 +892,7 @@ class LedgerManager:
         return self._usable().health()
 
     async def health_async(self) -> Health:
-        """Look in a thread, so that the event loop goes on."""
+        """Look in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.health)
 
     def metrics(self) -> MetricsSnapshot:
@@ -902,7 +902,7 @@ class LedgerManager:
         return self._backend.metrics.snapshot()
 
     async def metrics_async(self) -> MetricsSnapshot:
-        """Take the snapshot in a thread, so that the event loop goes on."""
+        """Take the snapshot in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.metrics)
 
 

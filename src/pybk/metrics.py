@@ -1,4 +1,4 @@
-"""Counters and latency histograms, told apart by ledger type and by tier."""
+"""Counters and latency histograms, kept separately for each ledger type and tier."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMITS_MAX: Final = 256
 """Commits of appends that are counted together."""
 
 SCOPES_MAX: Final = 1024
-"""Pairs of ledger type and tier that are told apart; further types are counted under ``OTHER_TYPES``."""
+"""Pairs of ledger type and tier that are counted separately; further types are counted under ``OTHER_TYPES``."""
 
 OTHER_TYPES: Final = ".other"
 
@@ -77,7 +77,7 @@ class HistogramSnapshot:
             Nanoseconds, at most 12.5 % too high; 0 if there are no values.
 
         Raises:
-            UsageError: ``q`` is no share.
+            UsageError: ``q`` is not within 0 to 1.
         """
         if not 0 <= q <= 1:
             raise UsageError(f"quantile {q!r} is not within 0 and 1")
@@ -186,7 +186,7 @@ class _Series:
 
 
 class MetricsScope:
-    """Records for one ledger type in one tier; made by ``Metrics.scope``, kept by whoever records often.
+    """Records for one ledger type in one tier; made by ``Metrics.scope``, kept by a component that records often.
 
     Attributes:
         single_reads: Encoded bytes of entries that were read one by one and are not counted yet. Who reads one appends

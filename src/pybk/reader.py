@@ -106,7 +106,7 @@ class LedgerReader:
             return self._last_add_confirmed
 
     async def read_last_add_confirmed_async(self) -> int:
-        """Look in a thread, so that the event loop goes on."""
+        """Look in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.read_last_add_confirmed)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class LedgerReader:
             last: Last entry id wanted; None for ``last_add_confirmed``.
 
         Returns:
-            At least one entry, possibly fewer than fit ``max_bytes``; go on after ``batch.entry_ids[-1]``.
+            At least one entry, possibly fewer than fit ``max_bytes``; the next begins after ``batch.entry_ids[-1]``.
 
         Raises:
             ReadRangeError, DigestMismatchError, CorruptError: As ``read``.
@@ -189,7 +189,7 @@ class LedgerReader:
     async def read_batch_async(
         self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None
     ) -> EntryBatch:
-        """Read a batch in a thread, so that the event loop goes on."""
+        """Read a batch in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.read_batch, first, max_bytes=max_bytes, last=last)
 
     async def read_async(self, first: int = 0, last: int | None = None) -> AsyncIterator[Entry]:
@@ -260,7 +260,7 @@ class LedgerReader:
     def _told(self, callback: Callable[[], None]) -> Iterator[None]:
         """Have a callback called when the ledger moves or this reader is closed, until the ``with`` ends.
 
-        A follower that is abandoned while it waits therefore leaves nothing behind.
+        A follower that is abandoned while it waits therefore leaves no callback registered.
         """
         self._waiting[callback] = None
         try:

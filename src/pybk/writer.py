@@ -108,16 +108,16 @@ class LedgerWriter:
             The entry's id; ids count from 0.
 
         Raises:
-            UsageError: The payload is no bytes-like object or too long; nothing was done.
+            UsageError: The payload is not a bytes-like object, or is too long; nothing was done.
             LedgerClosedError: The ledger was closed.
             LedgerFencedError: Another handle recovered the ledger.
             DuplicateEntryError: An advanced ledger was given this id already.
-            StorageFullError: There is no room; nothing was written.
+            StorageFullError: There is not enough free space; nothing was written.
             StorageFailedError: Writing failed; whether the entry survives is unknown.
 
         Durability: On return it is on disk; with ``WriteFlag.DEFERRED_FORCE`` only after ``force`` or ``close``, but
             it survives the end of the process from 100 ms later on.
-        Cost: One synced write, shared by all who append meanwhile.
+        Cost: One synced write, shared by all threads that append meanwhile.
         """
         if self._advanced or entry_id is not None:
             return self.append_async(payload, entry_id=entry_id).result()
@@ -165,7 +165,7 @@ class LedgerWriter:
         return AppendFuture(self._log, staged[1], staged[0])
 
     async def append_coro(self, payload: Payload, *, entry_id: int | None = None) -> int:
-        """Append one entry and wait until it is durable, without stopping the event loop while there is no room.
+        """Append one entry and wait until it is durable, without blocking the event loop while too much is outstanding.
 
         This is a coroutine function, for ``asyncio.create_task`` and ``TaskGroup.create_task``. Appends of one loop are
         made in the order in which their coroutines first run.
@@ -262,7 +262,7 @@ class LedgerWriter:
         return view.tobytes()
 
     def _stage(self, payload: bytes) -> tuple[int, Completion] | None:
-        """Give an entry its id and stage it; None if there is no room. The caller holds the ledger's lock."""
+        """Give an entry its id and stage it; None if too much is outstanding. The caller holds the ledger's lock."""
         descriptor = self._descriptor
         size = len(payload)
         if self._closed:
@@ -304,9 +304,9 @@ class LedgerWriter:
         return staged
 
     def _stage_pieces(self, batch: list[bytes], lengths: npt.NDArray[np.int64]) -> AppendFuture[range] | None:
-        """Stage a batch; None, with nothing done, if there is no room for its first piece.
+        """Stage a batch; None, with nothing done, if too much is outstanding for its first piece.
 
-        The caller holds the ledger's lock, with which later pieces wait for room: nothing may come between them.
+        The caller holds the ledger's lock, also while later pieces wait for space: no other append comes between them.
         """
         if self._closed:
             self._refuse()
@@ -339,7 +339,7 @@ class LedgerWriter:
         return PiecesFuture(self._log, cast(Completion, begun), cast(Completion, commit), ids)
 
     def _stage_piece(self, payloads: list[bytes], lengths: npt.NDArray[np.int64]) -> Completion | None:
-        """Stage consecutive entries; None if there is no room. The caller holds the ledger's lock."""
+        """Stage consecutive entries; None if too much is outstanding. The caller holds the ledger's lock."""
         descriptor = self._descriptor
         first = descriptor.last_pushed + 1
         before = descriptor.length_pushed
@@ -381,11 +381,11 @@ class LedgerWriter:
         return future
 
     def _put_advanced_at_once(self, payload: bytes, entry_id: int | None) -> AppendFuture[int] | None:
-        """Append as ``_append_advanced`` does, the lock being held; None if that might have to wait for room."""
+        """Append as ``_append_advanced`` does, the lock being held; None if that might have to wait for space."""
         number = self._advanced_id(entry_id)
         is_next = number == self._descriptor.last_pushed + 1
         if is_next and self._early:
-            return None  # it brings those along that wait for it, and they may find no room
+            return None  # it brings those along that wait for it, and they may find no space
         try:
             future = self._put_advanced(payload, number, wait=False)
         except TooManyRequestsError:
@@ -473,7 +473,7 @@ class LedgerWriter:
             future.staged(commit if self._wanted else ACKNOWLEDGED)
 
     def _stage_next(self, payload: bytes) -> Completion | None:
-        """Stage the next entry of an advanced ledger; None if there is no room. The caller holds the lock."""
+        """Stage the next entry of an advanced ledger; None if too much is outstanding. The caller holds the lock."""
         descriptor = self._descriptor
         entry_id, before = descriptor.last_pushed + 1, descriptor.length_pushed
         prefix = self._digest.prefix(entry_id, descriptor.last_add_confirmed, before + len(payload), payload)
@@ -511,7 +511,7 @@ class LedgerWriter:
         return self._descriptor.last_add_confirmed
 
     async def force_async(self) -> int:
-        """Force in a thread, so that the event loop goes on."""
+        """Force in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.force)
 
     def close(self) -> None:
@@ -539,7 +539,7 @@ class LedgerWriter:
         self._settled = True
 
     async def close_async(self) -> None:
-        """Close in a thread, so that the event loop goes on."""
+        """Close in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:

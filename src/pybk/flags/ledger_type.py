@@ -1,4 +1,4 @@
-"""Ledger types: a name by which metrics are told apart."""
+"""Ledger types: names by which metrics are counted separately."""
 
 from __future__ import annotations
 
