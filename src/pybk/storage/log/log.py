@@ -25,16 +25,18 @@ the clock. A thread that stages holds the ledger's ``lock`` and then takes the m
 and only the leader sets ``_inflight``. No lock is held while the commit is written.
 
 **Why nothing is lost.**
-    A commit is written only after the one before it is durable, so a valid commit proves all before it. An entry is
-    staged by one step, the append to ``StagedEntries.sizes``, so an interrupt leaves it whole or not there. Each part
-    of ``step`` can be repeated: an interrupt at any line leaves the commit in ``_inflight``, and the next leader does
-    it again from the start, with the same bytes at the same location. A write or sync that failed is final, because
-    what is on disk is unknown then: ``_error`` is set, and the log takes nothing more. An exception of a signal
-    handler is told apart by its traceback, because it says nothing about the write. A refusal leaves nothing in doubt.
-    The refused commit fails together with the forming one, because later entries of the same ledgers would leave a
-    gap. Entries of deferred ledgers were acknowledged when they were staged, so they are kept. The kept commit stands
-    apart from the forming one, so that a small commit, such as a delete that frees space, is not refused for its size.
-    It is tried when maintenance runs, and by ``flush(kept=True)``.
+
+- A commit is written only after the one before it is durable, so a valid commit proves all before it.
+- An entry is staged by one step, the append to ``StagedEntries.sizes``, so an interrupt leaves it whole or not there.
+- Each part of ``step`` can be repeated: an interrupt at any line leaves the commit in ``_inflight``, and the next
+  leader does it again from the start, with the same bytes at the same location.
+- A write or sync that failed is final, because what is on disk is unknown then: ``_error`` is set, and the log takes
+  nothing more. An exception of a signal handler is known by its traceback; it says nothing about the write.
+- A refusal leaves nothing in doubt. The refused commit fails together with the forming one, because later entries of
+  the same ledgers would leave a gap.
+- Entries of deferred ledgers were acknowledged when they were staged, so a refusal keeps them. The kept commit stands
+  apart from the forming one, so that a small commit, such as a delete that frees space, is not refused for its size.
+  It is tried when maintenance runs, and by ``flush(kept=True)``.
 
 **Fork.** A child may use nothing of the log: ``after_fork`` fails what is staged there, and the parent goes on.
 """
