@@ -27,16 +27,16 @@ def one(tmp_path: Path) -> Iterator[Inside]:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many requests were held when some of them were sent."""
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many requests were queued when some of them were sent."""
     found = []
-    send_held = BookieWire._send_held
+    send_queued = BookieWire._send_queued
 
     def watched(wire: BookieWire) -> list[tuple[int, None]]:
-        found.append(sum(map(len, wire._held.values())))
-        return send_held(wire)
+        found.append(sum(map(len, wire._queued.values())))
+        return send_queued(wire)
 
-    monkeypatch.setattr(BookieWire, "_send_held", watched)
+    monkeypatch.setattr(BookieWire, "_send_queued", watched)
     return found
 
 
@@ -46,7 +46,7 @@ def write(client: LedgerManager) -> int:
     return writer.ledger_id
 
 
-def test_many_threads_read_much_at_once(one: Inside, held: list[int]) -> None:
+def test_many_threads_read_much_at_once(one: Inside, queued: list[int]) -> None:
     client = one.connect()
     ledger_id = write(client)
     assert THREADS * READ_BYTES > OUTSTANDING_BYTES_MAX
@@ -60,20 +60,20 @@ def test_many_threads_read_much_at_once(one: Inside, held: list[int]) -> None:
 
     with ThreadPoolExecutor(THREADS) as threads:
         assert list(threads.map(read, range(THREADS))) == [len(PAYLOADS)] * THREADS
-    assert max(held) > 0
+    assert max(queued) > 0
 
 
-def test_many_writers_append_much_at_once(one: Inside, held: list[int]) -> None:
+def test_many_writers_append_much_at_once(one: Inside, queued: list[int]) -> None:
     client = one.connect()
     with ThreadPoolExecutor(THREADS) as threads:
         ids = list(threads.map(lambda _: write(client), range(THREADS)))
-    assert max(held) > 0
+    assert max(queued) > 0
     for ledger_id in ids:
         found = client.ledger_metadata(ledger_id)
         assert (found.last_entry_id, len(found.fragments)) == (len(PAYLOADS) - 1, 1)
 
 
-def test_what_is_held_for_a_bookie_that_goes_is_answered(one: Inside, held: list[int]) -> None:
+def test_what_is_held_for_a_bookie_that_goes_is_answered(one: Inside, queued: list[int]) -> None:
     client = one.connect()
     writers = [client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(THREADS)]
     futures = [writer.append_many_async(PAYLOADS) for writer in writers]

@@ -237,7 +237,7 @@ def test_somebody_drives_while_anybody_waits_for_a_writer(
         completion=SimpleNamespace(done=done),
         driver=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
     )
-    Writing._tell_activity(writing)
+    Writing._report_activity(writing)
     assert told == [waited]
 
 

@@ -476,8 +476,8 @@ class ClusterBackend:
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """See how far an open ledger is: the LAC first, then the metadata, whose end is final.
 
-        A follower looks once, when it begins to wait: from then on ``Following`` reports every change. If that look
-        fails because too few bookies answer, the long poll of ``Following`` finds what it missed.
+        A follower looks once, when it begins to wait: from then on ``Followers`` reports every change. If that look
+        fails because too few bookies answer, the long poll of ``Followers`` finds what it missed.
         """
         ledger = _remote(descriptor)
         writing = self._writings.get(ledger.ledger_id)
@@ -505,7 +505,7 @@ class ClusterBackend:
                 raise error.with_traceback(None)
             writing = self._writings.get(ledger.ledger_id)  # a writer in this client knows the latest LAC
             known = -1 if writing is None else writing.ledger.last_add_confirmed
-            ledger.heard(max(reading.last_add_confirmed, known))
+            ledger.advance(max(reading.last_add_confirmed, known))
 
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool

@@ -92,7 +92,7 @@ class Followers:
             known = max((member.last_add_confirmed for member in followed.members), default=-1)
             followed.members.add(ledger)
             ledger.followed = followed
-        ledger.heard(known)
+        ledger.advance(known)
         return followed
 
     def _members(self, followed: FollowedLedger) -> list[RemoteLedger]:
@@ -130,7 +130,7 @@ class Followers:
             followed.beyond = beyond
             followed.ensemble = ledger.metadata.fragments[-1].ensemble
         for member in members:  # one may have looked since the others did
-            member.heard(beyond)
+            member.advance(beyond)
         self._driver.start(reading, reading.machine.start)
         self._driver.group.when_done(reading.completion, lambda: self._answered(followed, reading))
 
@@ -144,7 +144,7 @@ class Followers:
         error = reading.completion.error
         if error is None:
             for member in self._members(followed):
-                member.heard(reading.last_add_confirmed, reading.ledger.newest)
+                member.advance(reading.last_add_confirmed, reading.ledger.newest)
         with self._lock:
             if followed.reading is not reading:
                 return  # another ensemble was asked meanwhile

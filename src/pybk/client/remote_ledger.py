@@ -1,4 +1,4 @@
-"""One replicated ledger as its handles see it: what is known of it here, and the checks of what bookies say."""
+"""One replicated ledger in a client: its metadata and positions as the client knows them, and checks of replies."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 
 
 class RemoteLedger(LedgerDescriptor):
-    """A ledger whose entries lie on bookies.
+    """A ledger whose entries are on bookies.
+
+    It has two roles. A handle (``LedgerWriter``, ``LedgerReader``) uses it as its descriptor. The driver uses it to
+    address requests and to check replies, with the digest and the keys that ``unlock`` gave it.
 
     Attributes:
-        version: The metadata store's, of ``metadata``.
-        description: What never changes about it, as bookies check it.
-        on_followed: Called when somebody waits for it to go on.
-        ends_are_sealed: Says whether the cluster takes sealed metadata.
-        followed: What the followers of this ledger in this client share, once one of them waited.
-        looked: Whether a follower has looked how far it is; from then on followers are told.
-        newest: The newest entry that a bookie told of.
-        entry_bytes: About how long its entries are, 0 if not known.
+        version: The version of ``metadata`` in the metadata store.
+        description: The encoded immutable facts of the ledger, by which bookies check rights.
+        on_followed: Called with the ledger when a follower begins to wait for its next change.
+        ends_are_sealed: Returns whether the cluster's feature level allows sealed metadata.
+        followed: The state that all followers of this ledger in this client share; None until one has waited. It is
+            owned here, so that it lives as long as a ledger that is followed.
+        looked: Whether a follower has read the LAC and the metadata once; afterwards ``Followers`` reports changes.
+        newest: The newest entry that a bookie returned with its LAC, sound, maybe not confirmed yet.
+        entry_bytes: The average length of the entries read last; 0 if none were read.
 
-    Threads: as ``LedgerDescriptor``; metadata, version and LAC are moved forward by whoever drives the client.
+    Threads: as ``LedgerDescriptor``; the leader, which runs the driver, moves metadata, version and LAC forward.
     """
 
     __slots__ = (
@@ -70,62 +74,70 @@ class RemoteLedger(LedgerDescriptor):
     # ---- keys ----------------------------------------------------------------------------------------------------
 
     def unlock(self, keys: LedgerKeys, seal: LedgerSeal) -> None:
-        """Have entries and the end checked and made with a seal, and rights shown with keys."""
+        """Set the ledger's keys: requests prove rights with them, and the seal checks entries and seals the end."""
         self._keys = keys
         self._digest = seal.digest
         self.sealer = seal
 
     def check_by(self, digest: EntryDigest) -> None:
-        """Have entries checked with a digest, and no rights shown."""
+        """Set the digest that checks entries, without keys: requests prove no rights."""
         self._digest = digest
 
     @property
     def keys(self) -> LedgerKeys:
-        """The ledger's keys."""
+        """The ledger's keys.
+
+        Raises:
+            UnauthorizedError: The ledger was not opened with its password.
+        """
         if self._keys is None:
             raise UnauthorizedError(f"ledger {self.ledger_id} was not opened with its password")
         return self._keys
 
     @property
     def unlocked(self) -> bool:
-        """Whether its keys are known here."""
+        """Whether ``unlock`` was called."""
         return self._keys is not None
 
     @property
     def digest(self) -> EntryDigest:
-        """The digest of its entries."""
+        """The digest that checks its entries.
+
+        Raises:
+            UnauthorizedError: The ledger was not opened with its password.
+        """
         if self._digest is None:
             raise UnauthorizedError(f"ledger {self.ledger_id} was not opened with its password")
         return self._digest
 
     @property
     def seals(self) -> bool:
-        """Whether its end is to be sealed when it is closed here."""
+        """Whether this client seals its end when it closes the ledger."""
         return self.sealer is not None and (self.metadata.key_format > 0 or self.ends_are_sealed())
 
     def sealed(self, closed: LedgerMetadata, last_entry: bytes | memoryview) -> LedgerMetadata:
-        """Return the last metadata of the ledger with its seal, if its end is to be sealed.
+        """Return closed metadata with the ledger's seal; unchanged if the ledger is not sealed.
 
         Args:
             closed: The metadata to be written.
-            last_entry: The last entry, encoded and checked, or its header and digest.
+            last_entry: The last entry, encoded and verified; its header and digest suffice.
         """
         return self.sealer.sealed(closed, last_entry) if self.sealer is not None and self.seals else closed
 
     @property
     def is_final(self) -> bool:
-        """Whether it is closed, so that its last entry is known."""
+        """Whether it is closed, so that its last entry never changes."""
         return self.metadata.state is LedgerState.CLOSED
 
-    # ---- moving on -----------------------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------------
 
     def renew(self, metadata: LedgerMetadata, version: int, *, anyway: bool = False) -> None:
-        """Take newer metadata over; a closed ledger's last entry is final (D4: nobody reads beyond it).
+        """Adopt newer metadata; once a ledger is closed, its last entry is final (D4: no reader goes beyond it).
 
         Args:
             metadata: The metadata.
-            version: The metadata store's.
-            anyway: Also if the ledger is closed: bookies or tier may have changed.
+            version: Their version in the metadata store; metadata older than those known here are ignored.
+            anyway: Adopt them even if the ledger is closed, because its bookies or its tier may have changed.
         """
         if version < self.version or (self.metadata.state is LedgerState.CLOSED and not anyway):
             return
@@ -139,52 +151,55 @@ class RemoteLedger(LedgerDescriptor):
             self.wake_followers()
 
     def acknowledged(self, last: int, length: int) -> None:
-        """Take note that the quorum holds all entries up to ``last``."""
+        """Confirm all entries up to ``last``: an ack quorum has them."""
         self.last_durable = last
         self.length_durable = length
         self.confirm(last)
 
-    def written(self, run: EntryRun) -> None:
-        """Take note of a bookie's last entry, sound and confirmed or not: who follows the ledger reads it next."""
+    def note_newest(self, run: EntryRun) -> None:
+        """Keep a bookie's last entry, which is sound but maybe not confirmed: followers will read it next."""
         if run.first > self.last_durable and not self.is_final:
             self.last_durable = run.first
             self.length_durable = length_at(whole(run))
             self.newest = run
 
-    def heard(self, lac: int, newest: EntryRun | None = None) -> None:
-        """Take over the LAC, and the newest entry, that a bookie reported of this ledger, and wake its followers.
+    def advance(self, lac: int, newest: EntryRun | None = None) -> None:
+        """Adopt the LAC and the newest entry that a bookie reported, and wake the followers if the LAC rose.
 
         Args:
             lac: The last add confirmed.
-            newest: The entry, checked; None if none came.
+            newest: The bookie's last entry, verified; None if it sent none.
         """
         if newest is not None:
-            self.written(newest)
+            self.note_newest(newest)
         self.confirm(lac)
         self.last_durable = max(self.last_durable, self.last_add_confirmed)
 
     def newest_from(self, entry_id: int) -> EntryBatch | None:
-        """Return the newest entry that a bookie told of, if it is this one."""
+        """Return the newest entry as a batch if it is this one, which saves a read; else None."""
         run = self.newest
         return None if run is None or run.first != entry_id else self.batch_of(run, whole(run))
 
     def when_advanced(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once at the next change, which bookies are asked to tell."""
+        """Call ``callback`` once at the next change of LAC or state; bookies are asked to report it."""
         super().when_advanced(callback)
         if self.on_followed is not None:
             self.on_followed(self)
 
-    # ---- what bookies say ----------------------------------------------------------------------------------------
+    # ---- checks of replies ---------------------------------------------------------------------------------------
 
     def batch_of(self, run: EntryRun, body: memoryview) -> EntryBatch:
-        """Return a run as a batch over its bytes, unchecked."""
+        """Return a run as a batch over its bytes; nothing is verified."""
         return batch_of(run, body, self.ledger_id, self.digest.size)
 
     def sound_part(self, run: EntryRun, body: memoryview) -> EntryRun:
-        """Return the entries of a run before the first that is not what its writer made."""
+        """Return the entries of a run before the first that fails its digest.
+
+        Without a digest, as in re-replication, only the entries' ledger and entry ids are compared.
+        """
         digest = self._digest
         if digest is None:
-            good = self._named_right(run, body)
+            good = self._count_named_correctly(run, body)
             if good == len(run.sizes):
                 return run
             return EntryRun(run.first, run.stride, run.sizes[:good], (body[: sum(run.sizes[:good])],))
@@ -205,8 +220,8 @@ class RemoteLedger(LedgerDescriptor):
             return EntryRun(run.first, run.stride, run.sizes[:good], (body[:start],))
         return run
 
-    def _named_right(self, run: EntryRun, body: memoryview) -> int:
-        """Return how many entries say that they are this ledger's of these ids; more is not seen without a key."""
+    def _count_named_correctly(self, run: EntryRun, body: memoryview) -> int:
+        """Return how many of the first entries name this ledger and the ids of the run."""
         sizes = np.array(run.sizes, np.int64)
         if not len(sizes) or int(sizes.min()) < ENTRY_HEADER_BYTES or int(sizes.sum()) != len(body):
             return 0
@@ -216,7 +231,7 @@ class RemoteLedger(LedgerDescriptor):
         return int(wrong[0]) if len(wrong) else len(sizes)
 
     def lac_in(self, entry: memoryview, entry_id: int) -> int | None:
-        """Return the last add confirmed that an entry proves; None if the entry is not what its writer made."""
+        """Return the last add confirmed in an entry's header, which its digest proves; None if the digest is wrong."""
         try:
             self.digest.check(entry, 0, len(entry), entry_id)
         except DigestMismatchError:
@@ -225,19 +240,22 @@ class RemoteLedger(LedgerDescriptor):
 
 
 class FollowedLedger:
-    """What the followers of one ledger in one client share.
+    """The state that all followers of one ledger in one client share; see ``pybk.client.follower``.
 
     Attributes:
         ledger_id: The ledger.
-        members: The ledger as each reader that ever followed it has it; guarded by the lock of ``Following``.
-        watch: The watch of its metadata, None until the first follower has set it.
-        reading: The long poll under way, or its pause; None if nobody waits.
-        asked_ns: When its bookies were, or will be, asked.
-        beyond: The LAC that it waits to be passed.
-        ensemble: The bookies that it may ask.
-        vain: Whether the last long poll ended without an entry.
-        soon: How many of the last answers came too soon, one after the other.
-        failing: Whether the last long poll failed.
+        members: The descriptors of all readers that ever followed the ledger and are still open; guarded by the lock
+            of ``Followers``.
+        setting: Held to set ``watch``.
+        watch: The watch of the ledger's metadata; None until the first follower has set it.
+        reading: The conversation of the long poll, which may be in its pause; None if no poll is under way. Guarded by
+            the lock of ``Followers``.
+        asked_ns: The time at which that poll was, or will be, sent.
+        beyond: The LAC that the poll waits to be passed.
+        ensemble: The bookies that the poll may ask.
+        vain: Whether the last poll ended without a new entry.
+        soon: How many of the last replies in a row came too soon.
+        failing: Whether a warning was logged since the last poll that worked.
     """
 
     __slots__ = (
@@ -269,12 +287,12 @@ class FollowedLedger:
         self.failing = False
 
     def waiting(self) -> list[RemoteLedger]:
-        """Return the members that a follower waits for; the caller holds the lock of ``Following``."""
+        """Return the members on which a follower waits; the caller holds the lock of ``Followers``."""
         return [member for member in self.members if member.advanced_callbacks]
 
 
 def batch_of(run: EntryRun, body: memoryview, ledger_id: int, digest_bytes: int) -> EntryBatch:
-    """Return a run as a batch over its bytes, unchecked."""
+    """Return a run as a batch over its bytes; nothing is verified."""
     sizes = np.array(run.sizes, np.int64)
     ids = run.first + np.arange(len(sizes), dtype=np.int64) * run.stride
     return EntryBatch(ledger_id, ids, body, sizes.cumsum() - sizes, sizes, digest_bytes)

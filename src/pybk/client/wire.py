@@ -1,4 +1,29 @@
-"""Links to bookies as the driver sees them: requests by bookie, replies checked against the ledger's keys."""
+"""The driver's connection to the bookies: sends requests by bookie, and checks replies before a machine sees them.
+
+Theory of operation
+-------------------
+
+``Links`` (``pybk.transport``) has one ``Link`` for each bookie, and ends each request exactly once: with a reply, or
+with None when its time is over or the connection is lost. ``BookieWire`` adds what links cannot know:
+
+- **Which link.** ``send`` compares the bookie's registered address with the one that the link was made for. If the
+  bookie moved, the link is closed, which ends its requests with None, and a new one is made. A bookie that is not
+  registered for a moment keeps its link, because it may still answer.
+- **Backpressure.** A link that has too much on the way refuses a request. The request is then queued here, and sent by
+  a later ``poll``, in order. The queues need no bound of their own: reading threads wait for their reads, and writers
+  bound their outstanding bytes.
+- **Rights.** Before the first request about a ledger whose password is known, the links are given the key that proves
+  the right to it. They prove it once a session.
+- **Trust.** A bookie may lie or be damaged. Entries are checked by the ledger's digest and the last add confirmed (LAC)
+  by its proof, so that the machines of ``pybk.replication`` see plain values that they may believe.
+- **Interrupts.** A KeyboardInterrupt may leave ``Links`` between any two of its steps. ``begin_again`` then drops all
+  links and makes new ones. ``_sweep`` ends requests whose end was lost, a second after their time.
+
+A request is in ``_asked`` from ``send`` until ``poll`` returns it, whether it was sent or is queued.
+
+Locks: only the leader, which is the thread that runs the driver, uses the links. Other threads call ``interrupt``
+alone; ``_changing`` keeps ``Links`` from being replaced or closed under it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +37,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from pybk.errors import PybkError
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import (
+    Add,
     LacReply,
     Move,
     Read,
@@ -34,20 +60,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GRACE_NS: Final = 1_000_000_000
-"""How long after its time a request waits for the links to say that it has ended."""
+"""How long after its time a request waits for the links to report its end."""
 
 GRANTS_MAX: Final = 4096
-"""Ledgers whose rights are kept at hand; that of an older one is proved again when it is used."""
+"""Ledgers whose rights the links keep; the right to an older one is granted again at its next request."""
 
 MOVE_NS: Final = 3600 * 10**9
-"""How long a bookie may take to move a ledger; that it is gone is noticed long before."""
+"""How long a bookie may take to move a ledger between tiers; a lost connection is noticed long before."""
+
+Address = tuple[str, bytes | None]
+"""A bookie's address, and its CURVE key if the cluster has a secret."""
+
+CheckedReply = Reply | LacReply | ReadReply
 
 
 class Addresses(Protocol):
-    """Where bookies are."""
+    """The registered addresses of bookies."""
 
-    def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
-        """Return a bookie's address and CURVE key; None if it is not there."""
+    def find(self, bookie: Bookie) -> Address | None:
+        """Return a bookie's address and CURVE key; None if it is not registered."""
 
 
 class BookieWire:
@@ -55,23 +86,28 @@ class BookieWire:
 
     Args:
         make_links: Makes the links.
-        addresses: Where bookies are.
-        describe: Gives what bookies check rights with.
+        addresses: The registered addresses of bookies.
 
-    Threads: the leader of the group commit, but for ``interrupt``.
+    Threads: the leader, except ``interrupt``, which any thread may call.
     """
 
     def __init__(self, make_links: Callable[[], Links], addresses: Addresses) -> None:
         self._make_links = make_links
         self._links = make_links()
         self._changing = threading.Lock()
+        """Held to replace, close or wake the links."""
         self._addresses = addresses
-        self._by_bookie: dict[Bookie, Link] = {}
+        self._by_bookie: dict[Bookie, tuple[Link, Address]] = {}
+        """The link to each bookie, and the address that it was made for."""
         self._granted: dict[int, None] = {}
+        """Ledgers whose rights the links have, the oldest first."""
         self._asked: dict[int, tuple[RemoteLedger, Request, int]] = {}
-        self._held: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
+        """Requests that have not ended, by id, each with the time at which ``_sweep`` ends it."""
+        self._queued: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
+        """Requests that the links refused, in order; a bookie is a key only while it has any."""
         self._sweep_ns = 0
         self._packet: tuple[WriteLac, LacPacket] | None = None
+        """The last LAC that was proven: its request goes to several bookies, one after the other."""
 
     @property
     def waiting(self) -> bool:
@@ -79,57 +115,65 @@ class BookieWire:
         return self._links.waiting
 
     def begin_turn(self) -> None:
-        """Take note that ``poll`` is not waiting, whatever became of the last one."""
+        """Clear ``waiting``, which an interrupt of an earlier ``poll`` may have left set."""
         self._links.waiting = False
 
     def interrupt(self) -> None:
-        """Have ``poll`` return at once."""
+        """Make ``poll`` return at once, now or at its next call; any thread."""
         with self._changing:
             self._links.wake()
 
     def begin_again(self) -> None:
-        """Drop all links, of which nothing can be known after an interrupt; may be repeated."""
+        """Replace all links and forget all requests, because an interrupt left their state unknown; may be repeated."""
         fresh = self._make_links()
         with self._changing:
             old, self._links = self._links, fresh
         self._by_bookie.clear()
         self._granted.clear()
         self._asked.clear()
-        self._held.clear()
+        self._queued.clear()
         try:
             old.close()
-        except Exception:  # whatever the interrupt left half done: nobody uses it any more
-            logger.warning("links that an interrupt left cannot be closed", exc_info=True)
+        except Exception:  # the interrupt may have left them in any state, and they are not used again
+            logger.warning("links cannot be closed after an interrupt", exc_info=True)
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
-        """Send a request, or hold it until the bookie owes less; False if the bookie is not there."""
-        link = self._link_to(bookie)
-        if link is None:
-            return False
-        if ledger.unlocked and ledger.ledger_id not in self._granted:
+        """Send a request, or queue it until its link has less on the way.
+
+        Returns:
+            False if the bookie cannot be reached, because it is not registered or refused a link. The request has then
+            ended, and ``poll`` does not return it.
+        """
+        address = self._addresses.find(bookie)  # as in ``_link_to``, which would be one more call for each add
+        found = self._by_bookie.get(bookie)
+        if found is not None and (address is None or address == found[1]):
+            link = found[0]
+        else:
+            connected = self._connect(bookie, address)
+            if connected is None:
+                return False
+            link = connected
+        if ledger.ledger_id not in self._granted and ledger.unlocked:
             self._grant(ledger)
-        message: WireRequest = self._packed(ledger, request) if isinstance(request, WriteLac) else request
+        message: WireRequest = self._with_proof(ledger, request) if isinstance(request, WriteLac) else request
         timeout_ns = TIMEOUT_NS
         if type(request) is ReadLac:
             timeout_ns += request.wait_ns
         elif type(request) is Move:
             timeout_ns = MOVE_NS
-        if bookie in self._held or not link.send(request_id, message, timeout_ns):
-            self._held.setdefault(bookie, deque()).append((request_id, message, timeout_ns))
+        if bookie in self._queued or not link.send(request_id, message, timeout_ns):
+            self._queued.setdefault(bookie, deque()).append((request_id, message, timeout_ns))
         self._asked[request_id] = ledger, request, time.monotonic_ns() + timeout_ns + _GRACE_NS
         return True
 
-    def _send_held(self) -> list[tuple[int, None]]:
-        """Send what was held, as far as there is room, in order; return what cannot be sent any more.
-
-        How much is held is bounded by who asks: threads wait for what they read, and writers for what they appended.
-        """
+    def _send_queued(self) -> list[tuple[int, None]]:
+        """Send queued requests until the links refuse; return those whose bookie cannot be reached any more."""
         lost: list[tuple[int, None]] = []
-        for bookie, held in list(self._held.items()):
+        for bookie, queued in list(self._queued.items()):
             link = self._link_to(bookie)
-            while held:
-                request_id, message, timeout_ns = held[0]
-                asked = self._asked.get(request_id)
+            while queued:
+                request_id, message, timeout_ns = queued[0]
+                asked = self._asked.get(request_id)  # None if ``_sweep`` has ended it
                 if link is None and asked is not None:
                     del self._asked[request_id]
                     lost.append((request_id, None))
@@ -137,33 +181,36 @@ class BookieWire:
                     if not link.send(request_id, message, timeout_ns):
                         break
                     self._asked[request_id] = *asked[:2], time.monotonic_ns() + timeout_ns + _GRACE_NS
-                held.popleft()
-            if not held:
-                del self._held[bookie]
+                queued.popleft()
+            if not queued:
+                del self._queued[bookie]
         return lost
 
     def _link_to(self, bookie: Bookie) -> Link | None:
-        """Return the link to where a bookie is now; one to where it was is closed, which ends what was asked there."""
-        link = self._by_bookie.get(bookie)
-        place = self._addresses.find(bookie)
-        if link is not None:
-            if place is None or place == link.place:  # who is not registered for a moment may still answer
-                return link
-            del self._by_bookie[bookie]
-            link.close()
-        return None if place is None else self._connect(bookie, place)
+        """Return the link to a bookie's registered address, made if there is none; None if it cannot be reached."""
+        address = self._addresses.find(bookie)
+        found = self._by_bookie.get(bookie)
+        if found is not None and (address is None or address == found[1]):
+            return found[0]
+        return self._connect(bookie, address)
 
-    def _connect(self, bookie: Bookie, place: tuple[str, bytes | None]) -> Link | None:
+    def _connect(self, bookie: Bookie, address: Address | None) -> Link | None:
+        """Make a link to a bookie; a link to its former address is closed, which ends its requests."""
+        former = self._by_bookie.pop(bookie, None)
+        if former is not None:
+            former[0].close()
+        if address is None:
+            return None
         try:
-            link = self._links.connect(bookie, *place)
+            link = self._links.connect(bookie, *address)
         except PybkError as error:
             logger.warning("no link to %s: %s", bookie, error)
             return None
-        self._by_bookie[bookie] = link
+        self._by_bookie[bookie] = link, address
         return link
 
     def _grant(self, ledger: RemoteLedger) -> None:
-        """Have the right to a ledger proved to each bookie that is asked anything about it."""
+        """Give the links the key that proves the right to a ledger; each proves it with its first request."""
         if len(self._granted) >= GRANTS_MAX:
             oldest = next(iter(self._granted))
             del self._granted[oldest]
@@ -171,27 +218,34 @@ class BookieWire:
         self._links.grant(ledger.ledger_id, ledger.description, RightsKey(ledger.keys.right_key))
         self._granted[ledger.ledger_id] = None
 
-    def _packed(self, ledger: RemoteLedger, request: WriteLac) -> WireRequest:
-        """Return a LAC with its proof, made once for all bookies that it is told to one after the other."""
+    def _with_proof(self, ledger: RemoteLedger, request: WriteLac) -> LacPacket:
+        """Return a LAC with its proof."""
         if self._packet is None or self._packet[0] is not request:
             packet = prove_lac(ledger.keys.lac_key, ledger.ledger_id, request.lac)
             self._packet = request, LacPacket(ledger.ledger_id, packet)
         return self._packet[1]
 
-    def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
-        """Return replies, checked, by request id; None for requests that will have none."""
-        replies: list[tuple[int, Reply | LacReply | ReadReply | None]] = []
+    def poll(self, timeout_ms: int) -> list[tuple[int, CheckedReply | None]]:
+        """Wait for replies, and send what was queued.
+
+        Args:
+            timeout_ms: Milliseconds to wait if there is nothing yet.
+
+        Returns:
+            Replies by request id, checked; None for requests that will have no reply.
+        """
+        replies: list[tuple[int, CheckedReply | None]] = []
         for _, request_id, reply in self._links.poll(timeout_ms):
             asked = self._asked.pop(request_id, None)
             if asked is None:
                 continue
             ledger, request, _ = asked
-            if reply is None:
-                replies.append((request_id, None))
+            if reply is None or (type(request) is Add and type(reply) is Reply):
+                replies.append((request_id, reply))
             else:
                 replies.append((request_id, _checked(ledger, request, reply)))
-        if self._held:
-            replies += self._send_held()
+        if self._queued:
+            replies += self._send_queued()
         now_ns = time.monotonic_ns()
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + _GRACE_NS
@@ -199,20 +253,20 @@ class BookieWire:
         return replies
 
     def _sweep(self, now_ns: int) -> list[tuple[int, None]]:
-        """Give up requests of whose end nothing was heard: an interrupt in the links may have lost it."""
+        """End requests whose end the links did not report in time, because an interrupt may have lost it."""
         late = [request_id for request_id, asked in self._asked.items() if asked[2] < now_ns]
         for request_id in late:
             del self._asked[request_id]
         return [(request_id, None) for request_id in late]
 
     def close(self) -> None:
-        """Close all links; ``interrupt`` does nothing from then on."""
+        """Close all links; ``interrupt`` does nothing afterwards."""
         with self._changing:
             self._links.close()
 
 
-def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> Reply | LacReply | ReadReply:
-    """Return what a machine may believe of a reply."""
+def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> CheckedReply:
+    """Return the part of a reply that a machine may believe; a reply of the wrong kind becomes ``UNKNOWN``."""
     kind = type(request)
     if type(reply) is Reply:
         if kind is Read:
@@ -227,6 +281,7 @@ def _checked(ledger: RemoteLedger, request: Request, reply: WireReply) -> Reply 
 
 
 def _packet_lac(ledger: RemoteLedger, packet: bytes) -> int:
+    """Return the LAC that a packet proves; -1 if it proves none, or cannot be checked without the password."""
     if not packet or not ledger.unlocked:
         return -1
     lac = proven_lac(ledger.keys.lac_key, ledger.ledger_id, packet)
@@ -234,6 +289,7 @@ def _packet_lac(ledger: RemoteLedger, packet: bytes) -> int:
 
 
 def _checked_read(ledger: RemoteLedger, answer: Answer, lac: int) -> ReadReply:
+    """Return the entries of a reply before the first that is damaged."""
     run = answer.run
     if run is None:
         return ReadReply(answer.status, None, lac)
@@ -246,12 +302,13 @@ def _checked_read(ledger: RemoteLedger, answer: Answer, lac: int) -> ReadReply:
 
 
 def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
+    """Return the highest LAC that a reply proves, by its packet or by the LAC in the bookie's last entry."""
     run = answer.run
     if answer.status is not Status.OK or run is None or not run.sizes:
         return LacReply(answer.status, lac)
-    said = ledger.lac_in(whole(run), run.first)
-    if said is None:
+    in_entry = ledger.lac_in(whole(run), run.first)
+    if in_entry is None:
         logger.warning("ledger %d: a bookie's last entry, %d, is damaged", ledger.ledger_id, run.first)
         return LacReply(Status.UNKNOWN)
-    ledger.written(run)
-    return LacReply(Status.OK, max(said, lac), entry_id=run.first)
+    ledger.note_newest(run)
+    return LacReply(Status.OK, max(in_entry, lac), entry_id=run.first)

@@ -1,4 +1,34 @@
-"""A writer's conversation with its ensemble: batches out, acknowledgements in, and the end."""
+"""The writer of one ledger in a client: takes batches from its append queue, and drives a ``WriterMachine`` with them.
+
+Theory of operation
+-------------------
+
+An entry passes these steps:
+
+1. A thread of the application stages it in the ``AppendQueue``, in the batch that forms. ``Driver.formed`` notes that
+   the writer has something to send.
+2. The leader (the thread that runs the driver) calls ``submit``. It takes the formed batches, cuts each by write set,
+   and gives them to the machine, whose effects are one ``Add`` for each bookie.
+3. Replies reach the machine. Once each write set of the oldest batch has an ack quorum, it returns ``Confirmed``, in
+   the order of the entries. ``take`` then finishes the batches up to that entry, which wakes the threads and futures
+   that wait, and moves the ledger's LAC.
+
+At most ``BATCHES_UNDER_WAY`` batches are sent and not confirmed; meanwhile the next one forms and grows. A deferred
+writer has no such limit: bookies acknowledge its batches before a sync, and only ``force`` confirms them.
+
+The writer ends once, in one of three ways, and each fails what is still queued:
+
+| end | by | error of queued appends |
+|---|---|---|
+| ``Done`` | ``close``: the closed metadata were written | ``LedgerClosedError`` |
+| ``Failed`` | the machine: fenced, deleted, too few bookies | that of the reason, outcome unknown |
+| ``give_up`` | the driver: it was interrupted or closed, so the machine's state is not known | given by the driver |
+
+After ``Done`` the machine still takes late replies, because a bookie that does not answer must be recorded as
+under-replicated (C13 in ``docs/replication.md``).
+
+Locks: none here. The append queue has its own; all other methods are called by the leader.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +39,7 @@ from typing import TYPE_CHECKING
 from pybk.client.append_queue import AppendQueue
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
-from pybk.errors import (
-    LedgerClosedError,
-    PybkError,
-)
-from pybk.group_commit import Completion
+from pybk.errors import LedgerClosedError, PybkError
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
 from pybk.replication.messages import Confirmed, Done, Effect, Failed, UnderReplicated
@@ -23,16 +49,25 @@ from pybk.replication.writer import WriterMachine
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
+    from pybk.group_commit import Completion
     from pybk.metrics import MetricsScope
 
 
 class Writing(Conversation[WriterMachine]):
-    """The writer of one ledger.
+    """The conversation of one ledger's writer with its bookies.
+
+    Args:
+        driver: Performs the machine's effects.
+        ledger: The ledger, just created.
+        meter: Counts appended entries.
+        straggler_bytes: A bookie is replaced when it has not acknowledged more confirmed bytes than this.
+        outstanding_bytes_max: Bound on bytes staged and not confirmed.
 
     Attributes:
-        appender: Where appends are staged.
+        appender: The append queue. It refers to this object, so a writer lives as long as a handle or a future that
+            holds its queue.
 
-    Threads: the appender's are any; all else is called by the driver.
+    Threads: the leader; those of ``appender`` are any.
     """
 
     def __init__(
@@ -57,50 +92,62 @@ class Writing(Conversation[WriterMachine]):
         self._meter = meter
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._forcing: list[tuple[int, Completion]] = []
+        """Calls of ``force`` that wait, in order: the entry to be confirmed, and what is finished then."""
         driver.attach(self)
 
-    # ---- what the driver asks ------------------------------------------------------------------------------------
+    # ---- calls of the driver -------------------------------------------------------------------------------------
 
     def submit(self, now_ns: int) -> None:
         """Send the batches that have formed, as many as may be under way."""
-        for batch in self.appender.take():
-            entries = batch.entries
+        for formed in self.appender.take():
+            entries = formed.entries
             runs = cut(entries.first, entries.sizes, entries.parts, self._quorum)
-            sent = Batch(entries.first, batch.last, entries.length_at_end, runs)
-            self.driver.perform(self, self.machine.submit(sent, now_ns))
-        self._tell_activity()
+            batch = Batch(entries.first, formed.last, entries.length_at_end, runs)
+            self.driver.perform(self, self.machine.submit(batch, now_ns))
+        self._report_activity()
 
-    def _tell_activity(self) -> None:
+    def _report_activity(self) -> None:
+        """Report to the driver whether a thread may be waiting for a reply to this writer."""
         waited = bool(self._forcing) or (not self.ledger.deferred and self.machine.outstanding > 0)
         self.driver.active(self, waited=waited and not self.completion.done)
 
     def send_lac(self) -> None:
-        """Tell bookies the LAC if no add will."""
+        """Send the LAC to the bookies if nothing is outstanding that would carry it."""
         self.driver.perform(self, self.machine.send_lac())
 
-    # ---- what the machine says -----------------------------------------------------------------------------------
+    def give_up(self, error: PybkError, under_way: PybkError) -> None:
+        """End without asking the machine, whose state is not known; does nothing to a writer that has ended.
+
+        Args:
+            error: The error of later appends.
+            under_way: The error of what was sent or staged.
+        """
+        self.appender.fail(self.appender.error or error, under_way)
+        self._fail_forces(under_way)
+        self.end(under_way)
+
+    # ---- effects of the machine ----------------------------------------------------------------------------------
 
     def take(self, effect: Effect) -> None:
-        """Act on what the machine says."""
+        """Act on an effect of the machine."""
         if type(effect) is Confirmed:
             self._confirmed(effect.last_add_confirmed)
         elif type(effect) is UnderReplicated:
             self.driver.report_missing(self, effect)
         elif type(effect) is Failed:
             error = error_of(effect, outcome_unknown=True)
-            self.appender.fail(error)
-            self._forced(error)
+            self._fail_appends(error)
             self.end(error)
-            self._tell_activity()
+            self._report_activity()
         elif type(effect) is Done:
             self.ledger.renew(effect.metadata, effect.version)
-            error = LedgerClosedError(f"ledger {self.ledger.ledger_id} is closed; create another ledger to append more")
-            self.appender.fail(error)
-            self._forced(error)
+            ledger_id = self.ledger.ledger_id
+            self._fail_appends(LedgerClosedError(f"ledger {ledger_id} is closed; create another ledger to append more"))
             self.end()
-            self._tell_activity()
+            self._report_activity()
 
     def _confirmed(self, last: int) -> None:
+        """Finish the batches and the calls of ``force`` up to an entry."""
         now_ns = time.monotonic_ns()
         for entries in self.appender.acknowledged(last):
             self._meter.appended(len(entries.sizes), entries.encoded_bytes, now_ns - entries.staged_ns)
@@ -108,40 +155,38 @@ class Writing(Conversation[WriterMachine]):
             self.driver.group.finish(self._forcing[0][1])
             self._forcing.pop(0)
         if self.appender.formed:
-            self.driver.formed(self)
+            self.driver.formed(self)  # the next batch may be sent now
         else:
-            self._tell_activity()
+            self._report_activity()
 
-    def _forced(self, error: PybkError) -> None:
-        for _, commit in self._forcing:
-            if not commit.done:
-                commit.error = error
-            self.driver.group.finish(commit)
+    def _fail_appends(self, error: PybkError) -> None:
+        self.appender.fail(error)
+        self._fail_forces(error)
+
+    def _fail_forces(self, error: PybkError) -> None:
+        for _, completion in self._forcing:
+            if not completion.done:
+                completion.error = error
+            self.driver.group.finish(completion)
         self._forcing = []
 
-    # ---- what the application asks, through the driver -----------------------------------------------------------
+    # ---- calls of the backend, through the driver ----------------------------------------------------------------
 
     def close(self, now_ns: int) -> list[Effect]:
-        """Begin to close the ledger; everything staged was acknowledged, or will not be of it."""
+        """Begin to close the ledger after the last confirmed entry; the caller has waited for its appends."""
         return self.machine.close(now_ns)
 
     def bookies_changed(self, now_ns: int) -> None:
-        """Look again for bookies in the places of those that were given up."""
+        """Look for bookies to take the places of those that were given up; called when bookies registered or left."""
         if not self.completion.done:
             self.driver.perform(self, self.machine.bookies_changed(now_ns))
 
-    def give_up(self, error: PybkError, under_way: PybkError) -> None:
-        """Fail for good, what was sent or staged with the second error, as the machine is not asked any more."""
-        self.appender.fail(self.appender.error or error, under_way)
-        self._forced(under_way)
-        self.end(under_way)
-
-    def force(self, last: int, commit: Completion) -> None:
-        """Have everything up to an entry made durable, and ``commit`` done then."""
+    def force(self, last: int, completion: Completion) -> None:
+        """Make everything up to an entry durable, then finish ``completion``."""
         if self.completion.done:
-            commit.error = self.completion.error or self.appender.error
-            self.driver.group.finish(commit)
+            completion.error = self.completion.error or self.appender.error
+            self.driver.group.finish(completion)
             return
         self.submit(time.monotonic_ns())
-        self._forcing.append((last, commit))
+        self._forcing.append((last, completion))
         self.driver.perform(self, self.machine.force(time.monotonic_ns()))
