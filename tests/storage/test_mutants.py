@@ -540,8 +540,8 @@ MUTANTS = [
                 "self._catalog_and_index.commit(mark, change, rows=rows, added=files)",
                 (
                     "for ledger_id, old, new in moved:\n"
-                    "    self._remember(_keys_of(store, ledger_id, old, new))\n"
-                    "self._purge()\n"
+                    "    self._garbage.remember(self._garbage.keys_of(ledger_id, old, new))\n"
+                    "self._garbage.purge()\n"
                     "self._catalog_and_index.commit(mark, change, rows=rows, added=files)"
                 ),
             )
@@ -551,7 +551,7 @@ MUTANTS = [
         "entries are in the SSD tier before the index names them",
         KILL,
         [
-            Piece("compaction.mover:Mover.finish", "self._flush_entries()", "self._view.late = self._flush_entries"),
+            Piece("tiers.lmdb_tier:_RowsWriter.finish", "self._flush()", "self._store.late = self._flush"),
             Piece(
                 "compaction.checkpoint:Checkpoint._take_over",
                 "self._taken_over(taken, {row.file_id for row in placed.files})",

@@ -242,7 +242,7 @@ class Checkpoint:
                         continue
                     mover = movers.get(tier)
                     if mover is None:
-                        mover = movers[tier] = Mover(self._store, self._store.store_id, tier)
+                        mover = movers[tier] = Mover(self._store, tier)
                     placed[number].append(mover.move(row.metadata.ledger_id, part))
             made = [file for mover in movers.values() for file in mover.finish()]
         except BaseException as error:

@@ -36,13 +36,12 @@ from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
 from pybk.storage.compaction.mover import Mover, Unmoved, UnmovedError
 from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
-from pybk.storage.format.cold_segment import ColdSegment
 from pybk.storage.format.index_rows import FileRow, LedgerRow
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.format.record import RunLocations
 from pybk.storage.index.locations import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
-from pybk.storage.volumes import COLD, ENTRIES, LOG
+from pybk.storage.tiers.registry import tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.garbage import Garbage
@@ -128,7 +127,7 @@ class Compaction:
             The damaged records that stay where they are.
         """
         store = self._store
-        mover = Mover(store, store.store_id, tier)
+        mover = Mover(store, tier)
         try:
             moved = [
                 (ledger_id, part, mover.move(ledger_id, part))
@@ -185,7 +184,9 @@ class Compaction:
         refused: StorageRefusedError | OSError | None = None
         live = self._catalog_and_index.live
         for row in sorted(self._catalog_and_index.files.values(), key=lambda row: (live[row.file_id], row.file_id)):
-            if row.kind == ENTRIES or not (row.file_id in self._garbage.mixed or self._is_sparse(row)):
+            if not tier_of_kind(row.kind).files_are_freed_whole or not (
+                row.file_id in self._garbage.mixed or self._is_sparse(row)
+            ):
                 continue
             try:
                 self._compact(row)
@@ -205,18 +206,16 @@ class Compaction:
         live = self._catalog_and_index.live[row.file_id]
         if live >= limit * (row.bytes - BLOCK_BYTES):
             return False
-        if row.kind != COLD:
-            return True
-        # Short records leave much of a segment to headers and padding, which packing would only write again.
         whole = self._whole.get(row.file_id)
         if whole is None:
-            store = self._store
             try:
-                segment = ColdSegment(store.fs, store.volumes.path_of(row), store.store_id, row.file_id)
+                whole = tier_of_kind(row.kind).all_record_bytes(self._store, row)
             except CorruptError as error:
-                logger.error("packing what can be read of a damaged segment: %s", error)
+                logger.error("packing the readable part of a damaged file: %s", error)
                 return True
-            whole = self._whole[row.file_id] = sum(bytes_by_file(segment.rows).values())
+            if whole is None:
+                return True
+            self._whole[row.file_id] = whole
         return live < limit * whole
 
     def _merge_small(self) -> None:
@@ -226,7 +225,11 @@ class Compaction:
         """
         groups: dict[tuple[str, int], list[FileRow]] = defaultdict(list)
         for row in self._catalog_and_index.files.values():
-            if row.kind == COLD and row.bytes < _MERGED_BYTES_MAX and row.file_id not in self._unmerged:
+            if (
+                tier_of_kind(row.kind).files_are_merged
+                and row.bytes < _MERGED_BYTES_MAX
+                and row.file_id not in self._unmerged
+            ):
                 groups[row.tier, row.bytes.bit_length() // _MERGED_BITS].append(row)
         for (tier, _), rows in groups.items():
             if len(rows) >= _MERGED_FILES_MIN:
@@ -270,7 +273,7 @@ class Compaction:
                 if mine.any():
                     parts.append(page[mine])
                     index_bytes += page.nbytes
-            ledger = store.index.ledger(ledger_id) if row.kind == LOG else None
+            ledger = store.index.ledger(ledger_id) if tier_of_kind(row.kind).mixes_hints else None
             work[StorageHint(row.tier) if ledger is None else ledger.metadata.tier].append((ledger_id, parts))
         check_index_space(self._store, index_bytes)
         for tier, ledgers in work.items():
@@ -284,7 +287,7 @@ class Compaction:
         store = self._store
         live = self._catalog_and_index.live
         files = self._catalog_and_index.files.items()
-        dead = [file_id for file_id, row in files if not live[file_id] and row.kind != ENTRIES]
+        dead = [file_id for file_id, row in files if not live[file_id] and tier_of_kind(row.kind).files_are_freed_whole]
         if not dead:
             return
         self._catalog_and_index.commit(self._catalog_and_index.mark, lambda update: Counter(), gone=dead)

@@ -15,27 +15,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pybk.errors import CorruptError, PybkError, StorageError, StorageRefusedError
-from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.batches import locate_entries
-from pybk.storage.format.cold_segment import ColdSegmentWriter
-from pybk.storage.format.entries_mark import read_entries_mark, write_entries_mark
-from pybk.storage.format.index_rows import FileRow, entries_key
+from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.record import (
     LOCATION_COMPRESSED,
     LOCATION_DTYPE,
-    RECORD_HEADER_BYTES,
     RunLocations,
-    encode_entries,
-    encode_entries_header,
     entry_ends,
 )
 from pybk.storage.store_reader import Loaded
-from pybk.storage.volumes import COLD, ENTRIES
+from pybk.storage.tiers.registry import tier_for, tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore
-    from pybk.storage.io.lmdb_environment import WriteTransaction
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +36,6 @@ MOVED_LEDGERS_MAX: Final = 1024
 MOVED_BYTES_MAX: Final = 64 << 20
 """So much is moved together, with one commit of the index; it is in memory 16 MiB at a time."""
 
-_TRANSACTION_BYTES: Final = 16 << 20
 _PORTION_BYTES: Final = 16 << 20
 
 Piece = tuple[int, list[int], list[bytes | memoryview]]
@@ -102,18 +94,11 @@ class Mover:
             file; by ledger id and path.
     """
 
-    def __init__(self, view: LiveStore, store_id: bytes, tier: StorageHint) -> None:
-        self._view = view
-        self._store_id = store_id
-        self._tier = tier
-        config = view.config
-        self._block_bytes = config.ssd_block_bytes if tier is StorageHint.SSD else config.cold_block_bytes
-        self._writer: ColdSegmentWriter | None = None
-        self._row: FileRow | None = None
-        self._rows: list[FileRow] = []
-        self._changed: dict[int, FileRow] = {}
-        self._puts: list[tuple[bytes, bytes]] = []
-        self._put_bytes = 0
+    def __init__(self, store: LiveStore, hint: StorageHint) -> None:
+        self._store = store
+        tier = tier_for(hint)
+        self._block_bytes = tier.block_bytes(store.config)
+        self._writer = tier.writer(store, hint)
         self.unmoved: dict[tuple[int, str], Unmoved] = {}
 
     def move(self, ledger_id: int, runs: RunLocations) -> RunLocations:
@@ -149,7 +134,7 @@ class Mover:
         if not isinstance(loaded, Loaded):
             self._keep(ledger_id, runs, loaded)
             return runs
-        _, problem = self._view.sound_locations(ledger_id, loaded)
+        _, problem = self._store.sound_locations(ledger_id, loaded)
         if problem is not None:
             self._keep(ledger_id, runs, problem)
             return runs
@@ -158,17 +143,14 @@ class Mover:
         body = bytes(loaded.buffer[start : start + body_bytes])
         if count > 1:
             entry_ends(memoryview(body), count, where=f"ledger {ledger_id} from entry {first}, to be moved")
-        if self._tier is StorageHint.SSD:
-            run = self._put_record(ledger_id, first, count, encode_entries_header(ledger_id, first, count, body), body)
-        else:
-            run = self._segment_for(len(body) + RECORD_HEADER_BYTES).add_body(ledger_id, first, count, body)
+        run = self._writer.add_body(ledger_id, first, count, body)
         return np.array([run], LOCATION_DTYPE)
 
     def _portions(self, runs: RunLocations) -> Iterator[RunLocations]:
         """Cut runs into portions that may be in memory at once, unpacked."""
         # A run does not say how much a compressed record unpacks to: about a block, unless an entry is longer.
         packed = (runs["flags"] & LOCATION_COMPRESSED) != 0
-        sizes = np.where(packed, np.maximum(runs["body"], self._view.config.cold_block_bytes), runs["body"])
+        sizes = np.where(packed, np.maximum(runs["body"], self._store.config.cold_block_bytes), runs["body"])
         ends = np.cumsum(sizes.astype(np.int64))
         low = 0
         while low < len(runs):
@@ -199,14 +181,14 @@ class Mover:
         """Write the sound ones of some loaded records to the target."""
         sound = np.ones(len(runs), np.bool_)
         if not (runs["flags"] & LOCATION_COMPRESSED).any():  # a compressed record was checked when it was unpacked
-            sound, problem = self._view.sound_locations(ledger_id, loaded)
+            sound, problem = self._store.sound_locations(ledger_id, loaded)
             if problem is not None:
                 self._keep(ledger_id, runs[~sound], problem)
         moved: list[tuple[int, ...]] = []
         for low, high, good in _stretches(sound):
             if good:
                 part = loaded._replace(runs=loaded.runs[low:high], body_starts=loaded.body_starts[low:high])
-                moved += [self._put(ledger_id, piece) for piece in self._pieces(part)]
+                moved += [self._writer.add(ledger_id, *piece) for piece in self._pieces(part)]
             else:
                 moved += [tuple(run) for run in runs[low:high].tolist()]
         return np.array(moved, LOCATION_DTYPE)
@@ -214,7 +196,7 @@ class Mover:
     def _load(self, ledger_id: int, runs: RunLocations) -> Loaded | StorageError:
         """Return the plain bodies of some records, or why they cannot be read."""
         try:
-            return self._view.load(ledger_id, runs)
+            return self._store.load(ledger_id, runs)
         except StorageRefusedError:
             raise
         except StorageError as error:
@@ -225,7 +207,7 @@ class Mover:
 
         A record that the store knows to be lost is not noted, because the loss was recorded when it was accepted.
         """
-        volumes = self._view.volumes
+        volumes = self._store.volumes
         file_id = int(runs["file"][0])
         row = volumes.rows[file_id]
         path = volumes.path_of(row)
@@ -256,92 +238,13 @@ class Mover:
             yield int(ids[low]), lengths, [buffer[a : a + n] for a, n in zip(starts, lengths, strict=True)]
             low = high
 
-    def _put(self, ledger_id: int, piece: Piece) -> tuple[int, ...]:
-        first, sizes, parts = piece
-        if self._tier is StorageHint.SSD:
-            return self._put_entries(ledger_id, first, sizes, parts)
-        return self._put_cold(ledger_id, first, sizes, parts)
-
-    def _put_cold(
-        self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
-    ) -> tuple[int, ...]:
-        need = sum(sizes) + 4 * len(sizes) + RECORD_HEADER_BYTES
-        return self._segment_for(need).add(ledger_id, first, sizes, parts)
-
-    def _segment_for(self, need: int) -> ColdSegmentWriter:
-        """Return the segment that is being written, or a new one, with room for a record of so many bytes."""
-        if self._writer is not None and not self._writer.room_for(need):
-            self._finish_segment()
-        if self._writer is None:
-            volumes = self._view.volumes
-            self._row = volumes.new_file(COLD, self._tier)
-            compression = self._view.config.cold_compression if self._tier is StorageHint.HDD else None
-            self._writer = ColdSegmentWriter(
-                self._view.fs, volumes.path_of(self._row), self._store_id, self._row.file_id, compression=compression
-            )
-        return self._writer
-
-    def _put_entries(
-        self, ledger_id: int, first: int, sizes: list[int], parts: list[bytes | memoryview]
-    ) -> tuple[int, ...]:
-        header, body = encode_entries(ledger_id, first, sizes, parts)
-        return self._put_record(ledger_id, first, len(sizes), header, body)
-
-    def _put_record(self, ledger_id: int, first: int, count: int, header: bytes, body: bytes) -> tuple[int, ...]:
-        environments = sorted(self._view.entries)
-        file_id = environments[ledger_id % len(environments)]
-        self._puts.append((entries_key(ledger_id, first), header + body))
-        self._put_bytes += len(body)
-        if self._put_bytes >= _TRANSACTION_BYTES:
-            self._flush_entries()
-        return first, count, 1, 0, file_id, len(body), 0
-
-    def _flush_entries(self) -> None:
-        environments = sorted(self._view.entries)
-        for number, file_id in enumerate(environments):
-            mine = [(key, value) for key, value in self._puts if _ledger_of(key) % len(environments) == number]
-            if mine:
-                with self._view.entries[file_id].write() as transaction:
-                    for key, value in mine:
-                        transaction.put(key, value)
-                    if self._view.feature_level > FeatureLevel.BASE:
-                        self._count_puts(file_id, transaction)
-        self._puts = []
-        self._put_bytes = 0
-
-    def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
-        """Count this transaction in the environment, and have the index rely on it by the file's row."""
-        mark = read_entries_mark(transaction)
-        mark = mark._replace(puts=mark.puts + 1)
-        write_entries_mark(transaction, mark)
-        self._changed[file_id] = self._view.volumes.rows[file_id]._replace(bytes=mark.puts)
-
-    def _finish_segment(self) -> None:
-        assert self._writer is not None
-        assert self._row is not None
-        self._writer.finish()
-        size = self._view.fs.file_bytes(self._view.volumes.path_of(self._row))
-        row = self._row._replace(bytes=size)
-        self._rows.append(row)
-        self._view.volumes.add(row)
-        self._writer = None
-
     def finish(self) -> list[FileRow]:
         """Sync what was written; return the files made or changed, whose rows the caller's index update puts."""
-        if self._puts:
-            self._flush_entries()
-        if self._writer is not None:
-            self._finish_segment()
-        return [*self._rows, *self._changed.values()]
+        return self._writer.finish()
 
     def abort(self) -> None:
-        """Remove what was written; entries put in the SSD tier stay there unused until they are put again."""
-        rows, self._rows = self._rows, []
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.abort()
-        for row in rows:
-            self._view.volumes.drop(row.file_id)
+        """Remove what was written; records put in LMDB stay there unused until they are put again."""
+        self._writer.abort()
 
 
 def _known_lost(runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -353,9 +256,7 @@ def _known_lost(runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.d
     lost: np.ndarray[tuple[int], np.dtype[np.bool_]] = (runs["body"] == 0) & (
         (runs["flags"] & LOCATION_COMPRESSED) != 0
     )
-    if row.kind != ENTRIES:
-        lost |= runs["offset"].astype(np.int64) + RECORD_HEADER_BYTES + runs["body"] > row.bytes
-    return lost
+    return lost | tier_of_kind(row.kind).beyond_end(runs, row)
 
 
 def _stretches(sound: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tuple[int, int, bool]]:
@@ -363,7 +264,3 @@ def _stretches(sound: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Iterator[tu
     edges = [0, *(np.flatnonzero(np.diff(sound)) + 1).tolist(), len(sound)]
     for low, high in pairwise(edges):
         yield low, high, bool(sound[low])
-
-
-def _ledger_of(key: bytes) -> int:
-    return int.from_bytes(key[:8], "big") ^ (1 << 63)

@@ -10,6 +10,7 @@ import numpy as np
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.tiers.registry import tier_for
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore
@@ -27,7 +28,7 @@ def check_tier_space(store: LiveStore, tier: StorageHint, nbytes: int) -> None:
     Does nothing where only writing shows how much space records take: where they are compressed, and where LMDB has
     pages to use again.
     """
-    if tier is StorageHint.SSD or (tier is StorageHint.HDD and store.config.cold_compression is not None):
+    if not tier_for(tier).size_is_known(tier, store.config):
         return
     path, free = max(((path, store.fs.free_bytes(path)) for path in store.volumes.tier_paths(tier)), key=itemgetter(1))
     if nbytes > free - free // _SPARE_SHARE:

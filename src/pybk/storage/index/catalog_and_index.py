@@ -16,7 +16,7 @@ from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_
 from pybk.storage.format.index_rows import CheckpointMark, EncodedLedger, FileRow, LedgerRow, NamedRow
 from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.io.failures import is_refused, undoing
-from pybk.storage.volumes import COLD
+from pybk.storage.tiers.registry import tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.format.cookie import Cookie
@@ -256,5 +256,5 @@ class CatalogAndIndex:
 
     def _discard(self, added: list[FileRow]) -> None:
         for row in added:
-            if row.kind == COLD:
+            if tier_of_kind(row.kind).is_written_by_moves:
                 self._volumes.drop(row.file_id)

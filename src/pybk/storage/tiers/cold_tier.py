@@ -1,0 +1,102 @@
+"""Cold segments as a tier: immutable files, on the HDD devices or, for entries packed out of log files, on NVMe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from pybk.flags import StorageHint
+from pybk.storage.format.cold_segment import ColdSegment, ColdSegmentWriter
+from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.tiers.tier import Run, Tier, TierStore, TierWriter
+from pybk.storage.volumes import COLD
+
+if TYPE_CHECKING:
+    from pybk.config import StoreConfig
+    from pybk.storage.format.index_rows import FileRow
+
+
+class ColdTier(Tier):
+    """Cold segments; those of the hint HDD may be compressed."""
+
+    kind: ClassVar[str] = COLD
+    hints: ClassVar[frozenset[StorageHint]] = frozenset({StorageHint.NVME, StorageHint.HDD})
+    files_are_merged: ClassVar[bool] = True
+    is_written_by_moves: ClassVar[bool] = True
+
+    def size_is_known(self, hint: StorageHint, config: StoreConfig) -> bool:
+        """Return whether the records are not compressed."""
+        return hint is not StorageHint.HDD or config.cold_compression is None
+
+    def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
+        """Return a writer that begins another segment whenever one is full."""
+        return _SegmentsWriter(store, hint)
+
+    def all_record_bytes(self, store: TierStore, row: FileRow) -> int | None:
+        """Return the bytes of all records, by the footer: headers and padding leave much of a segment of short ones."""
+        segment = ColdSegment(store.fs, store.volumes.path_of(row), store.store_id, row.file_id)
+        return int(segment.rows["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(segment.rows)
+
+
+class _SegmentsWriter(TierWriter):
+    """Writes one cold segment after the other."""
+
+    def __init__(self, store: TierStore, hint: StorageHint) -> None:
+        self._store = store
+        self._hint = hint
+        self._compression = store.config.cold_compression if hint is StorageHint.HDD else None
+        self._open: tuple[FileRow, ColdSegmentWriter] | None = None
+        self._rows: list[FileRow] = []
+
+    def add(self, ledger_id: int, first: int, sizes: list[int], parts: Sequence[bytes | memoryview]) -> Run:
+        """Write a record to the segment that is open, or to the next if it is full."""
+        need = sum(sizes) + 4 * len(sizes) + RECORD_HEADER_BYTES
+        return self._segment_for(need).add(ledger_id, first, sizes, parts)
+
+    def add_body(self, ledger_id: int, first: int, count: int, body: bytes) -> Run:
+        """Write a record as it is."""
+        return self._segment_for(len(body) + RECORD_HEADER_BYTES).add_body(ledger_id, first, count, body)
+
+    def _segment_for(self, need: int) -> ColdSegmentWriter:
+        """Return the open segment, or a new one if a record of so many bytes does not fit it."""
+        if self._open is not None and not self._open[1].room_for(need):
+            self._finish_segment()
+        if self._open is None:
+            volumes = self._store.volumes
+            row = volumes.new_file(COLD, self._hint)
+            segment = ColdSegmentWriter(
+                self._store.fs,
+                volumes.path_of(row),
+                self._store.store_id,
+                row.file_id,
+                compression=self._compression,
+            )
+            self._open = row, segment
+        return self._open[1]
+
+    def _finish_segment(self) -> None:
+        assert self._open is not None
+        row, segment = self._open
+        segment.finish()
+        volumes = self._store.volumes
+        row = row._replace(bytes=self._store.fs.file_bytes(volumes.path_of(row)))
+        self._rows.append(row)
+        volumes.add(row)
+        self._open = None
+
+    def finish(self) -> list[FileRow]:
+        """Finish and sync the open segment; return the rows of all segments."""
+        if self._open is not None:
+            self._finish_segment()
+        return list(self._rows)
+
+    def abort(self) -> None:
+        """Remove all segments."""
+        rows, self._rows = self._rows, []
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened[1].abort()
+        for row in rows:
+            self._store.volumes.drop(row.file_id)

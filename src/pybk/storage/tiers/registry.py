@@ -1,0 +1,30 @@
+"""The tiers that there are. A further tier is a module that implements ``Tier``, and an entry of ``TIERS``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pybk.flags import StorageHint
+from pybk.storage.tiers.cold_tier import ColdTier
+from pybk.storage.tiers.lmdb_tier import LmdbTier
+from pybk.storage.tiers.log_tier import LogTier
+from pybk.storage.tiers.tier import Tier
+
+TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())
+"""If two tiers take one hint, the last of them gets its entries."""
+
+
+def tier_of_kind(kind: str) -> Tier:
+    """Return the tier that keeps files of a kind; KeyError if there is none."""
+    for tier in TIERS:
+        if tier.kind == kind:
+            return tier
+    raise KeyError(kind)
+
+
+def tier_for(hint: StorageHint) -> Tier:
+    """Return the tier that moved entries with a storage hint are written to; KeyError if there is none."""
+    for tier in reversed(TIERS):
+        if hint in tier.hints:
+            return tier
+    raise KeyError(hint)
