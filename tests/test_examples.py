@@ -50,7 +50,7 @@ def run(name: str, *operands: object, cwd: Path, expect: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def kvstore() -> ModuleType:
-    """Import the key-value store as a program would that lies beside it."""
+    """Import the key-value store as a program in the same folder would."""
     spec = importlib.util.spec_from_file_location("kvstore", EXAMPLES / "kvstore.py")
     assert spec is not None
     assert spec.loader is not None

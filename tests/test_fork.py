@@ -1,4 +1,4 @@
-"""Forks: the child is told so clearly, waits for nobody, and keeps no lock."""
+"""Forks: the child gets a clear error, waits for no thread, and keeps no lock."""
 
 from __future__ import annotations
 

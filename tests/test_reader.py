@@ -30,7 +30,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 
 def filled(manager: LedgerManager, count: int = 10, **arguments: Any) -> LedgerReader:
-    """Return a reader of a closed ledger whose entries tell their ids."""
+    """Return a reader of a closed ledger whose payloads contain their entry ids."""
     with manager.create_ledger(**{"insecure": True, **arguments}) as writer:
         if count:
             writer.append_many(numbered(count))

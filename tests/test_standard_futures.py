@@ -36,7 +36,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 
 def make(writer: LedgerWriter, number: int) -> AppendFuture[int]:
-    """Append an entry that tells its id, to an ordinary or an advanced ledger."""
+    """Append an entry whose payload contains its id, to an ordinary or an advanced ledger."""
     return writer.append_async(b"entry %d" % number, entry_id=number if writer.metadata.advanced else None)
 
 

@@ -82,7 +82,7 @@ class Bookie(NamedTuple):
     instance: bytes
 
     def __str__(self) -> str:
-        """Name the bookie, and enough of the instance to tell it from others of the name."""
+        """Return the bookie's name, with enough of the instance to distinguish it from others of that name."""
         return f"{self.bookie_id}@{self.instance[:4].hex()}"
 
 

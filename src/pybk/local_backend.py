@@ -22,7 +22,7 @@ from pybk.storage.store import Store
 
 
 class StoreBackend:
-    """A store, live or read-only, as a backend; see ``LedgerBackend`` for what is not said here.
+    """A store, live or read-only, as a backend; ``LedgerBackend`` describes the calls.
 
     Threads: any.
     """

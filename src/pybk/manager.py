@@ -403,6 +403,31 @@ class LedgerManager:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening("create_ledger_async", lambda: self.create_ledger(**options))
 
+    def create_system_ledger_async(
+        self,
+        ledger_type: LedgerType,
+        *,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, bytes] | None = None,
+        ensemble_size: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        insecure: bool = False,
+    ) -> Opening[LedgerWriter]:
+        """Create a ledger as ``create_system_ledger`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(
+            "create_system_ledger_async",
+            lambda: self.create_system_ledger(
+                ledger_type,
+                password=password,
+                custom_metadata=custom_metadata,
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                insecure=insecure,
+            ),
+        )
+
     def open_ledger(
         self,
         ledger_id: int,

@@ -189,8 +189,8 @@ class MetricsScope:
     """Records for one ledger type in one tier; made by ``Metrics.scope``, kept by a component that records often.
 
     Attributes:
-        single_reads: Encoded bytes of entries that were read one by one and are not counted yet. Who reads one appends
-            to it, which costs 30 ns and no lock, and calls ``count_single_reads`` when it holds ``SINGLE_READS_MAX``.
+        single_reads: Encoded bytes of entries that were read one by one and are not counted yet. A read of one
+            appends to it, which costs 30 ns and no lock, and calls ``count_single_reads`` at ``SINGLE_READS_MAX``.
 
     Threads: any.
     """

@@ -50,7 +50,7 @@ class LedgerReader:
         manager: object = None,
     ) -> None:
         self._backend = backend
-        self._manager = manager  # which is closed when nobody holds it any more
+        self._manager = manager  # kept, because a manager is closed once no handle refers to it
         self._descriptor = descriptor
         self._seal = seal
         self._check_end = check_end
@@ -203,7 +203,7 @@ class LedgerReader:
         """Yield entries from ``first`` on as they are confirmed, until the ledger is closed and read to its end.
 
         Args:
-            first: First entry id; may lie beyond what is there yet.
+            first: First entry id; may lie beyond the last entry so far.
 
         Raises:
             ClosedError: The reader or its manager was closed, also while waiting here.
@@ -219,12 +219,12 @@ class LedgerReader:
         still = threading.Lock()  # locked until something moves; a signal handler may release it, unlike an Event
 
         def wake() -> None:
-            with suppress(RuntimeError):  # somebody else did
+            with suppress(RuntimeError):  # another thread released it
                 still.release()
 
         while True:
             still.acquire(blocking=False)
-            with self._told(wake):  # before looking, so that no move falls between
+            with self._woken_by(wake):  # before looking, so that no move falls between
                 last, final = self._position(first)
                 if first > last and not final:
                     still.acquire()
@@ -245,7 +245,7 @@ class LedgerReader:
 
         while True:
             moved.clear()
-            with self._told(wake):
+            with self._woken_by(wake):
                 last, final = await asyncio.to_thread(self._position, first)
                 if first > last and not final:
                     await moved.wait()
@@ -257,8 +257,8 @@ class LedgerReader:
                 return
 
     @contextmanager
-    def _told(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have a callback called when the ledger moves or this reader is closed, until the ``with`` ends.
+    def _woken_by(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have a callback called when the ledger moves or this reader is closed, until the ``with`` block ends.
 
         A follower that is abandoned while it waits therefore leaves no callback registered.
         """

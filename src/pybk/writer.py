@@ -54,7 +54,7 @@ class LedgerWriter:
         self, backend: LedgerBackend, descriptor: LedgerDescriptor, digest: EntryDigest, manager: object = None
     ) -> None:
         self._backend = backend
-        self._manager = manager  # which is closed when nobody holds it any more
+        self._manager = manager  # kept, because a manager is closed once no handle refers to it
         self._log = backend.log_of(descriptor)
         self._descriptor = descriptor
         self._digest = digest
@@ -67,7 +67,7 @@ class LedgerWriter:
         self._turns = AppendOrder(backend, self._log, descriptor)
         self._backlog = CoroutineBacklog()
         self._closed = False  # takes no more entries
-        self._settled = False  # and there is nothing left to do
+        self._settled = False  # and the ledger is closed or lost: a further close does nothing
         self.ledger_id: Final = descriptor.ledger_id
 
     def __repr__(self) -> str:
@@ -248,7 +248,7 @@ class LedgerWriter:
     def _checked(self, payload: object) -> bytes:
         """Return a payload as bytes, or say what is wrong with it."""
         try:
-            view = memoryview(payload)  # type: ignore[arg-type]  # whatever has a buffer is welcome
+            view = memoryview(payload)  # type: ignore[arg-type]  # anything with a buffer
         except (TypeError, ValueError, BufferError) as error:
             raise UsageError(
                 f"a payload is bytes, bytearray, memoryview or another bytes-like object, not this "
@@ -421,8 +421,8 @@ class LedgerWriter:
             raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")
         future: AdvancedFuture[int] = AdvancedFuture(self._log, descriptor, entry_id)
         limit = self._backend.config.max_outstanding_bytes
-        # A lone entry is taken whatever its size, as everywhere. More cannot wait for room: only this caller may have
-        # the entry that they all wait for.
+        # A lone entry is taken whatever its size. More entries cannot wait for admission, because only this caller
+        # may have the entry for which they all wait.
         if entry_id != descriptor.last_pushed + 1 and self._early_bytes and self._early_bytes + len(payload) > limit:
             raise TooManyRequestsError(
                 f"entry {entry_id} of {len(payload)} bytes comes early, and {self._early_bytes} bytes of ledger "
@@ -434,7 +434,7 @@ class LedgerWriter:
         try:
             self._stage_early(None if wait else entry_id)
         except (TooManyRequestsError, StorageRefusedError) as error:
-            # The entry whose turn it was is given up, for nobody would come back for it; those behind it wait on.
+            # The entry that was next is dropped, because no caller would retry it; later entries keep waiting.
             refused, waiting = self._early.pop(descriptor.last_pushed + 1)
             self._early_bytes -= len(refused)
             waiting.staged(None, error)
