@@ -15,8 +15,8 @@ from pybk.errors import PybkError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.url import open_metadata
+from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
-from pybk.transport.links import Links
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 
 from pybk.client.wire import BookieWire
 from pybk.manager import LedgerManager
-from pybk.transport.links import OUTSTANDING_BYTES_MAX
+from pybk.transport.client_links import OUTSTANDING_BYTES_MAX
 from tests.cluster.inside import Inside, inside
 
 PASSWORD = b"correct horse"

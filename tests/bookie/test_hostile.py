@@ -19,10 +19,9 @@ from pybk.flags import LedgerType
 from pybk.metrics import REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect
 from pybk.replication.messages import Add, EntryRun, Read, ReadLac, Reply, Status
+from pybk.transport.client_links import Links, Outcome
 from pybk.transport.cluster_keys import ClusterKeys, RightsKey
 from pybk.transport.codec import WireReply, WireRequest
-from pybk.transport.link import Outcome
-from pybk.transport.links import Links
 from pybk.transport.logging_limit import LINES_MAX
 from pybk.transport.server import Server
 from tests.client.test_limbo_repair import PASSWORD, backend_of, check, fill, service_of

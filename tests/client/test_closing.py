@@ -26,7 +26,7 @@ from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
 from pybk.group_commit import Completion
 from pybk.manager import LedgerManager
-from pybk.transport.links import Links
+from pybk.transport.client_links import Links
 from pybk.writer import LedgerWriter
 from tests.cluster.child import PATIENCE
 from tests.cluster.inside import inside

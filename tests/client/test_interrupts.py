@@ -13,7 +13,7 @@ from tests.cluster.inside import inside
 from tests.interrupting import interrupted_at
 from tests.waiting import WAIT_S
 
-_FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/transport/link", "pybk/writer.py")
+_FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/transport/client_links", "pybk/writer.py")
 
 
 def one_round(client: LedgerManager, line: int, others: int) -> bool:

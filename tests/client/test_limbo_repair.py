@@ -28,8 +28,8 @@ from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import Add, EntryRun, Reply, Status
+from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
-from pybk.transport.links import Links
 from tests.cluster.inside import Inside, inside
 from tests.storage.real_store import QUICK, open_quick
 from tests.waiting import wait_until

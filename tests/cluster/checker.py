@@ -12,10 +12,9 @@ from pybk.manager import LedgerManager
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import Read
 from pybk.replication.quorum import Quorum
+from pybk.transport.client_links import Link, Links
 from pybk.transport.cluster_keys import ClusterKeys
 from pybk.transport.codec import Answer
-from pybk.transport.link import Link
-from pybk.transport.links import Links
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.processes import Child, Cluster
 from tests.waiting import WAIT_S

@@ -21,7 +21,7 @@ from pybk.admin.cli import main
 from pybk.client import wire
 from pybk.errors import NotEnoughBookiesError, PybkError
 from pybk.manager import LedgerManager
-from pybk.transport import curve, link
+from pybk.transport import client_links, curve
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PASSWORD = b"the password of all ledgers here"
 PATIENCE: list[tuple[object, str, int]] = [
     (curve, "SILENCE_MS", int(WAIT_S * 1e3)),
     (wire, "TIMEOUT_NS", int(WAIT_S * 1e9)),
-    (link, "PING_NS", int(WAIT_S * 1e9)),
+    (client_links, "PING_NS", int(WAIT_S * 1e9)),
 ]
 """What makes a client wait for bookies that a busy machine keeps from answering."""
 

@@ -12,7 +12,7 @@ from pybk.client.wire import BookieWire
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from pybk.replication.messages import ReadLac
-from pybk.transport.links import Links
+from pybk.transport.client_links import Links
 from tests.cluster.processes import BookieProcess, running
 from tests.waiting import wait_until
 

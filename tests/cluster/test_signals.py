@@ -13,7 +13,7 @@ from tests.storage.real_store import contents, python
 from tests.test_signals import handled
 from tests.waiting import PROCESS_S
 
-_ROOMS = ("client/", "replication/", "transport/link", "pybk/writer.py")
+_ROOMS = ("client/", "replication/", "transport/client_links", "pybk/writer.py")
 
 _BEGIN = """
 import os, random, signal, sys

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from pybk.bookie.directory_identity import IDENTITY_KEY, DirectoryIdentity
@@ -146,6 +146,15 @@ def test_a_cluster_of_any_bytes(data: st.DataObject) -> None:
     quietly(lambda: cluster_on(store))
 
 
+def offset_of(text: bytes) -> Offset:
+    """Decode an offset as Spark has it decoded: pyspark parses the JSON, and pybk gets the values."""
+    try:
+        values = json.loads(text)
+    except ValueError:  # an integer of more digits than Python converts: pyspark fails before pybk is called
+        reject()
+    return Offset.from_json(values)
+
+
 @patient
 @given(data=st.data())
 def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
@@ -162,7 +171,7 @@ def test_plain_values_of_any_bytes(data: st.DataObject) -> None:
             data.draw(anything(SinkRecord(((3, 1),), 2, ("a",), 5, "q", 7).encode())), where="here"
         ),
         lambda: decode_rows([data.draw(anything(encode_rows(3, [(1, 2, 3)])[0]))], where="here"),
-        lambda: Offset.from_json(json.loads(data.draw(wrong_json(json.dumps(OFFSET.to_json()).encode())))),
+        lambda: offset_of(data.draw(wrong_json(json.dumps(OFFSET.to_json()).encode()))),
     ]
     quietly(data.draw(st.sampled_from(calls)))
 

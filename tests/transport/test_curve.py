@@ -11,10 +11,10 @@ import zmq
 from pybk.errors import UsageError
 from pybk.replication.messages import EntryRun
 from pybk.transport import curve
+from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys, CurvePair
 from pybk.transport.codec import Ping
 from pybk.transport.curve import InsecureError, ZapAuthenticator
-from pybk.transport.links import Links
 from pybk.transport.server import Server
 from tests.transport.wire_harness import BOOKIE, CLUSTER, INSTANCE, KEYS, OK, TCP, RawClient, Tap, World, add, world
 
@@ -178,7 +178,7 @@ def test_a_secret_does_not_talk_to_a_bookie_without_one() -> None:
 
 
 def test_another_bookie_key_than_the_registered_one_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybk.transport.link._HANDSHAKE_NS", 300_000_000)
+    monkeypatch.setattr("pybk.transport.client_links._HANDSHAKE_NS", 300_000_000)
     with Server([TCP], INSTANCE, KEYS) as server, Links(KEYS) as links:
         assert refused(server, links, CurvePair.random().public)
 

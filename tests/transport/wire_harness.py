@@ -16,11 +16,10 @@ import zmq
 from pybk.ledger import Bookie
 from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport import curve
+from pybk.transport.client_links import Link, Links, Outcome
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, session_mac
 from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, MessageKind, WireReply, WireRequest, encode
 from pybk.transport.frames import VERSION, Header, Outgoing, decode_head
-from pybk.transport.link import Link, Outcome
-from pybk.transport.links import Links
 from pybk.transport.server import Peer, Server
 from tests.waiting import WAIT_S, source_of, wait_until
 

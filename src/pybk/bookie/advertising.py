@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from pybk.errors import UsageError
 from pybk.replication.messages import Reply, Status
+from pybk.transport.client_links import Links
 from pybk.transport.codec import Ping
 from pybk.transport.curve import check_address
-from pybk.transport.links import Links
 
 if TYPE_CHECKING:
     from pybk.ledger import Bookie

@@ -31,8 +31,8 @@ from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.replication.messages import Reply, Status
+from pybk.transport.client_links import Links
 from pybk.transport.codec import Ping
-from pybk.transport.links import Links
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig

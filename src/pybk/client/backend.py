@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pybk.metadata.registration import BookieRegistration
     from pybk.seal import LedgerSeal
     from pybk.storage.descriptor import LedgerDescriptor
-    from pybk.transport.links import Links
+    from pybk.transport.client_links import Links
 
 STRAGGLER_BYTES: Final = 16 << 20
 """Confirmed bytes that a bookie may owe before it is replaced."""

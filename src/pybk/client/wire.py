@@ -48,10 +48,9 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
+from pybk.transport.client_links import TIMEOUT_NS, Link, Links
 from pybk.transport.cluster_keys import RightsKey, prove_lac, proven_lac
 from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
-from pybk.transport.link import TIMEOUT_NS, Link
-from pybk.transport.links import Links
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger

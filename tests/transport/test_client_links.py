@@ -15,13 +15,11 @@ import zmq
 
 from pybk.errors import UsageError
 from pybk.replication.messages import EntryRun, Force, Read, ReadLac, Reply, Status
-from pybk.transport import codec, curve, frames
-from pybk.transport import link as link_module
+from pybk.transport import client_links, codec, curve, frames
+from pybk.transport.client_links import Link, Links
 from pybk.transport.cluster_keys import ClusterKeys
 from pybk.transport.codec import Answer, MessageKind
 from pybk.transport.frames import Outgoing
-from pybk.transport.link import Link
-from pybk.transport.links import Links
 from pybk.transport.server import Server
 from tests.paths import ROOT
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, Tap, World, add, entries, flat, world
@@ -188,7 +186,7 @@ def test_what_is_asked_of_a_bookie_that_is_down_is_unanswered_and_not_lost() -> 
 
 
 def test_a_bookie_that_never_greets_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "_HANDSHAKE_NS", 100 * MS)
+    monkeypatch.setattr(client_links, "_HANDSHAKE_NS", 100 * MS)
     context: Any = zmq.Context()
     with context.socket(zmq.ROUTER) as mute, Links() as links:
         mute.linger = 0
@@ -266,8 +264,8 @@ def test_a_quiet_bookie_is_pinged_and_stays() -> None:
         link._heard_ns -= 3600 * 10**9
         here.links._due_ns = 0
         here.turn()
-        assert link._pinged_ns < link_module._NEVER_NS
-        here.until(lambda: link._pinged_ns == link_module._NEVER_NS)
+        assert link._pinged_ns < client_links._NEVER_NS
+        here.until(lambda: link._pinged_ns == client_links._NEVER_NS)
         assert link.is_up
         assert not here.arrived
         assert not here.outcomes
@@ -328,7 +326,7 @@ def test_what_reads_ask_for_counts() -> None:
 
 
 def test_a_full_queue_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "_QUEUE_MESSAGES", 10)
+    monkeypatch.setattr(client_links, "_QUEUE_MESSAGES", 10)
     with world(None) as here:
         link = here.link()
         here.until(lambda: link.is_up)
@@ -364,7 +362,7 @@ def test_a_message_is_encoded_once_for_all_bookies(monkeypatch: pytest.MonkeyPat
     with world() as here:
         links = [here.link() for _ in range(3)]
         here.until(lambda: all(link.is_up for link in links))
-        monkeypatch.setattr("pybk.transport.links.encode", counted)
+        monkeypatch.setattr("pybk.transport.client_links.encode", counted)
         message = add(7, entries(0, (100_000,)))
         for link in links:
             assert link.send(1, message)
