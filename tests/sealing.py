@@ -12,7 +12,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.storage.store import Store
-from tests.embedded import view_of
+from tests.internals import store_view_of
 
 PASSWORD = b"a password of the tests"
 
@@ -20,7 +20,7 @@ PASSWORD = b"a password of the tests"
 def open_at(level: FeatureLevel, path: Path, *, read_only: bool = False) -> LedgerManager:
     """Open a store that writes the formats of a level."""
     manager = LedgerManager.open(path, read_only=read_only)
-    view_of(manager).feature_level = level
+    store_view_of(manager).feature_level = level
     return manager
 
 

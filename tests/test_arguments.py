@@ -16,6 +16,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
+from tests.internals import descriptor_of
 from tests.storage.real_store import open_quick
 from tests.waiting import WAIT_S
 
@@ -158,17 +159,17 @@ def test_paths_and_settings_are_what_they_should_be(tmp_path: Path) -> None:
 def test_an_abandoned_follower_leaves_nothing_behind(reader: LedgerReader, writer: LedgerWriter) -> None:
     for _ in range(100):
         assert next(reader.follow()).payload == b"entry 0"
-    assert writer._descriptor.advanced_callbacks == []
+    assert descriptor_of(writer).advanced_callbacks == []
 
     async def follow() -> None:
         for _ in range(10):
             await anext(reader.follow_async())
         waiting = asyncio.create_task(drain(reader.follow_async(2)))
-        while not writer._descriptor.advanced_callbacks:
+        while not descriptor_of(writer).advanced_callbacks:
             await asyncio.sleep(0.001)
-        assert len(writer._descriptor.advanced_callbacks) == 1
+        assert len(descriptor_of(writer).advanced_callbacks) == 1
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
     asyncio.run(follow())
-    assert writer._descriptor.advanced_callbacks == []
+    assert descriptor_of(writer).advanced_callbacks == []

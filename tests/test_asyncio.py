@@ -18,6 +18,7 @@ from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
+from tests.internals import descriptor_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S, wait_until
 
@@ -170,7 +171,7 @@ def test_following_in_a_loop_that_goes_on_meanwhile(tmp_path: Path) -> None:
         for payload in numbered(30):
             await writer.append_async(payload)
             await asyncio.sleep(0.001)
-        assert len(writer._descriptor.advanced_callbacks) <= 1
+        assert len(descriptor_of(writer).advanced_callbacks) <= 1
         await writer.close_async()
         return await asyncio.wait_for(task, WAIT_S)
 

@@ -19,7 +19,7 @@ from pybk.errors import IllegalOperationError
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
 from tests.cluster.inside import inside
-from tests.embedded import store_of
+from tests.internals import cluster_backend_of, store_of
 from tests.storage.real_store import contents, numbered, open_quick, python
 from tests.waiting import PROCESS_S
 
@@ -131,7 +131,7 @@ def test_a_dropped_client_and_a_dropped_bookie_are_closed(tmp_path: Path) -> Non
         settle_dropped()
         with cluster.connect() as other:
             assert contents(other, 0, recover=True) == numbered(4)
-            assert list(other._backend.membership.bookies) == ["bookie-0"]  # type: ignore[attr-defined]  # a cluster's
+            assert list(cluster_backend_of(other).membership.bookies) == ["bookie-0"]
 
 
 def test_closing_in_time_warns_of_nothing(tmp_path: Path) -> None:

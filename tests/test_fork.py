@@ -17,7 +17,7 @@ import pytest
 from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
-from tests.embedded import store_of
+from tests.internals import descriptor_of, store_of
 from tests.storage.log.test_interrupts import _PATH
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.test_signals import handled
@@ -107,7 +107,7 @@ def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
         waiting = threading.Thread(target=future.result)
         waiting.start()
         time.sleep(0.02)
-        held = [store_of(manager)._lock, writer._descriptor.lock, writer._descriptor.place_lock]
+        held = [store_of(manager)._lock, descriptor_of(writer).lock, descriptor_of(writer).place_lock]
         held.append(store_of(manager).log._mutex)
         for lock in held:
             lock.acquire()

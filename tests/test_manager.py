@@ -33,7 +33,7 @@ from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.keys import KeyRing
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
-from tests.embedded import store_of
+from tests.internals import backend_of, store_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick, payloads, python
 from tests.test_everyday import pickled
 from tests.waiting import WAIT_S
@@ -554,7 +554,7 @@ def test_password_and_keys_are_nowhere(tmp_path: Path, caplog: pytest.LogCapture
     secrets.append(ring.ledger_keys(password, 0, metadata.key_salt, metadata.key_epoch).entry_key)
     things = [manager, writer, open_writer, reader, metadata, reader.metadata, store.cookie, manager.health(), ring]
     things += [
-        manager._backend.key_ring,
+        backend_of(manager).key_ring,
         reader._digest,
         writer._digest,
         store.config,

@@ -15,7 +15,7 @@ from pybk.manager import LedgerManager
 from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
-from tests.embedded import store_of
+from tests.internals import descriptor_of, store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 
@@ -48,7 +48,7 @@ def doomed(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> Callable[
         writer = manager.create_ledger(storage_hints={StorageHint.NVME}, write_flags=flags, insecure=True)
         writer.append(b"durable")
         writer.force()
-        with writer._descriptor.lock:
+        with descriptor_of(writer).lock:
             writer._stage(b"lost")
         fail_before_the_next_control(monkeypatch, store_of(manager))
         return writer

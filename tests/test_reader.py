@@ -19,6 +19,7 @@ from pybk.flags import ReadFlag, StorageHint
 from pybk.manager import LedgerManager
 from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY
 from pybk.reader import LedgerReader
+from tests.internals import descriptor_of
 from tests.storage.real_store import numbered, open_quick, payloads
 from tests.waiting import WAIT_S, wait_until
 
@@ -257,7 +258,7 @@ def test_waiting_costs_nothing_but_a_place(manager: LedgerManager) -> None:
     for _ in range(50):
         writer.append(b"x")
     time.sleep(0.05)
-    assert len(writer._descriptor.advanced_callbacks) <= 1
+    assert len(descriptor_of(writer).advanced_callbacks) <= 1
     writer.close()
     follower.join(WAIT_S)
     assert not follower.is_alive()

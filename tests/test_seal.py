@@ -22,7 +22,7 @@ from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metrics import UNSEALED_LEDGERS, MetricKey
 from pybk.seal import LedgerSeal, keys_of
-from tests.embedded import store_of
+from tests.internals import descriptor_of, store_of
 from tests.sealing import PASSWORD, copied, open_at, open_sealing, tamper
 
 
@@ -257,8 +257,9 @@ def test_a_damaged_last_entry_does_not_keep_a_ledger_from_closing(
     with open_sealing(tmp_path) as manager:
         writer = manager.create_ledger(password=PASSWORD)
         writer.append(b"first")
-        store_of(manager).log.stage_entry(writer._descriptor, 1, bytes(64), b"x", 5, 64, True)  # no digest of its own
-        store_of(manager).log.flush()
+        log = store_of(manager).log
+        log.stage_entry(descriptor_of(writer), 1, bytes(64), b"x", 5, 64, True)  # no digest of its own
+        log.flush()
     with (
         open_sealing(tmp_path) as manager,
         caplog.at_level(logging.WARNING, "pybk"),

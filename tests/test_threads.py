@@ -15,7 +15,7 @@ from pybk.errors import LedgerFencedError, NoSuchLedgerError
 from pybk.flags import ReadFlag, StorageHint
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads
 from tests.waiting import WAIT_S
 

@@ -31,7 +31,7 @@ from pybk.futures import AppendFuture, PiecesFuture
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.storage.log.commit import Commit
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, stop_syncing
 from tests.waiting import WAIT_S
 

@@ -14,9 +14,10 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.durable_positions import DurablePosition, DurablePositions
 from pybk.reader import LedgerReader
 from pybk.replication.messages import Status
-from tests.client.test_limbo_repair import backend_of, payload, service_of
+from tests.client.test_limbo_repair import payload, service_of
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
+from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
 
 PASSWORD = b"correct horse"
@@ -39,7 +40,7 @@ def put_back_in_place(snapshot: Path, directory: Path) -> None:
 
 
 def position_of(client: LedgerManager, name: str) -> DurablePosition | None:
-    metadata = backend_of(client)._metadata
+    metadata = cluster_backend_of(client)._metadata
     assert isinstance(metadata, ClusterMetadata)
     return metadata.read_position(name)
 

@@ -24,8 +24,9 @@ from pybk.transport.cluster_keys import ClusterKeys, RightsKey
 from pybk.transport.codec import WireReply, WireRequest
 from pybk.transport.logging_limit import LINES_MAX
 from pybk.transport.server import Server
-from tests.client.test_limbo_repair import PASSWORD, backend_of, check, fill, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of, descriptor_of
 
 
 @pytest.fixture
@@ -68,12 +69,12 @@ class Member:
         self.ledger_id = self.writer.ledger_id
         self.bookie = self.writer.metadata.fragments[0].ensemble[0]
         self.service = service_of(cluster.bookies[int(self.bookie.bookie_id[-1])])
-        backend = backend_of(self.manager)
+        backend = cluster_backend_of(self.manager)
         metadata = backend._metadata
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         self.links = stack.enter_context(Links(keys))
         self.link = self.links.connect(self.bookie, self.service.addresses[0], self.service._server.public_key)
-        ledger = self.writer._descriptor
+        ledger = descriptor_of(self.writer)
         assert isinstance(ledger, RemoteLedger)
         self.links.grant(self.ledger_id, metadata.describe(self.writer.metadata), RightsKey(ledger.keys.right_key))
         self._number = 0
@@ -158,7 +159,7 @@ def test_a_lost_session_is_no_failed_bookie(three: Inside) -> None:
         assert done.wait(10)
     assert writer.append(b"after") == 1
     assert len(client.ledger_metadata(writer.ledger_id).fragments) == 1
-    assert backend_of(client)._metadata.list_under_replicated() == []
+    assert cluster_backend_of(client)._metadata.list_under_replicated() == []
     writer.close()
     with client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(0, 1)] == [b"before", b"after"]
@@ -173,7 +174,7 @@ def test_nobody_can_have_a_verifier_of_their_own_stored(tmp_path: Path) -> None:
         ensemble = writer.metadata.fragments[0].ensemble
         (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
         service = service_of(spare)
-        metadata = backend_of(client)._metadata
+        metadata = cluster_backend_of(client)._metadata
         own = RightsKey(b"\x07" * 32)
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         links = stack.enter_context(Links(keys))
@@ -215,8 +216,8 @@ def test_an_owner_fences_a_bookie_that_never_saw_the_ledger(tmp_path: Path) -> N
         ensemble = writer.metadata.fragments[0].ensemble
         (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
         service = service_of(spare)
-        metadata = backend_of(client)._metadata
-        ledger = writer._descriptor
+        metadata = cluster_backend_of(client)._metadata
+        ledger = descriptor_of(writer)
         assert isinstance(ledger, RemoteLedger)
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         links = stack.enter_context(Links(keys))

@@ -22,8 +22,8 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import RegisteredBookie
 from pybk.replication.bookie import Respond
 from pybk.replication.messages import Add, EntryRun, Move, Reply, Status
-from tests.client.test_limbo_repair import backend_of
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"correct horse"
@@ -37,7 +37,7 @@ def one(tmp_path: Path) -> Iterator[Inside]:
 
 
 def service_of(cluster: Inside) -> BookieServer:
-    backend = cluster.bookies[0]._backend
+    backend = cluster_backend_of(cluster.bookies[0])
     assert isinstance(backend, ClusterBackend)
     assert isinstance(backend.bookie, BookieServer)
     return backend.bookie
@@ -172,11 +172,11 @@ def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, mo
             one.open_bookie(0)
     assert bookie_threads() == []
     client = one.connect()
-    assert backend_of(client)._metadata.list_bookies() == []
+    assert cluster_backend_of(client)._metadata.list_bookies() == []
     for metadata in opened:
         close(metadata)
     one.open_bookie(0)
-    wait_until(lambda: backend_of(client).membership.bookies)
+    wait_until(lambda: cluster_backend_of(client).membership.bookies)
     assert client.create_ledger(ensemble_size=1, insecure=True).append(b"x") == 0
 
 

@@ -28,8 +28,9 @@ from pybk.manager import LedgerManager
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, EntryRun, Read, ReadReply, Reply, Request, Status
 from pybk.writer import LedgerWriter
-from tests.client.test_limbo_repair import PASSWORD, backend_of, check, fill, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 
@@ -255,7 +256,7 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     spare = Bookie("spare", b"s" * len(mine.instance))
     fragments = (*found.fragments, Fragment(5, (spare, *others))) if ended else found.fragments
     metadata = replace(found, state=state, fragments=fragments)
-    backend = backend_of(client)
+    backend = cluster_backend_of(client)
     monkeypatch.setattr(backend.membership.metadata, "read_ledger", lambda ledger_id: (metadata, 0))
     filled = []
     monkeypatch.setattr(LimboRepair, "_fill", lambda self, metadata, version, first: filled.append(first))
@@ -285,7 +286,7 @@ def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_
     monkeypatch.setattr(LimboRepair, "_mend", mend)
     client = three.connect()
     bookie = Bystander(client.ledger_metadata(fill(client, 10)).fragments[0].ensemble[0])
-    repair = LimboRepair(backend_of(client).driver, backend_of(client).membership, bookie)
+    repair = LimboRepair(cluster_backend_of(client).driver, cluster_backend_of(client).membership, bookie)
     time.sleep(0.1)
     bookie.ledgers += [1, 2, 3]
     wait_until(lambda: len(tried[1]) == 6)

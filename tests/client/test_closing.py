@@ -15,7 +15,6 @@ import pytest
 
 from pybk.client import driver
 from pybk.client.append_queue import AppendQueue
-from pybk.client.backend import ClusterBackend
 from pybk.client.membership import Membership
 from pybk.client.reader import LacReading
 from pybk.client.remote_ledger import RemoteLedger
@@ -31,6 +30,7 @@ from pybk.writer import LedgerWriter
 from tests.cluster.child import PATIENCE
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
+from tests.internals import cluster_backend_of, descriptor_of
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"correct horse"
@@ -53,12 +53,6 @@ def slow(three_bookies: Cluster) -> Iterator[BookieProcess]:
         bookie.start()
 
 
-def backend_of(manager: LedgerManager) -> ClusterBackend:
-    backend = manager._backend
-    assert isinstance(backend, ClusterBackend)
-    return backend
-
-
 def write_while_stopped(client: LedgerManager, bookie: BookieProcess) -> int:
     """Write a ledger of which a bookie has one entry, and close it."""
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3, write_quorum=3, ack_quorum=2)
@@ -72,7 +66,7 @@ def write_while_stopped(client: LedgerManager, bookie: BookieProcess) -> int:
 
 def missing(client: LedgerManager, ledger_id: int) -> list[tuple[str, int]]:
     """Return who is on record as missing entries of a ledger, and from which one on."""
-    records = backend_of(client).membership.metadata.list_under_replicated(after=ledger_id - 1)
+    records = cluster_backend_of(client).membership.metadata.list_under_replicated(after=ledger_id - 1)
     return [(found.bookie.bookie_id, found.first_entry_id) for found in records if found.ledger_id == ledger_id]
 
 
@@ -81,7 +75,7 @@ def test_what_a_stopped_bookie_misses_is_on_record_when_the_client_has_closed(
     three_bookies: Cluster, slow: BookieProcess, store_takes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = three_bookies.connect()
-    membership = backend_of(client).membership
+    membership = cluster_backend_of(client).membership
     report = membership.report_missing
 
     def report_slowly(*arguments: Any) -> None:
@@ -161,7 +155,7 @@ def test_watches_end_before_the_links_do(tmp_path: Path, monkeypatch: pytest.Mon
                 end(self)
 
             monkeypatch.setattr(owner, "close", close)
-        wire = backend_of(client)._wire
+        wire = cluster_backend_of(client)._wire
         client.close()
         assert order == ["Membership", "BookieWire"]
         wire.interrupt()  # of a watch that was under way
@@ -174,7 +168,7 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE)
         writer.append(b"entry 0")
         other = client.create_ledger(password=PASSWORD, ensemble_size=1)
-        backend, ledger, digest = backend_of(client), other._descriptor, other._digest
+        backend, ledger, digest = cluster_backend_of(client), descriptor_of(other), other._digest
         assert isinstance(ledger, RemoteLedger)
         client.close()
 
@@ -218,7 +212,12 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
         writer.append_many([b"x"] * 10)
         writer.force()
         reader = client.open_ledger(writer.ledger_id, password=PASSWORD, recover=False)
-        backend, drives, ended, failed = backend_of(client), threading.Event(), threading.Event(), list[PybkError]()
+        backend, drives, ended, failed = (
+            cluster_backend_of(client),
+            threading.Event(),
+            threading.Event(),
+            list[PybkError](),
+        )
         driver, turn = threading.current_thread(), backend.driver.step
 
         def seen_turn() -> None:
@@ -273,7 +272,7 @@ def test_a_ledger_begun_while_an_interrupt_is_settled_is_written(
                 other.join()
 
         monkeypatch.setattr(Writing, "give_up", give_up_beside)
-        backend_of(client).driver._broken = True  # as an interrupt in the middle of a turn leaves it
+        cluster_backend_of(client).driver._broken = True  # as an interrupt in the middle of a turn leaves it
         with pytest.raises(LedgerRecoveryError):
             writers[0].append(b"x")
         assert begun[0].result(WAIT_S) == 0
@@ -286,7 +285,7 @@ def test_only_the_driver_fails_the_appends_of_a_ledger_that_is_deleted(
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
-        driven, drivers = backend_of(client).driver, list[threading.Thread]()
+        driven, drivers = cluster_backend_of(client).driver, list[threading.Thread]()
         turn, fail, failed_by_driver = driven.step, AppendQueue.fail, list[bool]()
 
         def seen_turn() -> None:
@@ -312,7 +311,7 @@ def test_a_signal_handler_may_delete_a_ledger_while_its_thread_drives(
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
         writer, other = (client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(2))
-        driven, driver, deleted = backend_of(client).driver, threading.current_thread(), list[int]()
+        driven, driver, deleted = cluster_backend_of(client).driver, threading.current_thread(), list[int]()
         turn = driven.step
 
         def turn_and_handler() -> None:
@@ -366,7 +365,7 @@ def test_what_was_staged_behind_a_part_of_its_batch_is_said_to_be_unknown(tmp_pa
     with inside(tmp_path / "cluster", count=1) as cluster:
         writer = cluster.connect().create_ledger(password=PASSWORD, ensemble_size=1)
         appender = writing_of(writer).appender
-        commit = appender.stage_entry(writer._descriptor, 0, b"prefix", b"x", 0, 6, wanted=True)
+        commit = appender.stage_entry(descriptor_of(writer), 0, b"prefix", b"x", 0, 6, wanted=True)
         assert commit is not None
         appender.fail(ClosedError("closed"), ClosedError("cut off", outcome_unknown=True))
         assert commit.error is not None
@@ -405,9 +404,9 @@ def close_under(client: LedgerManager, threads: list[threading.Thread], busy: Ca
 
 
 def writing_of(writer: LedgerWriter) -> Writing:
-    assert isinstance(writer._descriptor, RemoteLedger)
+    assert isinstance(descriptor_of(writer), RemoteLedger)
     assert isinstance(writer._manager, LedgerManager)
-    return backend_of(writer._manager)._writing(writer._descriptor)
+    return cluster_backend_of(writer._manager)._writing(descriptor_of(writer))
 
 
 def test_readers_of_a_client_that_is_closed_meanwhile_end(tmp_path: Path) -> None:
@@ -441,7 +440,7 @@ def read_while_closing(client: LedgerManager, ledger_id: int) -> list[BaseExcept
 def test_a_closed_client_has_closed_its_metadata_store(tmp_path: Path) -> None:
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect()
-        metadata = backend_of(client).membership.metadata
+        metadata = cluster_backend_of(client).membership.metadata
         assert len(metadata.list_bookies()) == 1
         client.close()
         with pytest.raises(ClosedError):

@@ -15,6 +15,7 @@ from pybk.config import StoreConfig
 from pybk.errors import CookieError
 from pybk.manager import LedgerManager
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 
@@ -37,7 +38,7 @@ def start_on(cluster: Inside, directory: Path, *, moved: bool = False) -> Ledger
 
 
 def service_of(manager: LedgerManager) -> BookieServer:
-    backend = manager._backend
+    backend = cluster_backend_of(manager)
     assert isinstance(backend, ClusterBackend)
     assert isinstance(backend.bookie, BookieServer)
     return backend.bookie
@@ -79,7 +80,7 @@ def test_a_bookie_that_was_registered_over_answers_nothing_more(one: Inside, mon
     assert registered is not None
     # As another process would that found no answer, because this one was stopped.
     registration = original._registration()
-    another = one.connect()._backend
+    another = cluster_backend_of(one.connect())
     assert isinstance(another, ClusterBackend)
     over = another.membership.metadata.register(registration)
 

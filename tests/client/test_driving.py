@@ -11,6 +11,7 @@ from pybk.client import driver as driver_module
 from pybk.client.driver import Driver
 from pybk.group_commit import Completion, GroupCommit
 from tests.cluster.inside import inside
+from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -19,7 +20,7 @@ def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
 ) -> None:
     monkeypatch.setattr(driver_module, "_WAIT_MS", int(1000 * WAIT_S))
     with inside(tmp_path) as cluster, cluster.connect() as client:
-        driver = client._backend.driver  # type: ignore[attr-defined]  # a cluster's
+        driver = cluster_backend_of(client).driver
         begin = time.perf_counter()
         for _ in range(5):
             driver.have_done(lambda: None)

@@ -24,6 +24,7 @@ from pybk.replication.bookie import POLL_NS_MAX
 from pybk.replication.messages import ReadLac, Request
 from pybk.writer import LedgerWriter
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of, descriptor_of
 from tests.storage.real_store import numbered
 from tests.waiting import WAIT_S, wait_until
 
@@ -99,7 +100,7 @@ class Follower:
     @property
     def waits(self) -> bool:
         """Whether it has looked, and sleeps until it is told something."""
-        ledger: Any = self._reader._descriptor
+        ledger: Any = descriptor_of(self._reader)
         return ledger.looked and bool(ledger.advanced_callbacks)
 
     def ends(self) -> bool:
@@ -116,12 +117,6 @@ def _follow(readers: list[LedgerReader]) -> list[Follower]:
     followers = [Follower(reader) for reader in readers]
     wait_until(lambda: all(follower.waits for follower in followers))
     return followers
-
-
-def _backend(client: LedgerManager) -> ClusterBackend:
-    backend = client._backend
-    assert isinstance(backend, ClusterBackend)
-    return backend
 
 
 def test_all_followers_of_a_ledger_in_one_client_share_one_long_poll_and_one_watch(
@@ -161,7 +156,7 @@ def test_tasks_that_follow_share_the_long_poll_too(
 
     async def follow_all() -> list[list[bytes]]:
         tasks = [asyncio.create_task(follow(reader)) for reader in readers]
-        ledgers: list[Any] = [reader._descriptor for reader in readers]
+        ledgers: list[Any] = [descriptor_of(reader) for reader in readers]
         while not all(ledger.looked and ledger.advanced_callbacks for ledger in ledgers):
             await asyncio.sleep(0.005)
         assert len(polls.sent) == 2
@@ -302,7 +297,7 @@ def test_bookies_that_answer_at_once_are_not_asked_in_a_loop(three: Inside, monk
     monkeypatch.setattr(follower_module, "LacReading", ask)
     writer = three.connect().create_ledger(insecure=True)
     for manager in three.bookies:
-        service: Any = _backend(manager).bookie
+        service: Any = cluster_backend_of(manager).bookie
         service._machine._polls_max = 0
     (follower,) = _follow(_opened(three.connect(), writer))
     wait_until(lambda: len(pauses) >= 8)

@@ -31,6 +31,7 @@ from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK, open_quick
 from tests.waiting import wait_until
 
@@ -43,14 +44,8 @@ def four(tmp_path: Path) -> Iterator[Inside]:
         yield cluster
 
 
-def backend_of(manager: LedgerManager) -> ClusterBackend:
-    backend = manager._backend
-    assert isinstance(backend, ClusterBackend)
-    return backend
-
-
 def service_of(manager: LedgerManager) -> BookieServer:
-    service = backend_of(manager).bookie
+    service = cluster_backend_of(manager).bookie
     assert isinstance(service, BookieServer)
     return service
 
@@ -94,7 +89,7 @@ def test_a_lost_bookie_is_replaced_by_one_that_has_the_same_bytes(four: Inside, 
     lost = ensemble[0].bookie_id
     before = held(four, ledger_id)[lost]
     four.bookies[int(lost[-1])].close()
-    wait_until(lambda: lost not in backend_of(client).membership.bookies)
+    wait_until(lambda: lost not in cluster_backend_of(client).membership.bookies)
     done = client.replicate(ledger_id)
     assert (done.ledgers, done.fragments, done.left) == (1, 1, ())
     after = client.ledger_metadata(ledger_id).fragments[0].ensemble
@@ -137,7 +132,7 @@ def test_the_open_end_of_a_ledger_waits_for_its_recovery(four: Inside) -> None:
 def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     client = four.connect()
     ledger_id = fill(client, 30, ensemble_size=3)
-    backend = backend_of(client)
+    backend = cluster_backend_of(client)
     short = client.ledger_metadata(ledger_id).fragments[0].ensemble[0]
     backend._metadata.mark_under_replicated(ledger_id, short, 0)
 
@@ -157,7 +152,7 @@ def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monk
 def with_a_spare(four: Inside) -> tuple[ClusterBackend, StoredLedger, Bookie]:
     """Return a client's backend, an open ledger on three bookies, and the fourth bookie."""
     client = four.connect()
-    backend = backend_of(client)
+    backend = cluster_backend_of(client)
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     writer.append(payload(0))
     stored = backend._metadata.read_ledger(writer.ledger_id)
@@ -193,7 +188,7 @@ def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
     four: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = four.connect()
-    backend = backend_of(client)
+    backend = cluster_backend_of(client)
     stored = [backend._metadata.read_ledger(fill(client, 3, ensemble_size=3)) for _ in range(2)]
     for found in stored:
         backend._metadata.mark_under_replicated(found.metadata.ledger_id, found.metadata.fragments[0].ensemble[0], 0)
@@ -213,7 +208,7 @@ def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
 
 def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_crossed_out(four: Inside) -> None:
     client = four.connect()
-    backend = backend_of(client)
+    backend = cluster_backend_of(client)
     for is_deleted in (False, True):
         ledger_id = fill(client, 3, ensemble_size=3)
         old = backend._metadata.read_ledger(ledger_id)
@@ -240,7 +235,7 @@ def test_a_damaged_copy_is_read_elsewhere_and_mended(four: Inside) -> None:
     wait_until(lambda: service.replicas.read(ledger_id, wrong, wrong, 1, 1 << 20)[0] is Status.OK)
     damage(service, payload(wrong))
     # Read from the damaged bookie first.
-    membership = backend_of(client).membership
+    membership = cluster_backend_of(client).membership
     membership.near = service.bookie.bookie_id
     with client.open_ledger(ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(wrong, wrong)] == [payload(wrong)]
@@ -363,7 +358,7 @@ def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: I
 def test_a_tombstone_of_somebody_without_the_password_deletes_nothing(four: Inside) -> None:
     client = four.connect()
     ledger_id = fill(client, 30)
-    metadata = backend_of(client)._metadata
+    metadata = cluster_backend_of(client)._metadata
     metadata.delete_ledger(ledger_id, metadata.read_ledger(ledger_id).version, bytes(64))
     for service in map(service_of, four.bookies):
         if ledger_id in service.replicas.ledgers():
@@ -379,13 +374,13 @@ def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(fou
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     writer.append(payload(0))
     sources = {closed: client.ledger_metadata(closed), writer.ledger_id: writer.metadata}
-    keys = ClusterKeys.derive(four.secret or b"", backend_of(client)._metadata.cluster_id)
+    keys = ClusterKeys.derive(four.secret or b"", cluster_backend_of(client)._metadata.cluster_id)
     with Links(keys) as links:
         for ledger_id, allowed in ((closed, True), (writer.ledger_id, False)):
             bookie = sources[ledger_id].fragments[0].ensemble[0]
             service = service_of(four.bookies[int(bookie.bookie_id[-1])])
             run = first_entry(service, ledger_id)
-            address, public = backend_of(client).membership.find(bookie) or ("", None)
+            address, public = cluster_backend_of(client).membership.find(bookie) or ("", None)
             link = links.connect(bookie, address, public)
             whole = EntryRun(0, 1, array("q", run.sizes), (b"".join(run.body),))
             copy = Add(ledger_id, (whole,), 0, recovery=True)
@@ -424,7 +419,7 @@ def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPat
     wait_until(lambda: manager.health().state == "failed")
     assert "serves no more: ZeroDivisionError" in manager.health().reason
     client = four.connect()
-    wait_until(lambda: service.bookie.bookie_id not in backend_of(client).membership.bookies)
+    wait_until(lambda: service.bookie.bookie_id not in cluster_backend_of(client).membership.bookies)
     check(client, fill(client, 30), 30)
 
 

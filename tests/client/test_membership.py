@@ -13,12 +13,13 @@ from pybk.client.backend import ClusterBackend
 from pybk.errors import NotEnoughBookiesError, UsageError
 from pybk.metadata.registration import BookieRegistration
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S
 
 
 def service_of(cluster: Inside, place: int) -> BookieServer:
     """Return a bookie of the cluster."""
-    backend = cluster.bookies[place]._backend
+    backend = cluster_backend_of(cluster.bookies[place])
     assert isinstance(backend, ClusterBackend)
     assert isinstance(backend.bookie, BookieServer)
     return backend.bookie
@@ -41,7 +42,7 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
 ) -> None:
     with inside(tmp_path, count=4) as cluster:
         client = cluster.connect()
-        backend = client._backend
+        backend = cluster_backend_of(client)
         assert isinstance(backend, ClusterBackend)
         client.create_ledger(insecure=True).close()
         full = service_of(cluster, 2)
@@ -65,7 +66,7 @@ def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
 ) -> None:
     with inside(tmp_path) as cluster:
         client = cluster.connect()
-        backend = client._backend
+        backend = cluster_backend_of(client)
         assert isinstance(backend, ClusterBackend)
         monkeypatch.setattr(membership, "_FRESH_NS", int(WAIT_S * 1e9))
         client.create_ledger(insecure=True).close()

@@ -17,6 +17,7 @@ from pybk.transport.cluster_keys import ClusterKeys
 from pybk.transport.codec import Answer
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.processes import Child, Cluster
+from tests.internals import cluster_backend_of, descriptor_of
 from tests.waiting import WAIT_S
 
 _SETTLE_S = WAIT_S
@@ -97,7 +98,7 @@ def _check_final(client: LedgerManager, metadata: LedgerMetadata) -> None:
 
 def _check_replicas(cluster: Cluster, client: LedgerManager, ledger_id: int, *, complete: bool) -> None:
     """Check that every bookie that the metadata names and that runs has its entries, and that all copies agree."""
-    ledger = client.open_ledger(ledger_id, password=PASSWORD)._descriptor
+    ledger = descriptor_of(client.open_ledger(ledger_id, password=PASSWORD))
     assert isinstance(ledger, RemoteLedger)
     deadline = time.monotonic() + _SETTLE_S
     while True:
@@ -110,11 +111,11 @@ def _check_replicas(cluster: Cluster, client: LedgerManager, ledger_id: int, *, 
 
 def _missing(cluster: Cluster, client: LedgerManager, ledger: RemoteLedger, *, complete: bool) -> Iterator[str]:
     """Yield what is wrong with the replicas of a closed ledger."""
-    backend = client._backend
+    backend = cluster_backend_of(client)
     metadata = ledger.metadata
     recorded = {
         record.bookie: record.first_entry_id
-        for record in backend.membership.metadata.list_under_replicated()  # type: ignore[attr-defined]  # a cluster's
+        for record in backend.membership.metadata.list_under_replicated()
         if record.ledger_id == ledger.ledger_id
     }
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
@@ -143,7 +144,7 @@ def copies(cluster: Cluster, client: LedgerManager, bookie: Bookie, ledger: Remo
     """Return the sound entries of a closed ledger that one bookie gives, each encoded."""
     found: dict[int, bytes] = {}
     metadata = ledger.metadata
-    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    membership = cluster_backend_of(client).membership
     where = membership.find(bookie)
     if where is None:
         return found

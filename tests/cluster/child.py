@@ -15,13 +15,15 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pybk.admin.cli import main
 from pybk.client import wire
 from pybk.errors import NotEnoughBookiesError, PybkError
+from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from pybk.transport import client_links, curve
+from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
@@ -80,12 +82,12 @@ def payload(ledger_id: int, entry_id: int, largest: int = 400) -> bytes:
 
 def route(manager: LedgerManager, routes: dict[str, str]) -> None:
     """Have a client reach bookies at other addresses than those that are registered."""
-    membership = manager._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    membership: Any = cluster_backend_of(manager).membership
     find = membership.find
 
-    def through(bookie: object) -> object:
+    def through(bookie: Bookie) -> object:
         found = find(bookie)
-        return found and (routes.get(bookie.bookie_id, found[0]), found[1])  # type: ignore[attr-defined]  # a Bookie
+        return found and (routes.get(bookie.bookie_id, found[0]), found[1])
 
     membership.find = through
 

@@ -25,6 +25,7 @@ from tests.cluster.checker import check_writer
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import BookieProcess, Child, Cluster, running
+from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
 
 BOOKIES = 5
@@ -267,7 +268,7 @@ class Nemesis:
         """Check every ledger that a writer named, once all is well again (I10: it must come to a close)."""
         for writer in self._cluster.writers:
             writer.kill()
-        membership = self._cluster.connect()._backend.membership  # type: ignore[attr-defined]  # a cluster's
+        membership = cluster_backend_of(self._cluster.connect()).membership
         wait_until(lambda: len(membership.bookies) == BOOKIES, "all bookies to come back")
         assert not self._reader.wrong, self._reader.wrong[:10]
         self.counts.update({f"following ended by {name}": count for name, count in self._reader.errors.items()})

@@ -15,6 +15,7 @@ from pybk.manager import LedgerManager
 from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.processes import BookieProcess, Child, Cluster, running
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents
 from tests.waiting import WAIT_S, wait_until
 
@@ -38,7 +39,7 @@ def cluster(four_bookies: Cluster) -> Iterator[Cluster]:
 
 
 def _wait_for_bookies(client: LedgerManager, count: int) -> None:
-    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    membership = cluster_backend_of(client).membership
     wait_until(lambda: len(membership.bookies) == count)
 
 
@@ -63,7 +64,7 @@ def _more(writer: Child, count: int = 200) -> None:
 
 def _under_replicated(cluster: Cluster, writer: Child) -> set[str]:
     ledger_id = int(writer.said("ledger")[0])
-    store = cluster.connect()._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
+    store = cluster_backend_of(cluster.connect()).membership.metadata
     return {record.bookie.bookie_id for record in store.list_under_replicated() if record.ledger_id == ledger_id}
 
 
@@ -109,7 +110,7 @@ def test_all_bookies_are_killed_at_once_and_start_clean(cluster: Cluster) -> Non
     writers = [cluster.writer(shape=shape) for shape in ((3, 3, 2), (4, 3, 2), (4, 2, 2))]
     for writer in writers:
         _more(writer)
-    before = {found.bookie for found in cluster.connect()._backend.membership.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
+    before = {found.bookie for found in cluster_backend_of(cluster.connect()).membership.bookies.values()}
     for bookie in cluster.bookies.values():
         bookie.kill()
     for writer in writers:
@@ -120,7 +121,7 @@ def test_all_bookies_are_killed_at_once_and_start_clean(cluster: Cluster) -> Non
         bookie.serving()
     client = cluster.connect()
     _wait_for_bookies(client, 4)
-    after = {found.bookie for found in client._backend.membership.bookies.values()}  # type: ignore[attr-defined]  # a cluster's
+    after = {found.bookie for found in cluster_backend_of(client).membership.bookies.values()}
     assert after == before, "a bookie is another instance after a restart"
     for writer in writers:
         check_writer(cluster, writer)

@@ -32,6 +32,7 @@ from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
 from pybk.replication.messages import Read, Request
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered, payloads, python, stop_syncing
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
@@ -156,10 +157,10 @@ def test_what_no_ensemble_can_be_is_refused_with_what_is_needed_and_found(five: 
 
 def test_the_error_of_too_few_bookies_says_who_is_read_only(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     client = five.connect()
-    metadata = client._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
+    metadata = cluster_backend_of(client).membership.metadata
     found = [replace(each, read_only=each.bookie.bookie_id == "bookie-3") for each in metadata.list_bookies()]
     monkeypatch.setattr(metadata, "list_bookies", lambda: found)
-    client._backend.membership.refresh()  # type: ignore[attr-defined]  # a cluster's
+    cluster_backend_of(client).membership.refresh()
     expected = r"needs 5 .*there are 4 \(bookie-0, bookie-1, bookie-2, bookie-3 read-only, bookie-4\)"
     with pytest.raises(NotEnoughBookiesError, match=expected):
         client.create_ledger(ensemble_size=5, insecure=True)

@@ -21,8 +21,9 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
-from tests.client.test_limbo_repair import PASSWORD, backend_of, check, fill, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import SECRET, inside
+from tests.internals import cluster_backend_of
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
@@ -102,7 +103,7 @@ def serving(process: subprocess.Popen[str]) -> None:
 
 
 def level_of(manager: LedgerManager) -> FeatureLevel:
-    return backend_of(manager).feature_level
+    return cluster_backend_of(manager).feature_level
 
 
 def test_members_of_two_versions_work_together_until_the_level_is_raised(
@@ -126,7 +127,7 @@ def test_members_of_two_versions_work_together_until_the_level_is_raised(
             assert main(["upgrade", cluster.url, "--finalize"]) == 1
             assert "bookie old runs pybk before 0.2" in capsys.readouterr().out
             assert level_of(client) is FeatureLevel.BASE
-        wait_until(lambda: "old" not in backend_of(client).membership.bookies)
+        wait_until(lambda: "old" not in cluster_backend_of(client).membership.bookies)
         cluster.bookies.append(cluster.open_bookie(3))
         assert main(["upgrade", cluster.url, "--finalize"]) == 0
         wait_until(lambda: level_of(client) is FeatureLevel.SEALS)
@@ -154,7 +155,7 @@ def test_a_bookie_keeps_a_copy_of_the_clusters_own_value(tmp_path: Path) -> None
     with inside(tmp_path, count=1) as cluster:
         replicas = service_of(cluster.bookies[0]).replicas
         kept = [found for found in replicas.store.ledgers() if found.ledger_type == LedgerType.BOOKIE]
-        metadata = backend_of(cluster.bookies[0])._metadata
+        metadata = cluster_backend_of(cluster.bookies[0])._metadata
         assert isinstance(metadata, ClusterMetadata)
         about = json.loads(kept[0].custom_metadata[CLUSTER_KEY])
         assert {"cluster_id", "salt", "cost", "level", "proofs"} <= set(about)

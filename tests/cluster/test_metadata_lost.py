@@ -13,6 +13,7 @@ from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET
 from tests.cluster.processes import Cluster, running
+from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 from tests.zookeeper_server import ZooKeeperServer, zookeeper_server
 
@@ -59,7 +60,7 @@ def test_bookies_whose_sessions_ended_are_there_again_and_a_writer_goes_on(
     writer.wait_for(lambda: last_acked(writer) > before + 100)
     zookeeper_server.start()
     client = cluster.connect()
-    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    membership = cluster_backend_of(client).membership
     wait_until(lambda: len(membership.bookies) == 4, "all bookies to register again")
     writer.kill()
     assert check_writer(cluster, writer).state is LedgerState.CLOSED

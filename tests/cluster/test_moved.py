@@ -14,6 +14,7 @@ from pybk.manager import LedgerManager
 from pybk.replication.messages import ReadLac
 from pybk.transport.client_links import Links
 from tests.cluster.processes import BookieProcess, running
+from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
 
 PASSWORD = b"correct horse"
@@ -28,7 +29,7 @@ def _move(client: LedgerManager, bookie: BookieProcess) -> None:
         found = membership.bookies.get(bookie.name)
         return found is not None and found.addresses[0] == address
 
-    membership = client._backend.membership  # type: ignore[attr-defined]  # a cluster's
+    membership = cluster_backend_of(client).membership
     wait_until(heard)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pybk.client.backend import ClusterBackend
 from pybk.digest import DigestType
 from pybk.errors import CorruptError, LedgerUnsealedError, SealMismatchError
 from pybk.feature_level import FeatureLevel
@@ -18,6 +17,7 @@ from pybk.flags import WriteFlag
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
 
 PASSWORD = b"a password of the tests"
 SHAPES = [(1, 1, 1), (3, 3, 2), (3, 2, 2)]
@@ -29,15 +29,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         yield cluster
 
 
-def backend_of(manager: LedgerManager) -> ClusterBackend:
-    backend = manager._backend
-    assert isinstance(backend, ClusterBackend)
-    return backend
-
-
 def rewrite(manager: LedgerManager, ledger_id: int, **changes: Any) -> LedgerMetadata:
     """Change a ledger in the metadata store, as a member of the cluster can."""
-    metadata = backend_of(manager).membership.metadata
+    metadata = cluster_backend_of(manager).membership.metadata
     found = metadata.read_ledger(ledger_id)
     metadata.write_ledger(replace(found.metadata, version=found.metadata.version + 1, **changes), found.version)
     return found.metadata
@@ -110,7 +104,7 @@ def test_a_ledger_changed_in_the_metadata_store_is_not_opened(cluster: Inside, c
 def test_below_its_level_a_cluster_seals_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with inside(tmp_path, count=1) as one:
         client = one.connect()
-        metadata = backend_of(client).membership.metadata
+        metadata = cluster_backend_of(client).membership.metadata
         metadata.feature_level = FeatureLevel.BASE
         closed, left = (write(client, 3, (1, 1, 1), close=close) for close in (True, False))
         client.open_ledger(left, password=PASSWORD).close()

@@ -14,6 +14,7 @@ from pybk.errors import CookieError, LedgerFencedError, MetadataError, PybkError
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.internals import cluster_backend_of, descriptor_of
 from tests.storage.real_store import contents, numbered
 
 PASSWORD = b"a password of some length"
@@ -74,7 +75,7 @@ def test_another_secret_and_one_on_one_side_only_are_refused(
             )
         writer.append(b"nothing happened to the others")
         writer.close()
-        assert len(cluster.bookies[0]._backend.membership.bookies) == 1  # type: ignore[attr-defined]  # a cluster's
+        assert len(cluster_backend_of(cluster.bookies[0]).membership.bookies) == 1
 
 
 def test_without_a_secret_nobody_listens_beyond_this_host(tmp_path: Path) -> None:
@@ -110,13 +111,13 @@ def test_no_secret_is_in_a_file_a_log_a_message_or_a_repr(tmp_path: Path, caplog
         with pytest.raises(MetadataError) as forged:
             LedgerManager.connect(cluster.url, cluster_secret=OTHER)
         reader = cluster.connect().open_ledger(writer.ledger_id, password=PASSWORD)
-        backend = client._backend
-        keys = writer._descriptor.keys  # type: ignore[attr-defined]  # a cluster's
+        backend = cluster_backend_of(client)
+        keys = descriptor_of(writer).keys
         things = (client, writer, reader, reader.metadata, backend, backend.identity, keys, refused.value, forged.value)
         seen += [repr(thing) for thing in things]
         seen += [repr(vars(thing)) for thing in (client, writer, reader)]
         seen += [record.getMessage() for record in caplog.records]
-        seen += [repr(vars(link)) for link in backend._wire._by_bookie.values()]  # type: ignore[attr-defined]  # as above
+        seen += [repr(vars(link)) for link, _ in backend._wire._by_bookie.values()]
         secret_keys = [keys.entry_key, keys.lac_key, keys.right_key]
     secrets = [PASSWORD, SECRET, *secret_keys]
     forms = [form for secret in secrets for form in (secret, secret.hex().encode(), repr(secret)[2:-1].encode())]

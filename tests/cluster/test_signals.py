@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.internals import cluster_backend_of
 from tests.paths import ROOT
 from tests.storage.real_store import contents, python
 from tests.test_signals import handled
@@ -146,4 +147,4 @@ for number in range(10):
         output, _ = process.communicate(timeout=PROCESS_S)
         assert (process.returncode, output) == (0, "")
         with cluster.connect() as client:
-            assert not client._backend.membership.bookies, "the bookie is registered still"  # type: ignore[attr-defined]
+            assert not cluster_backend_of(client).membership.bookies, "the bookie is registered still"

@@ -11,6 +11,7 @@ import pytest
 from pybk.client.backend import ClusterBackend
 from pybk.flags import StorageHint
 from tests.cluster.inside import inside
+from tests.internals import cluster_backend_of
 from tests.test_workers import no_more_threads
 
 PASSWORD = b"a password of the tests"
@@ -39,7 +40,7 @@ def test_without_more_threads_a_bookie_looks_ledgers_up_and_moves_them_and_a_cli
 def test_a_client_says_how_it_is_while_other_threads_open_ledgers(tmp_path: Path) -> None:
     with inside(tmp_path, count=1) as cluster:
         client = cluster.connect()
-        backend = client._backend
+        backend = cluster_backend_of(client)
         assert isinstance(backend, ClusterBackend)
         with client.create_ledger(password=PASSWORD, ensemble_size=1, write_quorum=1, ack_quorum=1) as writer:
             metadata = writer.metadata

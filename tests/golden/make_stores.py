@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pybk import DigestType, LedgerManager, StorageHint, StoreConfig, WriteFlag, keys
+from tests.internals import descriptor_of, store_of
 
 PASSWORD = b"golden"
 CONFIG = StoreConfig(
@@ -81,13 +82,13 @@ class Filling:
         from pybk.storage.named_records import NamedChange
         from pybk.storage.transaction_group import LedgerEntries
 
-        store = self.manager._backend.store  # type: ignore[attr-defined]  # an embedded store's
+        store = store_of(self.manager)
         entries = []
         for ledger_id in ledger_ids:
             given = self.expected["entries"][str(ledger_id)]
             writer = self._writers[ledger_id]
             payloads = [payload(ledger_id, number) for number in range(given, given + count)]
-            entries.append(LedgerEntries(writer._descriptor, writer._digest, payloads))
+            entries.append(LedgerEntries(descriptor_of(writer), writer._digest, payloads))
             self.expected["entries"][str(ledger_id)] = given + count
         changes = []
         named = self.expected.setdefault("named", {})

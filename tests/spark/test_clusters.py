@@ -22,6 +22,7 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors.executor import Process, is_locked
 from tests.cluster.checker import copies
 from tests.cluster.inside import SECRET, make_cluster
+from tests.internals import cluster_backend_of, descriptor_of
 from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.waiting import WAIT_S, wait_until
 
@@ -77,7 +78,7 @@ def command_of(pid: int) -> bytes:
 
 
 def metadata_of(client: LedgerManager) -> ClusterMetadata:
-    metadata: ClusterMetadata = client._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
+    metadata: ClusterMetadata = cluster_backend_of(client).membership.metadata
     return metadata
 
 
@@ -292,7 +293,7 @@ def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothi
 def lose_one(place: StoreOrUrl, started: list[dict[str, Any]]) -> None:
     """Kill an executor, its bookie and the bookie's directory while a writer writes to it, and replicate."""
     with place.connect() as client:
-        wait_until(lambda: len(client._backend.membership.bookies) == 3)  # type: ignore[attr-defined]  # a cluster's
+        wait_until(lambda: len(cluster_backend_of(client).membership.bookies) == 3)
         writing = Writing(client)
         wait_until(lambda: writing.acked > 200)
         (fragment,) = client.ledger_metadata(writing.ledger_id).fragments
@@ -317,7 +318,7 @@ def check_replicas(client: LedgerManager, writing: Writing, lost: str) -> None:
     assert metadata.state is LedgerState.CLOSED
     assert metadata.last_entry_id == writing.acked
     assert len(metadata.fragments) == 2
-    ledger = client.open_ledger(writing.ledger_id, password=PASSWORD)._descriptor
+    ledger = descriptor_of(client.open_ledger(writing.ledger_id, password=PASSWORD))
     assert isinstance(ledger, RemoteLedger)
     cluster: Any = SimpleNamespace(secret=SECRET)
     ends = [*(fragment.first_entry_id for fragment in metadata.fragments[1:]), metadata.last_entry_id + 1]

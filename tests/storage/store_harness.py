@@ -16,7 +16,7 @@ from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 
 ROOT = "/store"

@@ -26,7 +26,7 @@ from pybk.storage.format.catalog import read_catalog
 from pybk.storage.format.record import RECORD_HEADER_BYTES
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.repair.verify import verify_store
-from tests.embedded import view_of
+from tests.internals import store_view_of
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG, ROOT, abandon, open_store
 
@@ -238,7 +238,7 @@ def test_any_bit_of_files_with_entries() -> None:
 def entries_in(manager: LedgerManager, path: str) -> set[int]:
     """Return the offsets of a file at which records of entries lie."""
     file_id = int(os.path.basename(path)[:16], 16)
-    index = view_of(manager).index
+    index = store_view_of(manager).index
     runs = [run for row in index.ledgers() for page in index.pages(row.metadata.ledger_id) for run in page.tolist()]
     found = {at for run in runs if run[4] == file_id for at in range(run[3], run[3] + RECORD_HEADER_BYTES + run[5])}
     assert found
@@ -307,7 +307,7 @@ def test_any_bit_of_the_catalog() -> None:
     fs, given = make_store(IN_TWO_TIERS, checkpoint=True)
     (path,) = files(fs, ROOT, "catalog-")
     manager = open_read_only(fs)
-    store_id = view_of(manager).store_id
+    store_id = store_view_of(manager).store_id
     manager.close()
     file_id = int(path[-16:], 16)
     data = fs.inode(path).live

@@ -11,7 +11,7 @@ from pybk.manager import LedgerManager
 from pybk.storage.format.catalog import read_catalog
 from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.repair.rebuild import rebuild_index
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
 

@@ -11,7 +11,7 @@ from pybk.config import StoreConfig
 from pybk.manager import LedgerManager
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
-from tests.embedded import store_of
+from tests.internals import store_of
 
 _READER: Final = """
 import sys

@@ -18,7 +18,7 @@ from pybk.storage.log.log import BUFFERED_NS, Log
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
 from tests.cluster.processes import running
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.real_store import contents, numbered, open_quick, python
 from tests.storage.store_harness import open_store

@@ -13,7 +13,7 @@ from pybk.flags import StorageHint
 from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.storage.store import Store
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.real_store import QUICK, contents, numbered
 from tests.storage.store_harness import CONFIG

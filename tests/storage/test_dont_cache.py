@@ -15,9 +15,9 @@ import pytest
 
 from pybk.digest import DigestType
 from pybk.flags import ReadFlag, StorageHint
-from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
+from tests.internals import descriptor_of, store_view_of
 from tests.storage.real_store import open_quick
 
 PAGE = mmap.PAGESIZE
@@ -132,11 +132,9 @@ def test_nothing_of_what_is_read_stays_in_the_page_cache(
     handle = reader(ReadFlag.DONT_CACHE)
     assert read(handle) == [payload(number) for number in range(0, COUNT, 50)]
     assert cached(tmp_path) == 0
-    backend = handle._backend
-    assert isinstance(backend, StoreBackend)
-    store = backend.store
+    store = store_view_of(handle)
     assert not store.volumes.views, "a file was mapped"
-    assert not handle._descriptor.pages, "an index page was kept"
+    assert not descriptor_of(handle).pages, "an index page was kept"
 
 
 @pytest.mark.parametrize("read", [singly, whole, in_batches])

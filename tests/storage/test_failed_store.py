@@ -15,7 +15,7 @@ from pybk.errors import StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.storage.io.filesystem import OsFile
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, stop_syncing
 from tests.waiting import WAIT_S
 

@@ -12,7 +12,7 @@ import pytest
 from pybk.errors import PybkError, StorageError, StorageFailedError, StorageFullError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import READING, SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import ROOT, World, abandon, open_world

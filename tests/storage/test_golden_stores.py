@@ -16,8 +16,8 @@ from pybk.storage.format.extent import Extent
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
-from tests.embedded import view_of
 from tests.golden.make_stores import CONFIG, PASSWORD, payload
+from tests.internals import store_view_of
 from tests.paths import GOLDEN
 
 ARCHIVES = sorted((GOLDEN / "stores").glob("*.tar.gz"))
@@ -43,7 +43,7 @@ def check(manager: LedgerManager, expected: dict[str, Any], *, recover: bool) ->
         with manager.open_ledger(ledger_id, password=PASSWORD, recover=recover) as reader:
             found = [entry.payload for entry in reader.read(0, reader.last_add_confirmed)]
         assert found == [payload(ledger_id, number) for number in range(count)], f"ledger {ledger_id}"
-    named = {row.name: (row.value or b"").decode() for row in view_of(manager).named.all()}
+    named = {row.name: (row.value or b"").decode() for row in store_view_of(manager).named.all()}
     assert named == {name: value for name, value in expected.get("named", {}).items() if value is not None}
     for ledger_id in expected["deleted"]:
         with pytest.raises(NoSuchLedgerError):

@@ -8,7 +8,7 @@ import pytest
 
 from pybk.manager import LedgerManager
 from pybk.storage.compaction.scheduler import Scheduler
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import open_quick
 
 

@@ -31,7 +31,7 @@ from pybk.storage.io.filesystem import OsFileSystem, Populator
 from pybk.storage.io.mapped_memory import populate
 from pybk.storage.store import Store
 from pybk.storage.store_reader import TABLE_OVERHEAD_BYTES
-from tests.embedded import store_of
+from tests.internals import store_of
 
 _CONFIG: Final = StoreConfig(background=False, free_bytes_low=0, free_bytes_ok=0)
 _COUNT: Final = 400

@@ -19,7 +19,7 @@ from pybk.errors import CorruptError, PybkError, StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from pybk.storage.volumes import LOG
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world

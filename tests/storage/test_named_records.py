@@ -15,7 +15,7 @@ from pybk.storage.format.index_rows import NamedRow
 from pybk.storage.named_records import NAME_BYTES_MAX, VALUE_BYTES_MAX
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
-from tests.embedded import store_of, view_of
+from tests.internals import store_of, store_view_of
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage.log import test_interrupts
 from tests.storage.real_store import open_quick
@@ -33,7 +33,7 @@ def put(manager: LedgerManager, name: str, value: bytes | None) -> int:
 
 def values(manager: LedgerManager) -> Values:
     """Return all records."""
-    return {row.name: row.value for row in view_of(manager).named.all()}
+    return {row.name: row.value for row in store_view_of(manager).named.all()}
 
 
 def test_a_record_is_changed_only_from_the_version_that_it_has(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_limits_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with open_quick(tmp_path / "store", read_only=True) as reader:
             assert values(reader) == values(manager)
             with pytest.raises(IllegalOperationError, match="read only"):
-                view_of(reader).named.compare_and_set("a", None, b"", level=FeatureLevel.SEALS)
+                store_view_of(reader).named.compare_and_set("a", None, b"", level=FeatureLevel.SEALS)
 
 
 def test_of_many_threads_one_wins_each_version(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
-from tests.embedded import store_of, view_of
+from tests.internals import store_of, store_view_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, python
 from tests.waiting import WAIT_S, wait_until
 
@@ -314,7 +314,7 @@ def test_a_checkpoint_between_two_looks_at_the_index_is_no_damage(
         writer.append_many(numbered(500))
         reader = manager.open_ledger(0)
         live.checkpoint()
-        index = view_of(manager).index
+        index = store_view_of(manager).index
         files = index.files
         moments: list[range] = []
 
@@ -353,7 +353,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
             threading.Thread(target=lambda: found.append(next(reader.read(25, 25)).payload)),
             threading.Thread(target=lambda: found.append([entry.payload for entry in reader.read(0, 29)])),
         ]
-        store = view_of(manager)
+        store = store_view_of(manager)
         assert isinstance(store, ReadOnlyStore)
         follow = store._follow
 

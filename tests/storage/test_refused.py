@@ -22,7 +22,7 @@ from pybk.storage.io.filesystem import File
 from pybk.storage.log.log import Log
 from pybk.storage.repair.verify import verify_store
 from pybk.writer import LedgerWriter
-from tests.embedded import store_of
+from tests.internals import descriptor_of, store_of
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG
 from tests.storage.test_space import check, new_ledger, open_small, payload_of, tick
@@ -76,7 +76,7 @@ def test_what_was_forming_behind_a_refused_commit_fails_with_it_and_no_later_com
     assert all(isinstance(future.exception(), StorageFullError) for future in behind)
     ballast.close()
     fs.unlink("/ballast")
-    with writer._descriptor.lock:  # somebody is at it, so it is told the next time
+    with descriptor_of(writer).lock:  # somebody is at it, so it is told the next time
         tick(manager)
     assert other.append(payload_of(0)) == 0
     with pytest.raises(StorageFullError):

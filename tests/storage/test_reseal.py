@@ -13,7 +13,7 @@ from pybk.digest import DigestType
 from pybk.errors import CorruptError, IllegalOperationError, SealMismatchError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.manager import LedgerManager
-from tests.embedded import store_of, view_of
+from tests.internals import store_of, store_view_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make
 
@@ -26,7 +26,7 @@ def test_reseal_seals_what_it_has_checked(tmp_path: Path, digest_type: DigestTyp
             writer.append_many(b"x" * (number % 50) for number in range(entries))
         with pytest.raises(IllegalOperationError, match="pybk upgrade"):
             manager.reseal(writer.ledger_id, password=PASSWORD)
-        view_of(manager).feature_level = FeatureLevel.SEALS
+        store_view_of(manager).feature_level = FeatureLevel.SEALS
         with pytest.raises(UnauthorizedError):
             manager.reseal(writer.ledger_id, password=b"another")
         sealed = manager.reseal(writer.ledger_id, password=PASSWORD)

@@ -13,7 +13,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.repair.rebuild import rebuild_index
-from tests.embedded import store_of, view_of
+from tests.internals import store_of, store_view_of
 from tests.storage.real_store import contents, open_quick
 from tests.storage.test_consistency import tree
 
@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 def data_file(root: Path, kind: str) -> Path:
     """Return the file of a kind that the index names."""
     with open_quick(root, background=False, read_only=True) as manager:
-        store = view_of(manager)
+        store = store_view_of(manager)
         (found,) = [Path(store.volumes.path_of(row)) for row in store.index.files().values() if row.kind == kind]
     return found
 

@@ -15,7 +15,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.storage import directories
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import numbered, open_quick, payloads
 from tests.storage.test_consistency import tree
 

@@ -14,7 +14,7 @@ from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.writer import LedgerWriter
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import CONFIG, open_store
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage.io.filesystem import File
 from pybk.writer import LedgerWriter
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import CONFIG
 from tests.storage.test_space import new_ledger, open_small, tick

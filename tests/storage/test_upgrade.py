@@ -15,8 +15,8 @@ from pybk.storage.format.catalog import read_header
 from pybk.storage.format.cookie import read_cookie
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.repair.verify import verify_store
-from tests.embedded import store_of
 from tests.golden.make_stores import CONFIG, PASSWORD
+from tests.internals import store_of
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage.store_harness import World, abandon, open_world
 from tests.storage.test_golden_stores import EMBEDDED, check, unpack

@@ -14,7 +14,7 @@ from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.volumes import COLD
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import numbered, open_quick, payloads
 
 

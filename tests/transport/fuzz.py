@@ -42,8 +42,9 @@ from pybk.transport.codec import (
     encode,
 )
 from pybk.transport.frames import VERSION, Outgoing, decode_head
-from tests.client.test_limbo_repair import PASSWORD, backend_of, service_of
+from tests.client.test_limbo_repair import PASSWORD, service_of
 from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of, descriptor_of
 
 GROWTH_MAX: Final = 512 << 20
 """Bytes by which this process, which is three bookies, the writer and the fuzzer, may grow."""
@@ -67,12 +68,12 @@ class Fuzzer:
         self.ledger.append(b"mine")
         self.ledger_id = self.ledger.ledger_id
         service = service_of(cluster.bookies[place])
-        metadata = backend_of(manager)._metadata
+        metadata = cluster_backend_of(manager)._metadata
         self._keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         self._instance = service.bookie.instance
         self._address = service.addresses[0]
         self._public = service._server.public_key or b""
-        ledger = self.ledger._descriptor
+        ledger = descriptor_of(self.ledger)
         assert isinstance(ledger, RemoteLedger)
         self._right = RightsKey(ledger.keys.right_key)
         self._description = metadata.describe(self.ledger.metadata)

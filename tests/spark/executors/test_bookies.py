@@ -25,6 +25,7 @@ from pybk.spark.executors import bookie_process, bookies
 from pybk.spark.executors.bookies import BookieSettings, ensure_bookie
 from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, executor_bookie, is_locked
 from tests.cluster.inside import SECRET, make_cluster
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents, numbered
 from tests.waiting import WAIT_S, stop, wait_until
 
@@ -79,7 +80,7 @@ def connect(settings: BookieSettings) -> LedgerManager:
 
 
 def metadata_of(client: LedgerManager) -> ClusterMetadata:
-    metadata: ClusterMetadata = client._backend.membership.metadata  # type: ignore[attr-defined]  # a cluster's
+    metadata: ClusterMetadata = cluster_backend_of(client).membership.metadata
     return metadata
 
 

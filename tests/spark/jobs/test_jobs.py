@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.internals import backend_of, cluster_backend_of, store_of
+
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
 from pybk import spark as pybk_spark
@@ -60,7 +62,7 @@ def payload(number: int) -> bytes:
 
 def fill(manager: LedgerManager, count: int, **arguments: Any) -> int:
     """Write a ledger, one entry after the other to each of its bookies at once, and return its id."""
-    if isinstance(manager._backend, ClusterBackend):
+    if isinstance(backend_of(manager), ClusterBackend):
         arguments["ack_quorum"] = arguments.get("write_quorum", min(3, arguments.get("ensemble_size", 3)))
     with manager.create_ledger(**{"password": PASSWORD, **arguments}) as writer:
         for number in range(count):
@@ -81,7 +83,7 @@ def until_confirmed(cluster: Inside, ledger_id: int, last: int, password: bytes 
 
 def service_of(cluster: Inside, name: str) -> BookieServer:
     """Return a bookie of this process."""
-    backend = cluster.bookies[int(name.rsplit("-", 1)[1])]._backend
+    backend = cluster_backend_of(cluster.bookies[int(name.rsplit("-", 1)[1])])
     assert isinstance(backend, ClusterBackend)
     assert backend.bookie is not None
     return backend.bookie  # type: ignore[return-value]  # it is the only kind there is
@@ -177,7 +179,7 @@ def test_what_a_bookie_lost_is_missing_and_is_brought_back(spark: SparkSession, 
     assert wrong(found.problems) == [(ledger_id, bad, (Span(0, 27, 3), Span(2, 29, 3)), ())]
     assert verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD, repair=True).sound
     assert client.ledger_metadata(ledger_id).fragments[0].ensemble[0].bookie_id == bad
-    metadata = cluster.connect()._backend
+    metadata = cluster_backend_of(cluster.connect())
     assert isinstance(metadata, ClusterBackend)
     assert metadata.membership.metadata.list_under_replicated() == []
 
@@ -329,7 +331,7 @@ def test_a_store_is_checked_beside_its_writer(spark: SparkSession, tmp_path: Pat
             found = verify(spark, str(path), password=PASSWORD)
             assert (found.sound, found.ledgers, found.entries) == (True, 2, 90)
             assert verify(spark, str(path), password=PASSWORD, ledger_type="b").entries == 50
-            store = manager._backend.store  # type: ignore[attr-defined]
+            store = store_of(manager)
             damage(store, payload(17))
             damage(store, payload(130))
             found = verify(spark, str(path), password=PASSWORD)
@@ -412,7 +414,7 @@ def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster
     with client.create_ledger(password=PASSWORD) as writer:
         writer.append(payload(0))
         until_confirmed(cluster, writer.ledger_id, 0)
-        backend = client._backend
+        backend = cluster_backend_of(client)
         assert isinstance(backend, ClusterBackend)
         noted = client.ledger_metadata(hinted).fragments[0].ensemble[1]
         backend.membership.metadata.mark_under_replicated(hinted, noted, 0)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.internals import cluster_backend_of
+
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
 from pybk.digest import DigestType
@@ -146,7 +148,7 @@ def test_a_copy_is_the_same_and_is_made_once(spark: SparkSession, source: Inside
     assert sorted(found.ledgers.values()) == shown(target)
     assert verify(spark, target.url, **TARGET).sound  # the manifests' password is the empty one
     new = there.ledger_metadata(found.ledgers[next(iter(payloads))])
-    identity = here._backend.identity.store_id.hex()
+    identity = cluster_backend_of(here).identity.store_id.hex()
     assert new.custom_metadata[COPY_OF] == f"{identity}/{next(iter(payloads))}".encode()
     more = write(here, [b"later"])
     assert copy(spark, source.url, target.url, **BOTH).copied == (writer.ledger_id, more)

@@ -26,6 +26,7 @@ from pybk.spark.sink import manifest, sink_record
 from pybk.spark.sink.manifest import SINK_KEY, SINKS, Sink, WrittenLedger, collect_orphans, committed, sink_ledgers
 from pybk.spark.sink.sink_record import Attempt, SinkRecord
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.internals import backend_of
 from tests.storage.real_store import open_quick
 
 QUORUMS = (1, 1, 1)
@@ -371,7 +372,7 @@ def test_a_collection_that_fails_is_no_matter_of_the_commit(
 
 def test_an_embedded_store_has_no_sinks(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
-        place = Connection(manager, None, manager._backend)
+        place = Connection(manager, None, backend_of(manager))
         with pytest.raises(IllegalOperationError, match="is not a cluster"):
             committed(place, "app")
         with pytest.raises(IllegalOperationError, match="is not a cluster"):

@@ -13,7 +13,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage.format import catalog
 from pybk.writer import LedgerWriter
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.live_files import disk_usage
 from tests.storage.store_harness import open_store

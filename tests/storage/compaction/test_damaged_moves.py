@@ -14,7 +14,7 @@ from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, open_quick
 
 COUNT = 50

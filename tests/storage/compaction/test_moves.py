@@ -29,7 +29,7 @@ from pybk.storage.log import preallocation
 from pybk.storage.log.commit_writer import CommitWriter
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import apply_commit
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick
 
 COUNTED: list[tuple[type, str]] = [

@@ -15,7 +15,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage.compaction import scheduler as maintenance_module
 from pybk.storage.descriptor import LedgerDescriptor
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick
 from tests.waiting import wait_until
 

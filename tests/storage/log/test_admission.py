@@ -19,7 +19,7 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import OsFile
 from pybk.storage.log.admission import Admission, Ticket
 from pybk.writer import LedgerWriter
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, open_quick, stop_syncing
 from tests.test_ledger import metadata
 from tests.waiting import WAIT_S, wait_until

@@ -13,6 +13,7 @@ import pytest
 
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
+from tests.internals import descriptor_of
 from tests.interrupting import CallInterrupter, interrupted_at
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
@@ -98,7 +99,7 @@ def test_an_interrupt_after_any_call_into_c_leaves_no_ledger_locked(what: str) -
     """These two take the ledger's lock without waiting for it."""
     with open_store(SimFileSystem(0)) as manager:
         writer = manager.create_ledger(insecure=True)
-        descriptor = writer._descriptor
+        descriptor = descriptor_of(writer)
         calls = 0
         while True:
             interrupter = CallInterrupter(calls, _PATH)

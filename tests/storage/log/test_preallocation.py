@@ -7,7 +7,7 @@ from pathlib import Path
 from pybk.digest import DigestType
 from pybk.flags import WriteFlag
 from pybk.storage.log.preallocation import LogFileSupply
-from tests.embedded import store_of
+from tests.internals import store_of
 from tests.storage.real_store import contents, open_quick
 
 

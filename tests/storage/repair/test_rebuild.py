@@ -25,7 +25,7 @@ from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from pybk.storage.repair.rebuild import LostEntries, rebuild_index
 from pybk.storage.repair.tiling import tile
 from pybk.storage.repair.verify import verify_store
-from tests.embedded import view_of
+from tests.internals import store_view_of
 
 CONFIG = StoreConfig(
     background=False,
@@ -214,8 +214,8 @@ def lose_a_kept_log_file(path: Path) -> None:
 
 def kept_log(path: Path) -> Path:
     with open_store(path, read_only=True) as manager:
-        rows = view_of(manager).index.files().values()
-        return next(Path(view_of(manager).volumes.path_of(row)) for row in rows if row.kind == "log")
+        rows = store_view_of(manager).index.files().values()
+        return next(Path(store_view_of(manager).volumes.path_of(row)) for row in rows if row.kind == "log")
 
 
 def lose_an_ssd_record(path: Path) -> None:
@@ -388,7 +388,7 @@ def test_a_lost_watermark_is_made_again(tmp_path: Path) -> None:
 def test_a_log_that_does_not_follow_the_catalog_is_refused(tmp_path: Path) -> None:
     fill(tmp_path)
     with open_store(tmp_path, read_only=True) as manager:
-        mark = view_of(manager).index.mark()
+        mark = store_view_of(manager).index.mark()
     assert mark is not None
     tail = [file for file in files_of(tmp_path, "log") if int(file.stem, 16) >= mark.first_log_file_id]
     for file in tail:
@@ -454,7 +454,7 @@ def test_a_rebuild_that_was_stopped_anywhere_can_be_done_again(tmp_path: Path) -
 
 def contents_known(path: Path) -> dict[int, int]:
     with open_store(path) as manager:
-        return {n: view_of(manager).descriptor(n).last_durable for n in manager.list_ledgers()}
+        return {n: store_view_of(manager).descriptor(n).last_durable for n in manager.list_ledgers()}
 
 
 # ---- tiling ------------------------------------------------------------------------------------------------------

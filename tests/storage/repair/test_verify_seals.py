@@ -14,7 +14,7 @@ from pybk.errors import UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerState
 from pybk.storage.repair.verify import Verified, verify_store
-from tests.embedded import store_of
+from tests.internals import descriptor_of, store_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make, written_over
 
@@ -70,10 +70,10 @@ def test_lengths_that_do_not_add_up_are_found(tmp_path: Path) -> None:
         store, prefix = store_of(manager), b""
         for entry_id, length, payload in ((1, 7, b"two"), (2, 12, b"three")):  # the first adds one too many
             prefix = writer._digest.prefix(entry_id, 0, length, payload)
-            store.log.stage_entry(writer._descriptor, entry_id, prefix, payload, length - len(payload), 64, True)
+            store.log.stage_entry(descriptor_of(writer), entry_id, prefix, payload, length - len(payload), 64, True)
         store.log.flush()
-        writer._descriptor.last_pushed, writer._descriptor.length_pushed = 2, 12
-        writer._descriptor.last_prefix = prefix
+        descriptor_of(writer).last_pushed, descriptor_of(writer).length_pushed = 2, 12
+        descriptor_of(writer).last_prefix = prefix
         writer.close()
         assert writer.metadata.state is LedgerState.CLOSED
     problems = verified(tmp_path).problems

@@ -17,7 +17,7 @@ from pybk.storage.tiers import registry
 from pybk.storage.tiers.cold_tier import ColdTier
 from pybk.storage.tiers.lmdb_tier import LmdbTier
 from pybk.storage.tiers.tier import Run, Tier, TierStore, TierWriter
-from tests.embedded import store_of
+from tests.internals import store_of
 
 PAYLOADS = [b"%d" % number * 100 for number in range(300)]
 
