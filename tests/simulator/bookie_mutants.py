@@ -242,7 +242,7 @@ BOOKIE_MUTANTS = (
         "copies are swapped in when they are durable (I3)",
         (
             Piece(
-                "rereplication:RereplicationMachine._go_on",
+                "rereplication:RereplicationMachine._advance",
                 "self._reader is not None or self._adding or self._writing or self._ended",
                 "self._reader is not None or self._writing or self._ended",
             ),
@@ -264,7 +264,7 @@ BOOKIE_MUTANTS = (
         "a swap is a compare-and-swap of the fragment as it is now",
         (
             Piece(
-                "rereplication:RereplicationMachine._metadata_is",
+                "rereplication:RereplicationMachine._metadata_found",
                 "self._metadata, self._version, self._last = found, version, last",
                 "self._metadata, self._version, self._last = self._metadata if self._writing else found, version, last",
             ),
@@ -284,14 +284,14 @@ BOOKIE_MUTANTS = (
     Mutant(
         "S2",
         "a reader gets each entry once",
-        (Piece("reader:ReadMachine._heard", "rest = since(run, strand.next)", "rest = run"),),
+        (Piece("reader:ReadMachine._take_entries", "rest = since(run, strand.next)", "rest = run"),),
     ),
     Mutant(
         "S3",
         "a replica without an entry is not the end of a read",
         (
             Piece(
-                "reader:ReadMachine._heard",
+                "reader:ReadMachine._take_entries",
                 "self._ask(strand, now_ns) or self._exhausted(strand)",
                 "self._exhausted(strand)",
             ),

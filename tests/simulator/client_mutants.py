@@ -17,7 +17,7 @@ NOT_FROZEN = Piece(
     "lac_sent=None",
 )
 COUNTED_BEFORE_CAS = Piece(
-    WRITER + "_go_on", "(_Phase.STEADY, _Phase.CHOOSING)", "(_Phase.STEADY, _Phase.CHOOSING, _Phase.CHANGING)"
+    WRITER + "_advance", "(_Phase.STEADY, _Phase.CHOOSING)", "(_Phase.STEADY, _Phase.CHOOSING, _Phase.CHANGING)"
 )
 SAME_REPLY = "found == self._wanted"
 
@@ -34,10 +34,10 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 RECOVERY + "_bookies_chosen",
-                "return effects + self._go_on(now_ns)",
+                "return effects + self._advance(now_ns)",
                 (
                     "early = [WriteMetadata(replace(self._metadata, fragments=self._fragments), self._version)]\n"
-                    "effects += self._go_on(now_ns)\n"
+                    "effects += self._advance(now_ns)\n"
                     "return effects + (early if replacements and self._phase is _Phase.READING else [])"
                 ),
             ),
@@ -49,15 +49,15 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 RECOVERY + "_bookies_chosen",
-                "effects += adds.exchange(replacements)",
-                "effects += adds.exchange(replacements); self._ensemble = tuple(adds.ensemble)",
+                "effects += inflight.exchange(replacements)",
+                "effects += inflight.exchange(replacements); self._ensemble = tuple(inflight.ensemble)",
             ),
         ),
     ),
     Mutant(
         "M6",
         "silence and UNKNOWN are no denial (rule 4)",
-        (Piece(RECOVERY + "_heard", "status in NEGATIVE", "status is not Status.OK"),),
+        (Piece(RECOVERY + "_note_entries", "status in NEGATIVE", "status is not Status.OK"),),
     ),
     Mutant(
         "M8",
@@ -71,9 +71,9 @@ CLIENT_MUTANTS = (
             Piece(
                 WRITER + "_bookies_chosen",
                 "effects += self._write(self._changed(self.metadata))",
-                "effects += self._write(self._changed(self.metadata)) + adds.exchange(self._replacements)",
+                "effects += self._write(self._changed(self.metadata)) + inflight.exchange(self._replacements)",
             ),
-            Piece(WRITER + "_metadata_written", "return self._adds.exchange(self._replacements)", "return []"),
+            Piece(WRITER + "_metadata_written", "return self._inflight.exchange(self._replacements)", "return []"),
             COUNTED_BEFORE_CAS,
         ),
     ),
@@ -119,9 +119,9 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 RECOVERY + "_write_back",
-                "return self._adds.submit(Batch(first, self._next - 1, length_at(entries[-1]), runs))",
+                "return self._inflight.submit(Batch(first, self._next - 1, length_at(entries[-1]), runs))",
                 (
-                    "self._adds.lac, self._adds.length = (self._next - 1, length_at(entries[-1]))\n"
+                    "self._inflight.lac, self._inflight.length = (self._next - 1, length_at(entries[-1]))\n"
                     "return [] and Batch(first, self._next - 1, length_at(entries[-1]), runs)"
                 ),
             ),
@@ -132,7 +132,7 @@ CLIENT_MUTANTS = (
         "a writer does not close over a recovery whose LAC moves (D4)",
         (
             Piece(
-                WRITER + "_settle",
+                WRITER + "_resolve",
                 "found.state is LedgerState.OPEN",
                 "found.state is LedgerState.OPEN or (self._phase is _Phase.CLOSING and found.state != 'closed')",
             ),
@@ -147,10 +147,10 @@ CLIENT_MUTANTS = (
                 WRITER + "_bookies_chosen",
                 (
                     "self._phase = _Phase.CHANGING\n"
-                    "effects += adds.leaving(self._replacements)\n"
+                    "effects += inflight.leaving(self._replacements)\n"
                     "effects += self._write(self._changed(self.metadata))"
                 ),
-                "effects += adds.exchange(self._replacements)",
+                "effects += inflight.exchange(self._replacements)",
             ),
         ),
     ),
@@ -201,14 +201,14 @@ CLIENT_MUTANTS = (
     Mutant(
         "C9",
         "a refusal that shows one's own change is a success (Pravega #4721)",
-        (Piece(WRITER + "_settle", "found.state is LedgerState.OPEN", "False"),),
+        (Piece(WRITER + "_resolve", "found.state is LedgerState.OPEN", "False"),),
     ),
     Mutant(
         "C10",
         "a close whose reply was lost is a close (BK #2179)",
         (
             Piece(
-                WRITER + "_settle",
+                WRITER + "_resolve",
                 ("if found == self._wanted:\n    return self._metadata_written(MetadataWritten(version), now_ns)"),
                 (
                     "if found is not None and found.state == 'closed':\n"
@@ -240,11 +240,11 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 WRITER + "step",
-                "return self._go_on(self._steps[type(event)](event, now_ns))",
+                "return self._advance(self._steps[type(event)](event, now_ns))",
                 (
                     "if isinstance(event, MetadataWritten):\n"
                     "    return self._metadata_written(event, now_ns)\n"
-                    "return self._go_on(self._steps[type(event)](event, now_ns))"
+                    "return self._advance(self._steps[type(event)](event, now_ns))"
                 ),
             ),
         ),
@@ -269,7 +269,7 @@ CLIENT_MUTANTS = (
         "L12",
         "the late force of a replaced bookie does not count (AW3)",
         (
-            Piece(WRITER + "_forced", "self._adds.ensemble[place] != bookie", "False"),
+            Piece(WRITER + "_forced", "self._inflight.ensemble[place] != bookie", "False"),
             Piece("inflight:Inflight.exchange", "batch.seen &= ~bits", "pass"),
         ),
     ),
@@ -291,7 +291,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "N3",
         "a recovery records who failed to take what it wrote back (C13)",
-        (Piece(RECOVERY + "_given_up", "places(self._adds.failed)", "()"),),
+        (Piece(RECOVERY + "_give_up_failed", "places(self._inflight.failed)", "()"),),
     ),
     Mutant(
         "N4",
@@ -307,11 +307,11 @@ CLIENT_MUTANTS = (
         "N8",
         "what a bookie misses that a writer replaces is recorded before the metadata name another (C13)",
         (
-            Piece(WRITER + "_bookies_chosen", "effects += adds.leaving(self._replacements)", "pass"),
+            Piece(WRITER + "_bookies_chosen", "effects += inflight.leaving(self._replacements)", "pass"),
             Piece(
                 WRITER + "_metadata_written",
-                "return self._adds.exchange(self._replacements)",
-                "return self._adds.leaving(self._replacements) + self._adds.exchange(self._replacements)",
+                "return self._inflight.exchange(self._replacements)",
+                "return self._inflight.leaving(self._replacements) + self._inflight.exchange(self._replacements)",
             ),
         ),
     ),
@@ -328,7 +328,7 @@ CLIENT_MUTANTS = (
             Piece(
                 RECOVERY + "_close",
                 "[WriteMetadata(self._wanted, version)]",
-                "[effect for place in self._held for effect in self._lagging(place)]"
+                "[effect for place in self._stored_last for effect in self._lagging(place)]"
                 " + [WriteMetadata(self._wanted, version)]",
             ),
         ),
@@ -343,7 +343,7 @@ CLIENT_MUTANTS = (
         "a refused change ends a writer whose ledger is in recovery (AW8)",
         (
             Piece(
-                WRITER + "_settle",
+                WRITER + "_resolve",
                 (
                     "if found.state is LedgerState.OPEN:\n"
                     "    self.metadata, self._version = (found, version)\n"
@@ -352,7 +352,7 @@ CLIENT_MUTANTS = (
                 (
                     "if found.state is LedgerState.IN_RECOVERY and self._phase is _Phase.CHANGING:\n"
                     "    self._phase = _Phase.STEADY\n"
-                    "    return self._adds.exchange(self._replacements)\n"
+                    "    return self._inflight.exchange(self._replacements)\n"
                     "if found.state is LedgerState.OPEN:\n"
                     "    self.metadata, self._version = (found, version)\n"
                     "    return self._write(self._changed(found))"
@@ -365,7 +365,7 @@ CLIENT_MUTANTS = (
         "a refused change keeps what a replication changed (I11)",
         (
             Piece(
-                WRITER + "_settle",
+                WRITER + "_resolve",
                 "self.metadata, self._version = found, version",
                 "found, self._version = self.metadata, version",
             ),
@@ -374,7 +374,7 @@ CLIENT_MUTANTS = (
     Mutant(
         "W3",
         "a new fragment begins behind the last confirmed entry (AW5)",
-        (Piece(WRITER + "_changed", "self._adds.lac + 1", "self.last_submitted + 1"),),
+        (Piece(WRITER + "_changed", "self._inflight.lac + 1", "self.last_submitted + 1"),),
     ),
     Mutant(
         "W4",
@@ -382,7 +382,7 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 WRITER + "_changed",
-                "metadata.closed_at(self._adds.lac, _1)",
+                "metadata.closed_at(self._inflight.lac, _1)",
                 "metadata.closed_at(self.last_submitted, _1)",
             ),
         ),
@@ -419,7 +419,7 @@ SURVIVORS = (
     Mutant(
         "L13",
         "the force of a replaced bookie does not count (AW3)",
-        (Piece(WRITER + "_forced", "self._adds.ensemble[place] != bookie", "False"),),
+        (Piece(WRITER + "_forced", "self._inflight.ensemble[place] != bookie", "False"),),
     ),
     # Recoveries fence the last fragment, which nobody changes while the ledger is in recovery: a bookie whose fragments
     # have all ended was not fenced. The rule is kept, so that nothing rests on which bookies recoveries fence.
@@ -471,7 +471,7 @@ SURVIVORS = (
         "a writer does not close a ledger that is being recovered (M13)",
         (
             Piece(
-                WRITER + "_settle",
+                WRITER + "_resolve",
                 "found.state is LedgerState.OPEN",
                 "found.state is LedgerState.OPEN or (self._phase is _Phase.CLOSING and found.state != 'closed')",
             ),
@@ -482,7 +482,7 @@ SURVIVORS = (
     Mutant(
         "V3",
         "a refused change that is there already is not written again (C9)",
-        (Piece(WRITER + "_settle", "found == self._wanted", "False"),),
+        (Piece(WRITER + "_resolve", "found == self._wanted", "False"),),
     ),
     # Recovery's reads fence, so a denial comes only from bookies that are fenced, and acknowledgements are contiguous:
     # coverage by the first phase is then a matter of liveness. M7 and R5 break it with reads that do not fence.

@@ -35,9 +35,9 @@ SEAL_MUTANTS = (
         "a recovery that wrote nothing back seals over the last confirmed entry",
         (
             Piece(
-                RECOVERY + "_length_heard",
-                "self._last_entry = entries_of(_1)[0]\nself._adds.length = length_at(self._last_entry)",
-                "self._adds.length = length_at(entries_of(_1)[0])",
+                RECOVERY + "_note_length",
+                "self._last_entry = entries_of(_1)[0]\nself._inflight.length = length_at(self._last_entry)",
+                "self._inflight.length = length_at(entries_of(_1)[0])",
             ),
         ),
     ),

@@ -79,10 +79,10 @@ def choose(
         each for each in known if not each.read_only and each.bookie not in excluded and each.bookie not in ensemble
     ]
     # Another instance of a bookie that has a place may take that one alone: two would not fail independently.
-    homes = {bookie.bookie_id: place for place, bookie in enumerate(ensemble)}
+    place_of = {bookie.bookie_id: place for place, bookie in enumerate(ensemble)}
     result: dict[int, Bookie] = {}
     for place in places:
-        fit = [each for each in free if homes.get(each.bookie.bookie_id, place) == place]
+        fit = [each for each in free if place_of.get(each.bookie.bookie_id, place) == place]
         if fit:
             keys = [_key(each, hints, used) for each in fit]
             best = min(keys)
@@ -126,12 +126,12 @@ def _key(candidate: Candidate, hints: frozenset[StorageHint], used: list[str]) -
 
 def _draw(candidates: list[Candidate], hints: frozenset[StorageHint], source: Random) -> Candidate:
     """Draw one of several that suit equally well."""
-    weights = [_room(each, hints) / (1.0 + each.load) for each in candidates]
+    weights = [_free_bytes(each, hints) / (1.0 + each.load) for each in candidates]
     cap = WEIGHT_MULTIPLE_MAX * median(weights)
     return source.choices(candidates, [min(weight, cap) for weight in weights])[0]
 
 
-def _room(candidate: Candidate, hints: frozenset[StorageHint]) -> float:
+def _free_bytes(candidate: Candidate, hints: frozenset[StorageHint]) -> float:
     """Return the free bytes that count: those of the hinted tiers, or of all."""
     wanted = [free for tier, free in candidate.tiers.items() if tier in hints] or list(candidate.tiers.values())
     return float(max(sum(wanted), 1))

@@ -152,7 +152,7 @@ class ReadMachine:
         if isinstance(event, Answered | Unanswered):
             asked = self._asked.pop(event.token, None)
             if asked is not None:
-                effects = self._heard(*asked, event.reply if isinstance(event, Answered) else None, now_ns)
+                effects = self._take_entries(*asked, event.reply if isinstance(event, Answered) else None, now_ns)
         elif isinstance(event, Woken):
             effects = self._speculate(now_ns)
         elif isinstance(event, MetadataRead):
@@ -199,14 +199,14 @@ class ReadMachine:
         )
         return [Send(token, strand.ensemble[place], request)]
 
-    def _heard(self, strand: _Strand, place: int, first: int, reply: object, now_ns: int) -> list[Effect]:
+    def _take_entries(self, strand: _Strand, place: int, first: int, reply: object, now_ns: int) -> list[Effect]:
         """Take the entries of an answer, and go on with another replica where it ends too early."""
         if strand.ended:
             return []
         bit = 1 << place
         strand.asking &= ~bit
         effects: list[Effect] = []
-        after, status, room = first, Status.UNKNOWN, 0
+        after, status, space = first, Status.UNKNOWN, 0
         if isinstance(reply, ReadReply):
             status = reply.status
             run = reply.run
@@ -218,7 +218,7 @@ class ReadMachine:
                     strand.next, strand.denied, strand.failed = after, 0, 0
                     strand.read_bytes += _bytes_of(rest)
                     if status is Status.OK:
-                        room = self._bytes_max - _bytes_of(run)
+                        space = self._bytes_max - _bytes_of(run)
             elif status is Status.OK:
                 status = Status.UNKNOWN
             if status is Status.UNKNOWN:
@@ -226,7 +226,7 @@ class ReadMachine:
         if strand.next > strand.last:
             strand.ended = True
             return effects
-        if self._left(strand) <= room:  # the next entry is longer than the room that was left for it
+        if self._left(strand) <= space:  # the next entry is longer than the space that was left for it
             self._stop_before(strand.next)
             return effects
         if status is Status.OK:

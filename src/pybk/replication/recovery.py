@@ -124,7 +124,7 @@ class RecoveryMachine:
         """When a round first ended without progress; None after progress."""
         self._waiting = False
         self._closed = False
-        self._held: dict[int, int] = {}
+        self._stored_last: dict[int, int] = {}
         self._fences: dict[int, int] = {}
         self._known = 0
         self._lac = -1
@@ -151,7 +151,7 @@ class RecoveryMachine:
         if self._phase is _Phase.ENDED:
             return self._late(event)
         if kind is Answered or kind is Unanswered:
-            return self._told(event, now_ns)  # type: ignore[arg-type]
+            return self._request_ended(event, now_ns)  # type: ignore[arg-type]
         if isinstance(event, MetadataWritten):
             return self._metadata_written(event.version, now_ns)
         if isinstance(event, MetadataRefused | MetadataRead):
@@ -212,7 +212,7 @@ class RecoveryMachine:
         self._phase = _Phase.CLOSING
         self._version = version
         own = self._fragments[len(self._metadata.fragments) - 1 :]
-        closed = found.closed_at(self._adds.lac, self._adds.length)
+        closed = found.closed_at(self._inflight.lac, self._inflight.length)
         self._wanted = replace(closed, fragments=found.fragments[:-1] + own)
         if self._seal is not None:
             self._wanted = self._seal(self._wanted, self._last_entry)
@@ -232,7 +232,7 @@ class RecoveryMachine:
 
     def _fenced(self, place: int, reply: object, now_ns: int) -> list[Effect]:
         """A bookie was fenced, or gave no answer that counts (AR2)."""
-        self._note_held(place, reply)
+        self._note_stored(place, reply)
         if self._phase is not _Phase.FENCING:
             return self._lagging(place)
         if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
@@ -244,10 +244,10 @@ class RecoveryMachine:
             self._note(place, reply)
         return [] if self._fences else self._retry(now_ns, "fenced")
 
-    def _note_held(self, place: int, reply: object) -> None:
+    def _note_stored(self, place: int, reply: object) -> None:
         """Remember the last entry that a bookie had when it was fenced: of the writer it gets no more."""
         if isinstance(reply, LacReply) and reply.status is Status.OK:  # else it has none, or it is not known
-            self._held[place] = reply.entry_id
+            self._stored_last[place] = reply.entry_id
 
     def _lagging(self, place: int) -> list[Effect]:
         """Record what a bookie lacks of what was confirmed before it was fenced, and so is not written back (C13).
@@ -262,7 +262,7 @@ class RecoveryMachine:
             first = fragment.first_entry_id
         ends = range(max(first, self._lac - self._stride + 1), self._lac + 1)
         last = max((entry_id for entry_id in ends if place in self._quorum.write_set(entry_id)), default=-1)
-        held = self._held.get(place, first - 1)
+        held = self._stored_last.get(place, first - 1)
         return [UnderReplicated(bookie, max(first, held + 1))] if held < last else []
 
     def _retry(self, now_ns: int, what: str) -> list[Effect]:
@@ -291,7 +291,7 @@ class RecoveryMachine:
         self._phase = _Phase.READING
         self._stuck_since_ns = None
         self._fragments = self._metadata.fragments
-        self._adds = Inflight(
+        self._inflight = Inflight(
             self._metadata.ledger_id,
             self._quorum,
             self._ensemble,
@@ -317,7 +317,7 @@ class RecoveryMachine:
         waiting = set(self._fences.values())
         heard = (place for place in range(len(self._ensemble)) if place not in waiting)
         effects = [effect for place in heard for effect in self._lagging(place)]
-        return effects + self._ask_length() + self._go_on(now_ns)
+        return effects + self._ask_length() + self._advance(now_ns)
 
     def _ask_length(self) -> list[Effect]:
         """Read the last confirmed entry, whose header has the ledger's length if no entry follows."""
@@ -342,7 +342,7 @@ class RecoveryMachine:
             while entry in self._found or entry < self._next:
                 entry += stride
             self._heads[residue] = entry
-            if self._end_at is not None or len(self._found) + self._next - self._adds.lac > UNWRITTEN_MAX:
+            if self._end_at is not None or len(self._found) + self._next - self._inflight.lac > UNWRITTEN_MAX:
                 continue
             heard = self._denied.get(entry, 0) | self._unknown.get(entry, 0) | self._asking[residue]
             asked = self._masks[residue] & ~heard
@@ -357,7 +357,7 @@ class RecoveryMachine:
                 effects.append(Send(token, self._ensemble[place], request))
         return effects
 
-    def _heard(self, place: int, residue: int, first: int, reply: object) -> None:
+    def _note_entries(self, place: int, residue: int, first: int, reply: object) -> None:
         """Take the entries that a bookie has, and what it says of the one after them (AR4)."""
         bit = 1 << place
         self._asking[residue] &= ~bit
@@ -405,11 +405,11 @@ class RecoveryMachine:
         self._last_entry = entries[-1]
         first = self._next - len(entries)
         runs = cut(first, [len(entry) for entry in entries], entries, self._quorum)
-        return self._adds.submit(Batch(first, self._next - 1, length_at(entries[-1]), runs))
+        return self._inflight.submit(Batch(first, self._next - 1, length_at(entries[-1]), runs))
 
     # ---- what happened ---------------------------------------------------------------------------------------------
 
-    def _told(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
+    def _request_ended(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
         """A request was answered, or was not."""
         token = event.token
         reply = event.reply if isinstance(event, Answered) else None
@@ -417,42 +417,42 @@ class RecoveryMachine:
             return self._fenced(self._fences.pop(token), reply, now_ns)
         if self._phase is _Phase.CLOSING:
             self._note_add(token, reply)
-            return self._given_up()
+            return self._give_up_failed()
         if self._phase is not _Phase.READING:
             return []
         effects: list[Effect] = []
         if token in self._reads:
-            self._heard(*self._reads.pop(token), reply)
+            self._note_entries(*self._reads.pop(token), reply)
         elif token in self._length_asked:
-            self._length_heard(self._length_asked.pop(token), reply)
+            self._note_length(self._length_asked.pop(token), reply)
         elif isinstance(reply, Reply):
             if reply.status in (Status.UNAUTHORIZED, Status.DELETED):
                 return self._end(Reason[reply.status.name], f"a bookie answered {reply.status.name}")
-            effects += self._adds.answered(token, reply) or []
+            effects += self._inflight.answered(token, reply) or []
         else:
-            self._adds.unanswered(token)
-        return effects + self._go_on(now_ns)
+            self._inflight.unanswered(token)
+        return effects + self._advance(now_ns)
 
-    def _length_heard(self, place: int, reply: object) -> None:
+    def _note_length(self, place: int, reply: object) -> None:
         """Take the length from the last confirmed entry."""
         if isinstance(reply, ReadReply) and reply.run is not None and reply.run.first == self._lac:
             if not self._length_known:
                 self._length_known = True
                 self._last_entry = entries_of(reply.run)[0]
-                self._adds.length = length_at(self._last_entry)
+                self._inflight.length = length_at(self._last_entry)
         else:
             self._note(place, reply)
 
-    def _go_on(self, now_ns: int) -> list[Effect]:
+    def _advance(self, now_ns: int) -> list[Effect]:
         """Decide, write back, confirm, change the ensemble, close: whatever is due."""
-        adds = self._adds
+        inflight = self._inflight
         effects = self._decide()
-        adds.confirm()
-        if self._end_at == adds.lac and self._length_known:
-            return effects + self._given_up() + self._close(replace(self._metadata), self._version)
-        if adds.failed and not self._choosing:
-            self._choosing = tuple(places(adds.failed | adds.dead))
-            effects.append(ChooseBookies(self._choosing, tuple(adds.ensemble), frozenset(adds.avoided)))
+        inflight.confirm()
+        if self._end_at == inflight.lac and self._length_known:
+            return effects + self._give_up_failed() + self._close(replace(self._metadata), self._version)
+        if inflight.failed and not self._choosing:
+            self._choosing = tuple(places(inflight.failed | inflight.dead))
+            effects.append(ChooseBookies(self._choosing, tuple(inflight.ensemble), frozenset(inflight.avoided)))
         effects += self._ask()
         if not self._reads and not self._length_asked and self._is_stuck():
             effects += self._retry(now_ns, "read")
@@ -460,7 +460,7 @@ class RecoveryMachine:
 
     def _is_stuck(self) -> bool:
         """Tell whether only those who did not answer could help: nothing is being read, and an entry is undecided."""
-        if self._adds.pending or self._choosing:
+        if self._inflight.pending or self._choosing:
             return False
         return self._end_at is None or not self._length_known
 
@@ -473,27 +473,27 @@ class RecoveryMachine:
             return []
         self._unknown.clear()
         length = [] if self._length_asked or self._end_at is None else self._ask_length()
-        return length + self._go_on(now_ns)
+        return length + self._advance(now_ns)
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
         """Change the ensemble, in memory only: what is read stays the ensemble that was fenced (AR7, D3)."""
         if self._phase is not _Phase.READING or not self._choosing:
             return []
-        adds = self._adds
-        replacements = usable(event.bookies, self._choosing, adds.ensemble)
+        inflight = self._inflight
+        replacements = usable(event.bookies, self._choosing, inflight.ensemble)
         effects: list[Effect] = []
         for place in self._choosing:
             if place not in replacements:
-                effects += adds.give_up(place)
+                effects += inflight.give_up(place)
         self._choosing = ()
-        lacking = adds.lacking(replacements)
+        lacking = inflight.lacking(replacements)
         if lacking:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if replacements:
-            effects += adds.leaving(replacements)
-            effects += adds.exchange(replacements)
-            self._fragments = with_ensemble(self._fragments, adds.lac + 1, tuple(adds.ensemble))
-        return effects + self._go_on(now_ns)
+            effects += inflight.leaving(replacements)
+            effects += inflight.exchange(replacements)
+            self._fragments = with_ensemble(self._fragments, inflight.lac + 1, tuple(inflight.ensemble))
+        return effects + self._advance(now_ns)
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
         """End: the ledger is closed, by this recovery or by somebody else."""
@@ -508,23 +508,25 @@ class RecoveryMachine:
         reply = event.reply if isinstance(event, Answered) else None
         if event.token in self._fences:
             place = self._fences.pop(event.token)
-            self._note_held(place, reply)
+            self._note_stored(place, reply)
             return self._lagging(place)
         if not self._closed:
             return []
         self._note_add(event.token, reply)
-        return self._given_up()
+        return self._give_up_failed()
 
     def _note_add(self, token: int, reply: object) -> None:
         """Take note of whether a bookie has what was written back to it, when nothing depends on it any more."""
         if isinstance(reply, Reply):
-            self._adds.answered(token, reply)
+            self._inflight.answered(token, reply)
         else:
-            self._adds.unanswered(token)
+            self._inflight.unanswered(token)
 
-    def _given_up(self) -> list[Effect]:
+    def _give_up_failed(self) -> list[Effect]:
         """Record what bookies failed to take of what was written back."""
-        return [effect for place in places(self._adds.failed) for effect in self._adds.give_up(place, closing=True)]
+        return [
+            effect for place in places(self._inflight.failed) for effect in self._inflight.give_up(place, closing=True)
+        ]
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success."""

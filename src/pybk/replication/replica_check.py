@@ -128,7 +128,7 @@ class ReplicaCheckMachine:
         Args:
             now_ns: The time.
         """
-        return self._go_on()
+        return self._advance()
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
         """Take what happened and return what to do.
@@ -147,20 +147,20 @@ class ReplicaCheckMachine:
             if self._silences >= _SILENT_MAX:
                 self.silent = True
                 self._waiting.clear()
-            return self._go_on()
+            return self._advance()
         self._silences = 0
         if probing:
             self._note_probe(span, reply)
-            return self._go_on()
+            return self._advance()
         effects: list[Effect] = []
         after = _after(reply.run, span)
         if after != span.first and reply.run is not None:
             effects.append(EntriesRead(reply.run))
         if after <= span.last:
             effects += self._rest(Span(after, span.last, span.step), reply, moved=after != span.first)
-        return effects + self._go_on()
+        return effects + self._advance()
 
-    def _go_on(self) -> list[Effect]:
+    def _advance(self) -> list[Effect]:
         """Ask for more, or end."""
         effects: list[Effect] = []
         while self._waiting and len(self._asked) < _ASKED_MAX:

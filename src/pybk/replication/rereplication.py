@@ -110,9 +110,9 @@ class RereplicationMachine:
         if self._ended:
             return []
         if isinstance(event, Answered | Unanswered):
-            return self._told(event, now_ns)
+            return self._request_ended(event, now_ns)
         if isinstance(event, MetadataRead | MetadataRefused):
-            return self._metadata_is(event.metadata, event.version, now_ns)
+            return self._metadata_found(event.metadata, event.version, now_ns)
         if isinstance(event, MetadataWritten):
             assert self._wanted is not None
             return self._end(Done(self._wanted, event.version))
@@ -125,7 +125,7 @@ class RereplicationMachine:
 
     # ---- metadata --------------------------------------------------------------------------------------------------
 
-    def _metadata_is(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
+    def _metadata_found(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
         """Look at the ledger as it is now: before copying, when entries cannot be read, and when a swap was refused."""
         if found is None:
             return self._fail(Reason.DELETED, "it was deleted")
@@ -235,7 +235,7 @@ class RereplicationMachine:
                 effects.append(effect)
             elif isinstance(effect, Failed):
                 return effects + self._fail(effect.reason, effect.detail)
-        return effects + self._go_on(now_ns)
+        return effects + self._advance(now_ns)
 
     def _write(self, run: EntryRun) -> list[Effect]:
         """Add entries to those targets that take them, as a recovery does, as the ledger may be fenced there (C7)."""
@@ -249,20 +249,20 @@ class RereplicationMachine:
                 effects.append(Send(token, bookie, add))
         return effects
 
-    def _go_on(self, now_ns: int) -> list[Effect]:
+    def _advance(self, now_ns: int) -> list[Effect]:
         """Go on with the next entries when these are read and written everywhere."""
         if self._reader is not None or self._adding or self._writing or self._ended:
             return []
         return self._window(now_ns)
 
-    def _told(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
+    def _request_ended(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
         """A read or an add was answered, or was not."""
         if event.token in self._read_tokens:
             token = self._read_tokens.pop(event.token)
             if self._reader is None:
                 return []
-            told = Answered(token, event.reply) if isinstance(event, Answered) else Unanswered(token)
-            return self._read(told, now_ns)
+            forwarded = Answered(token, event.reply) if isinstance(event, Answered) else Unanswered(token)
+            return self._read(forwarded, now_ns)
         if event.token not in self._adding:
             return []
         self._adding.discard(event.token)
@@ -270,7 +270,7 @@ class RereplicationMachine:
         if not isinstance(reply, Reply) or reply.status is not Status.OK:
             said = reply.status.name if isinstance(reply, Reply) else "nothing"
             return self._fail(Reason.UNDECIDED, f"a bookie that was to take copies answered {said}; try again")
-        return self._go_on(now_ns)
+        return self._advance(now_ns)
 
     def _end(self, done: Done) -> list[Effect]:
         """End with success."""

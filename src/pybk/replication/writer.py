@@ -121,7 +121,7 @@ class WriterMachine:
         self._seal = seal
         self._tokens = count(1)
         quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        self._adds = Inflight(
+        self._inflight = Inflight(
             metadata.ledger_id,
             quorum,
             metadata.fragments[-1].ensemble,
@@ -138,7 +138,7 @@ class WriterMachine:
         self._forgiven_at = -2
         self._close_asked = False
         self._watched = False
-        self._lac_told = -1
+        self._lac_sent = -1
         self._force_target = -1
         self._forces: dict[int, tuple[int, Bookie, int]] = {}
         self._steps = {
@@ -147,7 +147,7 @@ class WriterMachine:
             BookiesChosen: self._bookies_chosen,
             MetadataWritten: self._metadata_written,
             MetadataRefused: self._metadata_refused,
-            MetadataRead: self._metadata_is,
+            MetadataRead: self._metadata_found,
             MetadataUnreachable: self._metadata_unreachable,
             Woken: self._woken,
         }
@@ -155,7 +155,7 @@ class WriterMachine:
     @property
     def last_add_confirmed(self) -> int:
         """Last entry that is confirmed, -1 for none."""
-        return self._adds.lac
+        return self._inflight.lac
 
     @property
     def ended(self) -> bool:
@@ -165,7 +165,7 @@ class WriterMachine:
     @property
     def outstanding(self) -> int:
         """Entries that were submitted and are not confirmed."""
-        return self.last_submitted - self._adds.lac
+        return self.last_submitted - self._inflight.lac
 
     def submit(self, batch: Batch, now_ns: int) -> list[Effect]:
         """Take entries that follow those submitted before; nothing is done with them after the end.
@@ -177,8 +177,8 @@ class WriterMachine:
         if self._phase is _Phase.ENDED or self._close_asked:
             return []
         self.last_submitted = batch.last
-        self._lac_told = self._adds.lac
-        return self._adds.submit(batch, deferred=self._deferred)
+        self._lac_sent = self._inflight.lac
+        return self._inflight.submit(batch, deferred=self._deferred)
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
         """Take what happened and return what to do.
@@ -189,7 +189,7 @@ class WriterMachine:
         """
         if self._phase is _Phase.ENDED:
             return self._late(event)
-        return self._go_on(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
+        return self._advance(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
 
     def close(self, now_ns: int) -> list[Effect]:
         """Close the ledger at the last add confirmed; what is pending is not of it (AW7).
@@ -200,7 +200,7 @@ class WriterMachine:
         if self._phase is _Phase.ENDED:
             return []
         self._close_asked = True
-        return self._go_on([])
+        return self._advance([])
 
     def force(self, now_ns: int) -> list[Effect]:
         """Make durable, and so confirm, all that was submitted until now, as soon as it is acknowledged.
@@ -211,17 +211,17 @@ class WriterMachine:
         if self._phase is _Phase.ENDED:
             return []
         self._force_target = self.last_submitted
-        return self._go_on([])
+        return self._advance([])
 
     def send_lac(self) -> list[Effect]:
         """Tell the bookies the last add confirmed if nothing is outstanding that would, and they do not know it."""
-        adds = self._adds
-        if self._phase is not _Phase.STEADY or adds.pending or adds.lac == self._lac_told:
+        inflight = self._inflight
+        if self._phase is not _Phase.STEADY or inflight.pending or inflight.lac == self._lac_sent:
             return []
-        self._lac_told = adds.lac
+        self._lac_sent = inflight.lac
         self._watched = False
-        request = WriteLac(self.metadata.ledger_id, adds.lac)
-        return [Send(next(self._tokens), adds.ensemble[place], request) for place in places(adds.live)]
+        request = WriteLac(self.metadata.ledger_id, inflight.lac)
+        return [Send(next(self._tokens), inflight.ensemble[place], request) for place in places(inflight.live)]
 
     def bookies_changed(self, now_ns: int) -> list[Effect]:
         """Look again for bookies in the places of those given up, which may also be the same ones.
@@ -229,9 +229,9 @@ class WriterMachine:
         Args:
             now_ns: The time.
         """
-        if self._phase is not _Phase.STEADY or not self._adds.dead or self._close_asked:
+        if self._phase is not _Phase.STEADY or not self._inflight.dead or self._close_asked:
             return []
-        self._adds.avoided.clear()
+        self._inflight.avoided.clear()
         return self._choose()
 
     def _late(self, event: Event) -> list[Effect]:
@@ -241,7 +241,7 @@ class WriterMachine:
                 self._counted(event.token, event.reply)
             elif isinstance(event, Unanswered):
                 self._unanswered(event, 0)
-        return self._given_up()
+        return self._give_up_failed()
 
     # ---- what happened ---------------------------------------------------------------------------------------------
 
@@ -259,27 +259,27 @@ class WriterMachine:
 
     def _counted(self, token: int, reply: Reply) -> list[Effect]:
         """Count an answer to an add or a force."""
-        effects = self._adds.answered(token, reply)
+        effects = self._inflight.answered(token, reply)
         if effects is None and token in self._forces:
             self._forced(token, done=reply.status is Status.OK)
         return effects or []
 
     def _unanswered(self, event: Unanswered, now_ns: int) -> list[Effect]:
         """No answer came; for an add or a force that is a failure of the bookie."""
-        if not self._adds.unanswered(event.token) and event.token in self._forces:
+        if not self._inflight.unanswered(event.token) and event.token in self._forces:
             self._forced(event.token, done=False)
         return []
 
     def _forced(self, token: int, *, done: bool) -> None:
         """A bookie made durable what it had acknowledged when it was asked, or may not have."""
         place, bookie, first = self._forces.pop(token)
-        if self._adds.ensemble[place] != bookie:
+        if self._inflight.ensemble[place] != bookie:
             return
         if not done:
-            self._adds.fail(place, first)
+            self._inflight.fail(place, first)
             return
         bit = 1 << place
-        for batch in self._adds.pending:
+        for batch in self._inflight.pending:
             if batch.seen & bit:
                 batch.durable |= bit
 
@@ -290,35 +290,35 @@ class WriterMachine:
         self._phase, self._tries = _Phase.STEADY, 0
         if self._close_asked:
             return []
-        adds = self._adds
-        self._replacements = usable(event.bookies, self._places, adds.ensemble)
+        inflight = self._inflight
+        self._replacements = usable(event.bookies, self._places, inflight.ensemble)
         effects: list[Effect] = []
         for place in self._places:
             if place not in self._replacements:
-                effects += adds.give_up(place)
-        lacking = adds.lacking(self._replacements)
-        if lacking and self._forgiven_at == adds.lac:
+                effects += inflight.give_up(place)
+        lacking = inflight.lacking(self._replacements)
+        if lacking and self._forgiven_at == inflight.lac:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if lacking:
             # Those that failed may be back. They get one more chance, and another only when it has helped.
-            self._forgiven_at = adds.lac
-            adds.avoided.clear()
+            self._forgiven_at = inflight.lac
+            inflight.avoided.clear()
             return effects + self._choose()
         if self._replacements:
             self._phase = _Phase.CHANGING
-            effects += adds.leaving(self._replacements)
+            effects += inflight.leaving(self._replacements)
             effects += self._write(self._changed(self.metadata))
         return effects
 
     def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """Return metadata with the new ensemble from the first entry that is not confirmed, or with the end."""
         if self._phase is _Phase.CLOSING:
-            closed = metadata.closed_at(self._adds.lac, self._adds.length)
+            closed = metadata.closed_at(self._inflight.lac, self._inflight.length)
             return closed if self._seal is None else self._seal(closed)
-        ensemble = list(self._adds.ensemble)
+        ensemble = list(self._inflight.ensemble)
         for place, bookie in self._replacements.items():
             ensemble[place] = bookie
-        fragments = with_ensemble(metadata.fragments, self._adds.lac + 1, tuple(ensemble))
+        fragments = with_ensemble(metadata.fragments, self._inflight.lac + 1, tuple(ensemble))
         return replace(metadata, fragments=fragments, version=metadata.version + 1)
 
     def _write(self, wanted: LedgerMetadata) -> list[Effect]:
@@ -334,21 +334,21 @@ class WriterMachine:
         if self._phase is _Phase.CLOSING:
             return self._done(self.metadata, event.version)
         self._phase = _Phase.STEADY
-        return self._adds.exchange(self._replacements)
+        return self._inflight.exchange(self._replacements)
 
     def _metadata_refused(self, event: MetadataRefused, now_ns: int) -> list[Effect]:
         """Somebody else wrote: a replication moved old fragments, or a recovery took the ledger (AW8)."""
         if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
             return []
-        return self._settle(event.metadata, event.version, now_ns)
+        return self._resolve(event.metadata, event.version, now_ns)
 
-    def _metadata_is(self, event: MetadataRead, now_ns: int) -> list[Effect]:
+    def _metadata_found(self, event: MetadataRead, now_ns: int) -> list[Effect]:
         """What an ambiguous outcome came to."""
         if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
             return []
-        return self._settle(event.metadata, event.version, now_ns)
+        return self._resolve(event.metadata, event.version, now_ns)
 
-    def _settle(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
+    def _resolve(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
         """Go on from what the metadata store holds."""
         if found == self._wanted:
             return self._metadata_written(MetadataWritten(version), now_ns)
@@ -359,7 +359,7 @@ class WriterMachine:
             self.metadata, self._version = found, version
             return self._write(self._changed(found))
         end = (found.state, found.last_entry_id, found.length)
-        if self._phase is _Phase.CLOSING and end == (LedgerState.CLOSED, self._adds.lac, self._adds.length):
+        if self._phase is _Phase.CLOSING and end == (LedgerState.CLOSED, self._inflight.lac, self._inflight.length):
             return self._done(found, version)
         return self._end(Reason.FENCED, f"somebody else recovers or closed the ledger; it is {found.state.value}")
 
@@ -382,64 +382,66 @@ class WriterMachine:
 
     # ---- what follows ----------------------------------------------------------------------------------------------
 
-    def _go_on(self, effects: list[Effect]) -> list[Effect]:
+    def _advance(self, effects: list[Effect]) -> list[Effect]:
         """Confirm what can be, and begin what is due; nothing is confirmed while metadata is being written."""
-        adds = self._adds
+        inflight = self._inflight
         if self._phase in (_Phase.STEADY, _Phase.CHOOSING):
-            if adds.confirm():
-                effects.append(Confirmed(adds.lac))
+            if inflight.confirm():
+                effects.append(Confirmed(inflight.lac))
             if self._deferred:
-                effects += self._go_on_deferred()
+                effects += self._advance_deferred()
         if self._phase is _Phase.CLOSING:
-            return effects + self._given_up()
+            return effects + self._give_up_failed()
         if self._phase is not _Phase.STEADY:
             return effects
         if self._close_asked:
             self._phase = _Phase.CLOSING
-            return effects + self._given_up() + self._write(self._changed(self.metadata))
-        if adds.failed:
+            return effects + self._give_up_failed() + self._write(self._changed(self.metadata))
+        if inflight.failed:
             return effects + self._choose()
         if self._watched:
             effects += self.send_lac()
         return effects
 
-    def _go_on_deferred(self) -> list[Effect]:
+    def _advance_deferred(self) -> list[Effect]:
         """Tell what was acknowledged, and once all that was asked for is, have it forced."""
-        adds = self._adds
-        effects: list[Effect] = [Acknowledged(adds.acked_last)] if adds.acknowledge() else []
-        if self._forces or adds.lac >= self._force_target or adds.failed or self._phase is not _Phase.STEADY:
+        inflight = self._inflight
+        effects: list[Effect] = [Acknowledged(inflight.acked_last)] if inflight.acknowledge() else []
+        if self._forces or inflight.lac >= self._force_target or inflight.failed or self._phase is not _Phase.STEADY:
             return effects
-        batches: list[Pending] = [batch for batch in adds.pending if batch.first <= self._force_target]
-        if all(adds.quorum.acked(batch.acked & adds.live, batch.masks) for batch in batches):
+        batches: list[Pending] = [batch for batch in inflight.pending if batch.first <= self._force_target]
+        if all(inflight.quorum.acked(batch.acked & inflight.live, batch.masks) for batch in batches):
             request = Force(self.metadata.ledger_id)
             for batch in batches:
                 batch.seen = batch.acked
-            for place in places(adds.live):
+            for place in places(inflight.live):
                 token = next(self._tokens)
-                self._forces[token] = (place, adds.ensemble[place], adds.lac + 1)
-                effects.append(Send(token, adds.ensemble[place], request))
+                self._forces[token] = (place, inflight.ensemble[place], inflight.lac + 1)
+                effects.append(Send(token, inflight.ensemble[place], request))
         return effects
 
     def _choose(self) -> list[Effect]:
         """Look for bookies in the places of those that failed or were given up."""
-        adds = self._adds
+        inflight = self._inflight
         self._phase = _Phase.CHOOSING
-        self._places = tuple(places(adds.failed | adds.dead))
-        return [ChooseBookies(self._places, tuple(adds.ensemble), frozenset(adds.avoided))]
+        self._places = tuple(places(inflight.failed | inflight.dead))
+        return [ChooseBookies(self._places, tuple(inflight.ensemble), frozenset(inflight.avoided))]
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
         """End with the ledger closed; what is pending is not of it."""
         self._phase = _Phase.ENDED
         self.metadata = metadata
-        self._adds.pending.clear()
+        self._inflight.pending.clear()
         return [Done(metadata, version)]
 
-    def _given_up(self) -> list[Effect]:
+    def _give_up_failed(self) -> list[Effect]:
         """Record what failed bookies miss of the closed ledger; what is known before the end, before that (C13)."""
-        return [effect for place in places(self._adds.failed) for effect in self._adds.give_up(place, closing=True)]
+        return [
+            effect for place in places(self._inflight.failed) for effect in self._inflight.give_up(place, closing=True)
+        ]
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success, for ever."""
         self._phase = _Phase.ENDED
-        self._adds.pending.clear()
+        self._inflight.pending.clear()
         return [Failed(reason, f"ledger {self.metadata.ledger_id}: {detail}")]
