@@ -108,7 +108,7 @@ class Contest:
         name: Its name on the command line.
         title: What is done.
         unit: Of the figures.
-        contestants: Who takes part.
+        contestants: The programs that are compared.
         once: The work has its own size and is done once, whatever the scale says about rounds.
     """
 
@@ -140,27 +140,27 @@ class Figure:
     targets: list[tuple[str, float]]
 
 
-def hold(contest: Contest, scale: Scale, directory: Path, tell: Callable[[str], None]) -> list[Figure]:
+def hold(contest: Contest, scale: Scale, directory: Path, report: Callable[[str], None]) -> list[Figure]:
     """Let all contestants take turns, round by round, so that a machine that drifts drifts for all of them.
 
     Args:
         contest: The contest.
         scale: How much is done.
         directory: An existing directory on the disk in question; what is made in it is deleted again.
-        tell: Called with a line of progress now and then.
+        report: Called with a line of progress now and then.
     """
     rounds: list[dict[str, float]] = []
     with ExitStack() as stack:
         runs: dict[str, Run] = {}
         for contestant in contest.contestants:
-            tell(f"{contest.name}: {contestant.name} gets ready")
+            report(f"{contest.name}: {contestant.name} gets ready")
             place = tempfile.mkdtemp(prefix="contest-", dir=directory)
             stack.callback(shutil.rmtree, place)
             runs[contestant.name] = stack.enter_context(contestant.enter(Path(place), scale))
         for number in range(1 if contest.once else scale.rounds):
             rates = {}
             for name, run in runs.items():
-                tell(f"{contest.name}: round {number + 1}, {name}")
+                report(f"{contest.name}: round {number + 1}, {name}")
                 rates[name] = run(scale.seconds)
                 settle()
             rounds.append(rates)

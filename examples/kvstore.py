@@ -154,7 +154,7 @@ class KeyValueStore:
     # ---- snapshots -----------------------------------------------------------------------------------------------
 
     def snapshot(self, *, wait: bool = True) -> None:
-        """Write all data into a new ledger and delete the logs that it replaces; writes go on meanwhile.
+        """Write all data into a new ledger and delete the logs that it replaces; writes continue meanwhile.
 
         Args:
             wait: When another thread is making a snapshot: wait and make another, or leave it at that.

@@ -105,7 +105,7 @@ class Pipeline:
         )
 
     def kill_an_executor(self) -> str:
-        """Kill an executor and the bookie beside it with SIGKILL; return which."""
+        """Kill an executor and the bookie on its host with SIGKILL; return which."""
         metadata = self.metadata
 
         def who(_: Iterable[int]) -> Iterator[tuple[int, int, str, str]]:

@@ -104,7 +104,7 @@ class ZooKeeperServer:
         stop(self._process.pid)
 
     def resume(self) -> None:
-        """Let a stopped server go on."""
+        """Let a stopped server continue."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 

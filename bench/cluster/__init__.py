@@ -1,1 +1,1 @@
-"""Contests of a cluster: three bookie processes and a client on one machine, beside the bare loop beneath it."""
+"""Contests of a cluster: three bookie processes and a client on one machine, compared with the bare loop under it."""

@@ -21,7 +21,7 @@ PROCESS_CLOCK: Final = 2  # of Linux's clock ids: CPU time as the scheduler coun
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used, all threads together, as ``clock_getcpuclockid`` tells."""
+    """Return the CPU time that a process has used, all threads together, from ``clock_getcpuclockid``."""
     return time.clock_gettime(~pid << 3 | PROCESS_CLOCK)
 
 
@@ -32,7 +32,7 @@ class Cluster:
         directory: Where the bookies' directories and, unless ``url`` says else, the metadata lie.
         curve: With a cluster secret: CURVE, and MACs.
         bookies: How many to start.
-        url: Where the metadata is; None for LMDB beside the bookies.
+        url: Where the metadata is; None for LMDB next to the bookies.
 
     Attributes:
         client: The client.

@@ -22,7 +22,7 @@ def _jars() -> Path | None:
 
 
 def is_there() -> bool:
-    """Tell whether there are Java, ZooKeeper's jars and its client."""
+    """Return whether there are Java, ZooKeeper's jars and its client."""
     jars = _jars()
     found = jars is not None and any(jars.glob("zookeeper-[0-9]*.jar"))
     return found and shutil.which("java") is not None and importlib.util.find_spec("kazoo") is not None

@@ -1,1 +1,1 @@
-"""Figures of ledgers in Spark, beside Parquet."""
+"""Figures of ledgers in Spark, compared with Parquet."""

@@ -45,7 +45,7 @@ def store(digest: DigestType, directory: Path, scale: Scale) -> Iterator[Run]:
 
 @contextmanager
 def cluster(digest: DigestType, curve: bool, directory: Path, scale: Scale) -> Iterator[Run]:
-    """A ledger of one replica, on the bookie beside the executor."""
+    """A ledger of one replica, on the bookie on the executor's host."""
     with session(directory) as spark, colocated(spark, directory, curve=curve) as found:
         with found.connect() as client:
             fill(client, digest, scale.entries, ensemble_size=1)

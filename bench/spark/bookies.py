@@ -1,4 +1,4 @@
-"""A cluster of the bookies beside a session's executors."""
+"""A cluster of bookies, one on the host of each of a session's executors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Colocated:
-    """Bookies beside executors.
+    """Bookies on the hosts of executors.
 
     Attributes:
         url: Where the cluster's metadata is.
@@ -50,7 +50,7 @@ class Colocated:
 
 @contextmanager
 def colocated(spark: SparkSession, directory: Path, *, curve: bool) -> Iterator[Colocated]:
-    """Have one bookie of a new cluster beside each executor.
+    """Have one bookie of a new cluster on each executor's host.
 
     Args:
         spark: The session; it has run a Python task before, so that what is measured are the bookies.

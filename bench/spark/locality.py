@@ -1,4 +1,4 @@
-"""A contest about where the replica is: beside the executor, whose files tasks read, or elsewhere."""
+"""A contest about where the replica is: on the executor's host, where tasks read its files, or elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FACTOR: Final = 1.3
 
 @contextmanager
 def elsewhere(cluster: Colocated, directory: Path) -> Iterator[str]:
-    """Have one more bookie, beside no executor; yields its name."""
+    """Have one more bookie, on the host of no executor; yields its name."""
     environment = dict(os.environ)
     if cluster.secret is not None:
         environment[SECRET_VARIABLE] = cluster.secret.decode()

@@ -68,7 +68,7 @@ def store(digest: DigestType, directory: Path, scale: Scale) -> Iterator[Run]:
 
 @contextmanager
 def cluster(digest: DigestType, curve: bool, directory: Path, scale: Scale) -> Iterator[Run]:
-    """A ledger of one replica, on the bookie beside the executor."""
+    """A ledger of one replica, on the bookie on the executor's host."""
     with session(directory) as spark, colocated(spark, directory, curve=curve) as found:
         with found.connect() as client:
             ledger_id = fill(client, digest, scale.entries, ensemble_size=1)
@@ -76,7 +76,7 @@ def cluster(digest: DigestType, curve: bool, directory: Path, scale: Scale) -> I
 
 
 def beside_parquet(share: float) -> list[Target]:
-    """Return the target to be so fast beside Parquet."""
+    """Return the target for the speed relative to Parquet."""
     return [Target(f">= {share} x parquet", lambda rates: share * rates[PARQUET])]
 
 

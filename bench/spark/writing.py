@@ -52,7 +52,7 @@ def parquet(directory: Path, scale: Scale) -> Iterator[Run]:
 
 @contextmanager
 def ledgers(digest: DigestType, curve: bool, directory: Path, scale: Scale) -> Iterator[Run]:
-    """Ledgers of one replica each, on the bookie beside the executor."""
+    """Ledgers of one replica each, on the bookie on the executor's host."""
     with payloads(directory, scale) as frame, colocated(frame.sparkSession, directory, curve=curve) as cluster:
         run = partial(written_to, cluster, frame, digest, scale.entries)
         run(0)  # so that what writes is there

@@ -175,7 +175,7 @@ def test_cat_of_a_cluster(
     status, out, err = run(capsys, "cat", url, 0)
     assert (status, out) == (2, "")
     assert "--cluster-secret-file FILE or PYBK_CLUSTER_SECRET" in err
-    assert run(capsys, "cat", url, 1, *secret)[1].startswith("confirmed\n")  # and whoever writes it goes on writing
+    assert run(capsys, "cat", url, 1, *secret)[1].startswith("confirmed\n")  # and its writer continues
     monkeypatch.setenv("PYBK_PASSWORD", "s3cret")
     assert run(capsys, "cat", url, 0, *secret) == (0, "first\nsecond\n", "")
     assert run(capsys, "cat", url, 0, "--first", 1, *secret) == (0, "second\n", "")

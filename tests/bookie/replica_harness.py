@@ -51,7 +51,7 @@ def after_kill(fs: SimFileSystem, replicas: Replicas) -> tuple[SimFileSystem, Re
 
 
 def no_room(fs: SimFileSystem, replicas: Replicas) -> None:
-    """Let the next commit need a new log file, for which there is no room until the disk is healed."""
+    """Let the next commit need a new log file, for which there is no space until the disk is healed."""
     replicas.store.log.cut(lambda: None)
     replicas.store.supply.give_back()
     fs.fail_at(0, "ENOSPC", only={"create", "write_zeros"}, forever=True)

@@ -1,4 +1,4 @@
-"""A bookie tells others an address that leads to it, or says which one does not."""
+"""A bookie registers an address that leads to it, or its error names the one that does not."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_a_log_that_ends_before_its_recorded_position_is_in_doubt(
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_copy_that_was_put_back_is_known_by_its_files(tmp_path: Path, moved: bool) -> None:
-    """The copy lacks nothing, which nobody can know; who moved the directory without loss says so."""
+    """The copy lacks nothing, which the bookie cannot know; an operator who moved it without loss says so."""
     with inside(tmp_path, count=1) as cluster:
         bookie = cluster.bookies[0]
         writer = bookie.create_ledger(password=PASSWORD, ensemble_size=1)

@@ -1,4 +1,4 @@
-"""What there is no room for on the way to a bookie waits, and is taken for no failure."""
+"""Messages that do not fit into the queues to a bookie wait; the bookie does not count as failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what a bookie has from its directory, beside its process."""
+"""Reading a bookie's entries from its directory, while its process runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
 
 
 class Nearby:
-    """A client beside bookie 0, and what it found there."""
+    """A client on the host of bookie 0, and what it found there."""
 
     def __init__(self, cluster: Inside, directory: Path | None = None, near: str = "bookie-0") -> None:
         path = cluster.directory / "bookie-0" if directory is None else directory
@@ -116,7 +116,7 @@ def test_an_open_ledger_is_read_up_to_what_is_confirmed(cluster: Inside) -> None
                 writer.append(payload(number))
                 if number % 20 == 19:
                     confirmed = reader.read_last_add_confirmed()
-                    assert confirmed >= number - 1  # the last entry tells of those before it
+                    assert confirmed >= number - 1  # the last entry carries the LAC of those before it
                     assert read(reader, confirmed) == [payload(each) for each in range(confirmed + 1)]
         assert any(nearby.found)
 

@@ -1,4 +1,4 @@
-"""What a bookie keeps: extents, what is there already, durability."""
+"""What a bookie keeps: extents, entries that it has already, durability."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_mixed_strides_overlap_without_being_stored_twice(replicas: Replicas) ->
     assert_reads(replicas, 2, 12)
 
 
-# ---- what is there already ---------------------------------------------------------------------------------------
+# ---- entries that it has already ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("staged_only", [False, True])

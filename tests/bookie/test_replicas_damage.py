@@ -1,4 +1,4 @@
-"""Damaged records of a bookie's replicas: what is told of them, what of others, and how they are repaired."""
+"""Damaged records of a bookie's replicas: what reads of them and of others return, and the repair."""
 
 from __future__ import annotations
 

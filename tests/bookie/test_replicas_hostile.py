@@ -75,7 +75,7 @@ def test_a_directory_that_took_a_bookies_own_type_from_a_peer_opens(
     assert not state_of(replicas).fenced
     assert_reads(replicas, 0, 4)
     assert_reads(replicas, 7, 9, 2)
-    # Its fence and its mark of limbo are told from its entries, and lifting the mark deletes no entry.
+    # Its fence and its mark of limbo are distinguished from its entries, and lifting the mark deletes no entry.
     replicas.put_in_limbo({LEDGER: None})
     replicas.fence(LEDGER, None)
     fs, replicas = after_kill(fs, replicas)

@@ -162,7 +162,7 @@ def test_watches_end_before_the_links_do(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_path: Path) -> None:
-    """What threads that saw the client open begin when its links are closed: each is told that it is."""
+    """What threads that saw the client open begin when its links are closed: each gets ClosedError."""
     with inside(tmp_path / "cluster") as cluster:
         client = cluster.connect()
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE)
@@ -345,7 +345,7 @@ def test_what_is_not_said_to_be_unknown_was_not_appended(tmp_path: Path) -> None
 
 
 def test_a_batch_of_which_a_part_was_appended_is_said_to_be_unknown(tmp_path: Path) -> None:
-    """The close comes while later pieces of it wait for room."""
+    """The close comes while later pieces of it wait for admission."""
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect(max_outstanding_bytes=16 << 20)
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1)
@@ -428,7 +428,7 @@ def read_while_closing(client: LedgerManager, ledger_id: int) -> list[BaseExcept
             try:
                 while True:
                     reads[thread] += len(reader.read_batch(0))
-            except BaseException as error:  # noqa: BLE001  # whatever it is, the test is told
+            except BaseException as error:  # noqa: BLE001  # any error is handed to the test
                 errors.append(error)
 
     threads = [threading.Thread(target=read, args=(thread,)) for thread in range(3)]

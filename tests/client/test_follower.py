@@ -99,7 +99,7 @@ class Follower:
 
     @property
     def waits(self) -> bool:
-        """Whether it has looked, and sleeps until it is told something."""
+        """Whether it has looked, and sleeps until it is notified."""
         ledger: Any = descriptor_of(self._reader)
         return ledger.looked and bool(ledger.advanced_callbacks)
 

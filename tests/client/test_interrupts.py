@@ -1,4 +1,4 @@
-"""KeyboardInterrupt at any line of the client: nobody is stranded, nothing acknowledged is lost, and it goes on."""
+"""KeyboardInterrupt at any line of the client: no thread is stranded, and nothing acknowledged lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/tra
 
 
 def one_round(client: LedgerManager, line: int, others: int) -> bool:
-    """Interrupt appends while other threads append to another ledger; tell whether the line was reached."""
+    """Interrupt appends while other threads append to another ledger; return whether the line was reached."""
     writer, other = client.create_ledger(insecure=True), client.create_ledger(insecure=True)
     done: dict[bytes, int] = {}
 

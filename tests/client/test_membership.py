@@ -1,4 +1,4 @@
-"""Bookies by name and by what they say of themselves: who is asked for copies, and who gets new ledgers."""
+"""Bookies by name and by what they say of themselves: which are asked for copies, and which get new ledgers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
 
         monkeypatch.setattr(full, "_registration", read_only)
         assert full._registered is not None
-        full._registered.update(read_only())  # no watch tells of it
+        full._registered.update(read_only())  # no watch reports it
         backend.membership._seen_ns -= membership._FRESH_NS
         for _ in range(5):
             with client.create_ledger(insecure=True) as writer:

@@ -56,7 +56,7 @@ class Inside:
         self.scheme = scheme
         self.url = make_cluster(directory, secret, level)
         self._stack = ExitStack()
-        # The path of a socket has room for 107 bytes.
+        # The path of a socket has at most 107 bytes.
         self._sockets = self._stack.enter_context(TemporaryDirectory(prefix="pybk-"))
         with self._stack:
             self.bookies = [self.open_bookie(place) for place in range(count)]

@@ -170,7 +170,7 @@ class BookieProcess:
         self.child.stop()
 
     def go_on(self) -> None:
-        """Let it go on with SIGCONT."""
+        """Let it continue with SIGCONT."""
         self.child.signal(signal.SIGCONT)
 
     def terminate(self) -> int:

@@ -168,7 +168,7 @@ def test_what_a_recovery_could_not_write_back_to_a_bookie_is_recorded(cluster: C
         bookie.proxy.hold()
     passed = first.proxy.requests.passed
     writer.signal(signal.SIGCONT)
-    # Only the first bookie gets what is written now, and the writer cannot tell.
+    # Only the first bookie gets what is written now, and the writer cannot know it.
     wait_until(lambda: first.proxy.requests.passed > passed + 1000)
     writer.kill()
     other = Proxy(third.proxy.target)

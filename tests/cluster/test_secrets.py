@@ -1,4 +1,4 @@
-"""Who may do what: passwords, the cluster secret, addresses; and that no secret is seen anywhere."""
+"""Rights: passwords, the cluster secret, addresses; and that no secret is seen anywhere."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_who_skips_the_check_of_the_password_is_refused_by_every_bookie(
     monkeypatch.undo()
     assert not isinstance(refused.value, LedgerFencedError)
     assert writer.append(b"second") == 1, "a bookie was fenced by somebody without the password"
-    # Whoever reaches the metadata may say that a recovery began; only the password lets it fence and close.
+    # A client that reaches the metadata may say that a recovery began; only the password lets it fence and close.
     assert cluster.connect().ledger_metadata(writer.ledger_id).state is not LedgerState.CLOSED
     assert contents(cluster.connect(), writer.ledger_id, PASSWORD, recover=True) == [b"first", b"second"]
 

@@ -195,7 +195,7 @@ def make_store(root: Path, name: str, end: str) -> None:
 
 
 def make_bookie(root: Path) -> None:
-    """Make the directory of a bookie, and the metadata of its cluster beside it."""
+    """Make the directory of a bookie, and the metadata of its cluster next to it."""
     os.chdir(root)
     (root / "metadata").mkdir()
     filling = Filling(

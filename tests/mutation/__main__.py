@@ -165,7 +165,7 @@ def judged_equivalent(text: str) -> dict[str, str]:
 
 
 def is_judged(name: Name, judged: dict[str, str]) -> bool:
-    """Tell whether a mutant was judged equivalent, and its function is still the one that was judged."""
+    """Return whether a mutant was judged equivalent, and its function is still the one that was judged."""
     return judged.get(str(name), "") == fingerprint(name)
 
 

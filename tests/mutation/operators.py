@@ -140,7 +140,7 @@ def fingerprint(name: Name) -> str:
 
 
 def is_same_code(mutation: Mutation, source: bytes, module: str) -> bool:
-    """Tell whether a mutation compiles to the same code, so that it is no mutant."""
+    """Return whether a mutation compiles to the same code, so that it is no mutant."""
     name = Name(module, mutation.function, mutation.operator, mutation.number)
     return _bare(compile(source, module, "exec")) == _bare(compile(mutated(name, source), module, "exec"))
 
@@ -187,7 +187,7 @@ def _slots(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.AST, str, int
 
 
 def _is_for_people(node: ast.AST) -> bool:
-    """Tell whether a node is a text, a docstring, a log line, or an assertion."""
+    """Return whether a node is a text, a docstring, a log line, or an assertion."""
     if isinstance(node, ast.JoinedStr | ast.Assert | ast.arguments):
         return True
     if isinstance(node, ast.Expr):
@@ -257,7 +257,7 @@ def _statements(function: ast.AST, parent: ast.AST, node: ast.stmt) -> Iterator[
 
 
 def _is_kept(node: ast.stmt) -> bool:
-    """Tell whether a statement assigns to something that outlives the function."""
+    """Return whether a statement assigns to something that outlives the function."""
     return isinstance(node, ast.Assign) and not any(isinstance(each, ast.Name | ast.Tuple) for each in node.targets)
 
 

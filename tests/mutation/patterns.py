@@ -146,7 +146,7 @@ def _is_rest(node: object) -> bool:
 
 
 def _matches(node: object, pattern: object, bound: dict[str, Any]) -> bool:
-    """Tell whether a node is what a pattern says; what wildcards stand for is put into ``bound``."""
+    """Return whether a node is what a pattern says; what wildcards stand for is put into ``bound``."""
     if isinstance(pattern, ast.Name) and _WILDCARD.fullmatch(pattern.id) and isinstance(node, ast.expr):
         known = bound.setdefault(pattern.id, node)
         return ast.dump(known) == ast.dump(node)

@@ -400,7 +400,7 @@ class SimFile:
         self._fs.operate(name, self._path, apply, torn=torn, failed=failed)
 
     def _fill(self, data: bytes, offset: int) -> None:
-        """Write the beginning that there is room for, and raise ENOSPC."""
+        """Write the beginning for which there is space, and raise ENOSPC."""
         for start, end in pieces(offset, len(data), BLOCK_BYTES):
             self._fs.claim(self._inode.missing_blocks(start, end - start), self._path)
             self._inode.write(data[start - offset : end - offset], start)

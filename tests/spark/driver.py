@@ -1,4 +1,4 @@
-"""A driver of Spark in a process of its own, which does what it is told: the tests' ``Driver`` is its other end.
+"""A driver of Spark in a process of its own, which executes the tests' requests: their ``Driver`` is its other end.
 
 Each line on the standard input is the JSON of a name of a function here and its arguments, each on the standard output
 that of what it returned, or of the error.
@@ -28,7 +28,7 @@ from tests.waiting import PROCESS_S
 
 
 def begin(master: str, conf: dict[str, str], bookies: dict[str, Any] | None) -> str:
-    """Begin the session, with a bookie beside each executor if settings of bookies are given; return its id."""
+    """Begin the session, with a bookie on each executor's host if settings of bookies are given; return its id."""
     builder = SparkSession.builder.master(master)
     for name, value in conf.items():
         builder = builder.config(name, value)
@@ -78,7 +78,7 @@ def _active_jobs(group: str) -> list[Any]:
 
 
 def pages() -> dict[str, str]:
-    """Return what Spark's web interface tells of the session."""
+    """Return what Spark's web interface shows of the session."""
     root = f"api/v1/applications/{session().sparkContext.applicationId}"
     found = {name: _page(f"{root}/{name}") for name in ("environment", "allexecutors", "jobs", "stages")}
     return {**found, "page": _page("environment/")}
@@ -92,7 +92,7 @@ def _page(path: str) -> str:
 
 
 def tell(options: dict[str, str]) -> str:
-    """Read ledgers at once and as a stream; return what Spark tells of it in plans, progress, pages and an error."""
+    """Read ledgers at once and as a stream; return what Spark shows of it in plans, progress, pages and an error."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         frame = session().read.format("pybk").options(**options).load()
@@ -105,7 +105,7 @@ def tell(options: dict[str, str]) -> str:
         query.explain(True)
         try:
             session().read.format("pybk").options(**options, passwort="again").load()
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is told
+        except Exception as error:  # noqa: BLE001  # any error is reported
             told.write(f"{error}\n")
     for page in ("api/v1/applications", "SQL/", "jobs/", "environment/", "StreamingQuery/"):
         told.write(_page(page))
@@ -114,7 +114,7 @@ def tell(options: dict[str, str]) -> str:
 
 
 def read(options: dict[str, str]) -> list[Any]:
-    """Read ledgers by tasks beside them; return of each batch the executor, the ledgers and how many rows it has."""
+    """Read ledgers by tasks on their hosts; return of each batch the executor, the ledgers and how many rows it has."""
     answers = read_local(session(), **options).mapInArrow(_who, "answer string").toArrow()["answer"]
     return [json.loads(answer) for answer in answers.to_pylist()]
 
@@ -127,7 +127,7 @@ def _who(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def explain(options: dict[str, str]) -> str:
-    """Return what Spark tells of the plan of a read."""
+    """Return Spark's text of the plan of a read."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         read_local(session(), **options).explain(mode="extended")
@@ -153,7 +153,7 @@ def main() -> None:
         name, arguments = json.loads(line)
         try:
             answer = {"result": globals()[name](**arguments)}
-        except Exception:  # noqa: BLE001  # whatever it is, the test is told
+        except Exception:  # noqa: BLE001  # any error is handed to the test
             answer = {"error": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")
 

@@ -72,7 +72,7 @@ def options_of(url: str, **more: Any) -> dict[str, Any]:
 
 
 def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
-    """Return rows that each tell another number."""
+    """Return rows that each contain another number."""
     return spark.range(0, count, 1, partitions).selectExpr("CAST(id AS STRING) AS value")
 
 
@@ -230,7 +230,7 @@ def check_order(place: Connection, ledger_type: str, expected: list[bytes], *, c
 
 
 def say(text: str) -> None:
-    """Tell whoever runs this."""
+    """Print a line of progress."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

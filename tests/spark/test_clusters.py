@@ -1,4 +1,4 @@
-"""Bookies beside the executors of Spark's real clusters, whose executors are killed."""
+"""Bookies of the executors of Spark's real clusters, whose executors are killed."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def local(place: StoreOrUrl) -> Iterator[Driver]:
 
 
 def beside(local: Driver, place: StoreOrUrl) -> dict[str, dict[str, Any]]:
-    """Run tasks until both executors had some; return the bookie beside each, and the executor's process in it."""
+    """Run tasks until both executors had some; return the bookie of each, and the executor's process in it."""
 
     def look() -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}

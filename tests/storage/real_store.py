@@ -48,7 +48,7 @@ def contents(manager: LedgerManager, ledger_id: int, password: bytes = b"", *, r
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
-    """Return payloads that tell their own entry ids."""
+    """Return payloads that contain their own entry ids."""
     return [b"entry %d" % number for number in range(start, start + count)]
 
 

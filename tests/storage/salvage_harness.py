@@ -114,7 +114,7 @@ class Listed:
 
 
 def salvage(fs: SimFileSystem, opened: list[Replicas] | None = None) -> Replicas:
-    """Start a bookie whose store does not open: the steps of ``BookieService.open``; ``opened`` is told at once."""
+    """Start a bookie whose store does not open: the steps of ``BookieService.open``; ``opened`` is notified at once."""
     replicas = open_bookie(fs, salvage=True)
     if opened is not None:
         opened.append(replicas)

@@ -71,7 +71,7 @@ def make_store(kinds: list[LedgerKind], *, checkpoint: bool) -> tuple[SimFileSys
 
 
 def drop_what_costs_time(fs: SimFileSystem) -> None:
-    """Take away log files made ahead, zeros at the end of others, and what the simulation knows of unsynced sectors."""
+    """Remove preallocated log files, zeros at the end of others, and what the simulation knows of unsynced sectors."""
     for path in (path for directory in (ROOT, *TIERS) for path in files(fs, directory)):
         inode = fs.inode(path)
         inode.sync()
@@ -145,7 +145,7 @@ def check_contents(manager: LedgerManager, given: Given) -> None:
 
 
 def verify(fs: SimFileSystem) -> bool:
-    """Tell whether verification finds nothing wrong."""
+    """Return whether verification finds nothing wrong."""
     found = verify_store(ROOT, fs=fs, password=b"", environment=lambda path: SimEnvironment(fs, path, read_only=True))
     return not found.problems
 

@@ -1,4 +1,4 @@
-"""An older part put back beside newer ones loses nothing silently: `docs/restoring.md` says what happens.
+"""An older part that is restored next to newer ones loses nothing silently: `docs/restoring.md` says what happens.
 
 A store is written in steps and copied whole after each of them. A test puts one part of an earlier copy into a later
 copy, or the other way round, and opens the result.

@@ -61,7 +61,7 @@ def check_catalog(manager: LedgerManager) -> None:
 
 
 def check(fs: SimFileSystem, world: World) -> None:
-    """Open the store and check it; go on, and check it again."""
+    """Open the store and check it; write more, and check it again."""
     manager = open_world(fs)
     world.check(manager, recover=False)
     check_catalog(manager)

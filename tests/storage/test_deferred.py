@@ -29,7 +29,7 @@ PASSWORD = b"correct horse"
 
 
 def written(directory: Path, payload: bytes) -> bool:
-    """Tell whether any log file holds some bytes."""
+    """Return whether any log file holds some bytes."""
     return any(payload in path.read_bytes() for path in directory.rglob("*.log"))
 
 

@@ -124,10 +124,10 @@ def _bookie(path: str) -> None:
         acknowledged = 1
         with _no_descriptors():
             until = time.monotonic() + 3.0
-            while time.monotonic() < until and acknowledged < 60:  # less than what was made ahead
+            while time.monotonic() < until and acknowledged < 60:  # less than what was preallocated
                 writer.append(_PAYLOAD)
                 acknowledged += 1
-        for _ in range(300):  # more than what was made ahead
+        for _ in range(300):  # more than what was preallocated
             writer.append(_PAYLOAD)
             acknowledged += 1
         wait_until(lambda: manager.health().state == "ok")

@@ -1,4 +1,4 @@
-"""After a failed sync: the store takes nothing more, reads go on, and the next open has all that was acknowledged."""
+"""After a failed sync: the store takes nothing more, reads work, and the next open has all that was acknowledged."""
 
 from __future__ import annotations
 

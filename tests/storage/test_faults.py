@@ -27,7 +27,7 @@ _ALL = bool(os.environ.get("PYBK_ALL_FAULTS"))
 
 
 _UNACKNOWLEDGED = ("create", "write_zeros", "sync", "punch")
-"""Of a log file, these concern bytes that nobody was told are durable: it is made again, or its blocks stay."""
+"""Of a log file, these concern bytes that were not reported durable: it is made again, or its blocks stay."""
 
 
 def operations() -> tuple[list[tuple[str, str]], range]:
@@ -49,7 +49,7 @@ def must_name_a_place(error: PybkError) -> None:
 
 
 def open_and_check(fs: SimFileSystem, world: World) -> None:
-    """Open after a fault or a crash, and find all that was acknowledged; go on, and find it again."""
+    """Open after a fault or a crash, and find all that was acknowledged; write more, and find it again."""
     manager = open_world(fs)
     world.check(manager, recover=False)
     world.check(manager)
@@ -84,7 +84,7 @@ def run_with_fault(fs: SimFileSystem, world: World) -> tuple[list[PybkError], st
 
 
 def clear(errors: list[PybkError]) -> Iterator[PybkError]:
-    """Yield the errors that tell of the disk, each checked to name a place on it."""
+    """Yield the errors of the disk, each checked to name a place on it."""
     for error in errors:
         if isinstance(error, StorageError):
             must_name_a_place(error)

@@ -1,4 +1,4 @@
-"""A store that an earlier version closed is read by this one, whole, and goes on."""
+"""A store that an earlier version closed is read by this one, whole, and takes new entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole stores of every released format open here, all that was acknowledged in them is read, and they go on."""
+"""Stores of every released format open here; all acknowledged entries are read, and they take new ones."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def parts_of_a_file_can_be_moved() -> None:
 
 
 def want_of_room_leaves_nothing_behind() -> None:
-    """The index has no room; what was made for it must be gone, in the catalog, too."""
+    """The index has no space; what was made for it must be gone, in the catalog, too."""
     fs = SimFileSystem(1)
     manager = open_world(fs)
     world = World()
@@ -616,7 +616,7 @@ MUTANTS = [
 
 
 def is_noticed(run: Check) -> bool:
-    """Tell whether a check fails."""
+    """Return whether a check fails."""
     try:
         run()
     except (AssertionError, PybkError, pytest.fail.Exception):

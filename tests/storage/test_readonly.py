@@ -1,4 +1,4 @@
-"""Read-only managers beside a live writer: any number, never a wrong byte, nothing written."""
+"""Read-only managers next to a live writer: any number, never a wrong byte, nothing written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log that was refused a file for want of room: what fails with it, and how its ledgers go on when there is some."""
+"""A log that gets no file for want of space: what fails with it, and how its ledgers resume once there is space."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.waiting import WAIT_S, wait_until
 
 
 def fill_the_log(manager: LedgerManager, writer: LedgerWriter) -> int:
-    """Append until the log finds no room for another file; return how many entries there are."""
+    """Append until the log finds no space for another file; return how many entries there are."""
     with pytest.raises(StorageFullError, match="no room for a log file"):  # noqa: PT012  # it is not known which one
         for number in range(writer.last_add_confirmed + 1, 10_000):
             writer.append(payload_of(number))
@@ -76,7 +76,7 @@ def test_what_was_forming_behind_a_refused_commit_fails_with_it_and_no_later_com
     assert all(isinstance(future.exception(), StorageFullError) for future in behind)
     ballast.close()
     fs.unlink("/ballast")
-    with descriptor_of(writer).lock:  # somebody is at it, so it is told the next time
+    with descriptor_of(writer).lock:  # its lock is held, so it is notified the next time
         tick(manager)
     assert other.append(payload_of(0)) == 0
     with pytest.raises(StorageFullError):

@@ -153,7 +153,7 @@ def test_the_cookie_of_a_young_store_is_made_again_because_its_log_files_are_the
             path.unlink()
         for path in (other / "nvme").glob("*.log"):
             shutil.copy(path, copy / "nvme")
-        (copy / "nvme" / "00000000000000ff.log").write_bytes(bytes(1 << 13))  # made ahead and never begun
+        (copy / "nvme" / "00000000000000ff.log").write_bytes(bytes(1 << 13))  # preallocated and never begun
         before = tree(copy)
         with pytest.raises(CookieError, match="mount the device"):
             open_quick(copy)

@@ -54,7 +54,7 @@ def append_until_full(manager: LedgerManager, writer: LedgerWriter) -> StorageFu
 
 
 def append_both_until_full(deferred: LedgerWriter, writer: LedgerWriter) -> None:
-    """Append to two ledgers until the log finds no room for another file."""
+    """Append to two ledgers until the log finds no space for another file."""
     with pytest.raises(StorageFullError, match="no room for a log file"):  # noqa: PT012  # either may be the one
         for number in range(10_000):
             deferred.append(payload_of(number))
@@ -201,7 +201,7 @@ def test_a_move_that_finds_no_room_leaves_the_ledger_where_it_is() -> None:
     for number in range(30):
         writer.append(payload_of(number))
     manager.checkpoint()
-    new_ledger(manager)  # the log has a file, so that it is the move that finds no room
+    new_ledger(manager)  # the log has a file, so that it is the move that finds no space
     files = fs.list_directory("/store/hdd")
     for only in ("write", "create"):
         fs.fail_at(0, "ENOSPC", only=only, forever=True)

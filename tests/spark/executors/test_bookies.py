@@ -1,4 +1,4 @@
-"""Bookies beside executors, whose place a process that sleeps takes here: what they do needs no Spark."""
+"""Bookies of executors; a sleeping process stands in for the executor, because nothing here needs Spark."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_wrong_secret_is_told_though_a_bookie_serves(
 
 
 def test_nobody_else_can_look_into_a_slot(begin: Begin, settings: BookieSettings) -> None:
-    os.mkdir(settings.directory, 0o755)  # made by whoever set the host up
+    os.mkdir(settings.directory, 0o755)  # made by the administrator of the host
     old = os.umask(0o022)
     try:
         found = ensure_bookie(settings, begin().executor)

@@ -61,7 +61,7 @@ class Commands:
         return status, told.out, told.err
 
     def json(self, *arguments: str) -> tuple[int, dict[str, Any]]:
-        """Return status and what was told as JSON."""
+        """Return status and what was printed as JSON."""
         status, out, _ = self.run(*arguments, "--json")
         return status, json.loads(out)
 

@@ -1,4 +1,4 @@
-"""Jobs over ledgers, on two executor threads and real bookies: what they find is exactly what is there."""
+"""Jobs over ledgers, on two executor threads and real bookies: they find exactly what was written."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def fill(manager: LedgerManager, count: int, **arguments: Any) -> int:
 
 
 def until_confirmed(cluster: Inside, ledger_id: int, last: int, password: bytes = PASSWORD) -> None:
-    """Wait until who does not write a ledger is told that an entry is confirmed, which comes a moment later."""
+    """Wait until a reader of a ledger sees that an entry is confirmed, which is a moment after its writer."""
     other = cluster.connect()
 
     def told() -> bool:
@@ -220,7 +220,7 @@ def test_what_is_confirmed_of_an_open_ledger_is_checked(
         writer.append(payload(20))  # nobody was fenced
         for bookie in cluster.connect().ledger_metadata(writer.ledger_id).fragments[-1].ensemble[:2]:
             service_of(cluster, bookie.bookie_id).replicas.delete(writer.ledger_id)
-        monkeypatch.setattr(verifying, "end_of", lambda *_: (19, 0))  # who asks only these two is told less
+        monkeypatch.setattr(verifying, "end_of", lambda *_: (19, 0))  # these two bookies report less
         lost = verify(spark, cluster.url, cluster_secret=SECRET, password=PASSWORD)
         assert [each.missing for each in lost.problems] == [(Span(0, 19, 1),)] * 2
         assert lost.late == 0

@@ -100,7 +100,7 @@ def test_deleted_ledgers_are_dropped(ended: bool) -> None:
 
 @pytest.mark.parametrize(("end", "closed"), [(5, False), (5, True), (0, False)])
 def test_a_ledger_that_a_listing_misses_is_not_forgotten(end: int, closed: bool) -> None:
-    """Listings may be late, and what is not deleted comes back: it goes on where it was."""
+    """Listings may be late, and a ledger that is not deleted comes back: its read resumes where it was."""
     offset = step(Offset(), ledger(1, end, closed=closed), ledger(2, 1))
     for count in (2, 3):
         offset = step(offset, ledger(2, count))

@@ -1,4 +1,4 @@
-"""Who reads what: every entry wanted is read by one task, in tasks of even size."""
+"""The planning of reads: every entry wanted is read by one task, in tasks of even size."""
 
 from __future__ import annotations
 

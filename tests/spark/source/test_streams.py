@@ -42,14 +42,14 @@ class Pipe:
         self.written[writer.ledger_id] = self.written.get(writer.ledger_id, 0) + count
 
     def start(self, **trigger: Any) -> StreamingQuery:
-        """Begin the query, or go on with it."""
+        """Begin the query, or resume it."""
         stream = self._spark.readStream.format("pybk").options(**self._options).load()
         frame = stream.selectExpr("ledger_id", "entry_id", "CAST(payload AS STRING) AS text")
         writer = frame.writeStream.format("json").option("checkpointLocation", self._checkpoint)
         return writer.trigger(**trigger).start(self._out)
 
     def run(self) -> StreamingQuery:
-        """Let through what is there now."""
+        """Let through all entries so far."""
         return run_to_end(lambda: self.start(availableNow=True))
 
     def rows(self) -> list[tuple[int, int]]:

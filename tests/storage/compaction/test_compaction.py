@@ -1,4 +1,4 @@
-"""Disk space: what is deleted gives it back while writes go on, and what is kept takes little more than its payload."""
+"""Disk space: deleted ledgers give theirs back while writes continue; kept ones take little more than their payload."""
 
 from __future__ import annotations
 

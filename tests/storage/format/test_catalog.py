@@ -32,7 +32,7 @@ Event = tuple[str, int, bytes]
 
 
 class JournalFile(OsFile):
-    """A file that notes its writes and syncs, and fails one of them if it is told so."""
+    """A file that notes its writes and syncs, and fails one of them on request."""
 
     events: list[Event]
     fail_at: int
@@ -233,7 +233,7 @@ class BytesFile(OsFile):
 
 
 def flips(whole: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield byte and content for every bit of and beside what is written, and for one of 64 bytes of other padding."""
+    """Yield byte and content for every bit of what is written and around it, and for one in 64 bytes of the padding."""
     for place, byte in enumerate(whole):
         for bit in range(8) if any(whole[max(0, place - 8) : place + 8]) else range(place % 64 == 0):
             yield place, whole[:place] + bytes((byte ^ 1 << bit,)) + whole[place + 1 :]

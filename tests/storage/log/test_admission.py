@@ -1,4 +1,4 @@
-"""Waiting for room: who waits first gets it first, and event loops run on meanwhile."""
+"""Admission of appends: first come, first served, and event loops keep running meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 
 def fill(writer: LedgerWriter) -> int:
-    """Append until there is no room, and return how many entries."""
+    """Append until admission must be waited for, and return how many entries."""
     count = 0
     try:
         while True:
@@ -48,7 +48,7 @@ def fill(writer: LedgerWriter) -> int:
 
 
 def state(admission: Admission) -> tuple[int, Ticket | None]:
-    """Return the room for an append without a ticket, and which ticket is first."""
+    """Return the space for an append without a ticket, and which ticket is first."""
     return admission.room, admission.first
 
 

@@ -43,7 +43,7 @@ def append_big(writer: LedgerWriter) -> None:
 
 
 def one_round(manager: LedgerManager, line: int) -> bool:
-    """Interrupt an append while other threads append to the same ledger; tell whether the line was reached."""
+    """Interrupt an append while other threads append to the same ledger; return whether the line was reached."""
     writer = manager.create_ledger(insecure=True)
     done: dict[bytes, int] = {}
     threads = [

@@ -141,7 +141,7 @@ HARMS: dict[Harm, int] = {
 """What may happen, and how many entries that loses at least."""
 
 STORED = (kept_file_lost, kept_file_cut, environment_lost)
-"""What may happen to a tier; what lay there goes on to be known."""
+"""What may happen to a tier; what lay there is still known."""
 
 
 def harmed(harm: Harm) -> SimFileSystem:
@@ -193,7 +193,7 @@ def test_what_is_left_is_taken_and_the_rest_doubted_until_it_is_back(harm: Harm)
     assert all(state_of(replicas, ledger_id).gap for ledger_id in LEDGERS)
     replicas.close()
     mend(fs)
-    if harm not in STORED:  # what lay there is replaced and goes on to be damaged
+    if harm not in STORED:  # what lay there is replaced and stays damaged
         replicas = open_bookie(fs)
         count = len(list(replicas.store.ledgers()))
         replicas.close()

@@ -159,7 +159,7 @@ def test_the_new_index_says_what_the_old_one_said(tmp_path: Path) -> None:
         key: value for key, value in before.items() if key[:1] != b"P"
     }
     assert [key[:9] for key in after] == [key[:9] for key in before]
-    with open_store(tmp_path) as manager:  # and work goes on with it
+    with open_store(tmp_path) as manager:  # and it works as before
         manager.checkpoint()
         manager.move_ledger(0, StorageHint.HDD)
     assert rebuild_index(str(tmp_path)).lost == ()

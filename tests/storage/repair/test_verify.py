@@ -151,7 +151,7 @@ def test_a_record_is_named_with_its_place_once(store: Path, tmp_path: Path) -> N
 
 
 def test_a_forged_entry_needs_the_password_to_be_found(tmp_path: Path) -> None:
-    """Whoever can write the disk can mend checksums, but not the digest."""
+    """An attacker who can write the disk can recompute checksums, but not the digest."""
     with open_store(tmp_path) as manager:
         for digest_type in (DigestType.HMAC_SHA256, DigestType.XXH3):
             with manager.create_ledger(
