@@ -29,7 +29,7 @@ def lease(store: LmdbMetadataStore) -> None:
 
 
 def count(store: LmdbMetadataStore) -> None:
-    """Count a key up until killed, telling each number that took effect."""
+    """Count a key up until killed, and print each number that took effect."""
     with suppress(MetadataExistsError):
         store.create("counter", b"0")
     while True:

@@ -53,7 +53,7 @@ def ledger(ledger_id: int, **values: Any) -> LedgerMetadata:
 
 
 def registration(who: Bookie, **values: Any) -> BookieRegistration:
-    """Return what a bookie tells about itself."""
+    """Return a registration with sound values."""
     values = {
         "addresses": ("tcp://127.0.0.1:3181", "ipc:///run/bookie"),
         "public_key": bytes(range(32)),
@@ -68,5 +68,5 @@ def registration(who: Bookie, **values: Any) -> BookieRegistration:
 
 
 def is_held(lease: Lease | RegisteredBookie) -> bool:
-    """Tell whether something leased is there still."""
+    """Return whether a lock or a registration is still held."""
     return lease.held if isinstance(lease, Lease) else lease.registered

@@ -69,7 +69,7 @@ class SimServer:
     Attributes:
         nodes: All keys with values.
         changes: How many changes took effect; also what names versions and sessions.
-        watches: Who watches, in the order of beginning.
+        watches: All watches, in the order in which they began.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class SimServer:
         return self.changes
 
     def is_live(self, session: int) -> bool:
-        """Tell whether a session goes on."""
+        """Return whether a session lives."""
         return session in self._sessions
 
     def changed(self, key: str, value: bytes | None, session: int = 0) -> int:

@@ -187,7 +187,7 @@ def test_every_bit_of_a_description_counts(key_format: int) -> None:
 
 
 def test_a_description_of_key_format_1_has_the_custom_metadata() -> None:
-    """All that is needed to make a ledger's metadata again stands beside its replicas."""
+    """A bookie stores all that is needed to make a ledger's metadata again."""
     custom = {"name": b"\0value", "large": b"x" * (CUSTOM_METADATA_BYTES_MAX - 20)}
     metadata = ledger(7, key_format=1, custom_metadata=custom)
     found = LedgerDescription.decode(LedgerDescription.of(metadata).encode(KEY), KEY, where="here")

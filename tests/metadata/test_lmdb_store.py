@@ -59,7 +59,7 @@ def child(path: Path, task: str, lease_time_s: float = LONG_SESSION_S) -> Iterat
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """Return the next line that a process tells."""
+    """Return the next line that a process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 

@@ -93,7 +93,7 @@ def proxy(zookeeper_server: ZooKeeperServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def through(proxy: Proxy, zookeeper_server: ZooKeeperServer) -> Iterator[tuple[MetadataStore, MetadataStore]]:
-    """A store through the proxy, and one on the same path beside it."""
+    """A store through the proxy, and one with the same path that bypasses it."""
     url = zookeeper_server.url()
     store = open_metadata(url.replace(zookeeper_server.host, proxy.host), lease_time_s=SESSION_S, timeout_s=WAIT_S)
     beside = open_metadata(url, lease_time_s=SESSION_S, timeout_s=WAIT_S)

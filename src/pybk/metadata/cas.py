@@ -11,7 +11,7 @@ its writer chose at random, so reading the key shows whose value it holds. To *s
 
 An error of a repeated change that says that the key exists, or has another version, has two explanations: the first
 attempt took effect, or another process was faster. The value decides. If it is not ours, ours may have been written and
-replaced since, and nobody can tell: the error then has ``outcome_unknown``. A lost answer is never taken for a failure.
+replaced since, which nothing can show: the error then has ``outcome_unknown``. A lost answer never counts as a failure.
 """
 
 from __future__ import annotations

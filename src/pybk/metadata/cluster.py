@@ -1,4 +1,4 @@
-"""One cluster in a metadata store: who it is, and everything that its members share."""
+"""One cluster in a metadata store: its identity and feature level, and everything else that its members share."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ _LABEL: Final = b"pybk cluster 2\0"
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """What a cluster got when it was made, and keeps.
+    """The parameters that a cluster gets when it is created, and that never change.
 
     Attributes:
         cluster_id: ``CLUSTER_ID_BYTES`` random bytes.
-        salt: The scrypt salt of its ledgers' passwords.
-        cost: scrypt's cost.
+        salt: The scrypt salt for the passwords of its ledgers.
+        cost: The scrypt cost N for the passwords of its ledgers.
     """
 
     cluster_id: bytes
@@ -71,7 +71,7 @@ class ClusterIdentity:
 
 
 class _Stored(NamedTuple):
-    """A cluster's own value: who it is, its feature level, and the version and payload of the value."""
+    """The decoded value of the key ``cluster``: identity and feature level, and the value's version and payload."""
 
     identity: ClusterIdentity
     level: FeatureLevel
@@ -80,14 +80,14 @@ class _Stored(NamedTuple):
 
 
 class Upgrade(NamedTuple):
-    """What ``ClusterMetadata.upgrade`` found or did.
+    """The result of ``ClusterMetadata.upgrade``.
 
     Attributes:
         level: The cluster's feature level on return.
-        newest: The level that this version of pybk would raise it to.
-        hindrances: What prevents that, one reason each; empty if nothing does.
-        absent: Bookies that belong to the cluster and are not there now: they must run a pybk that knows the newest
-            level when they come back, and are refused otherwise.
+        newest: The level that this version of pybk raises it to.
+        hindrances: The reasons that prevent raising it; empty if there are none.
+        absent: Names of bookies that belong to the cluster and are not running: after the level was raised they are
+            refused at their start, unless they run a pybk that knows it.
     """
 
     level: FeatureLevel
@@ -99,27 +99,28 @@ class Upgrade(NamedTuple):
 class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, DurablePositions):
     """A cluster's metadata. Threads: any.
 
+    The constructor reads the key ``cluster``, or creates it; of several processes that create it at once, one succeeds,
+    and the others read its value.
+
     Args:
-        store: The store; closed with this.
-        key_for: Derives the metadata key, 32 bytes, from the cluster secret; None without one.
-        cost: scrypt's cost, for a cluster that does not exist yet.
-        create: Make the cluster if there is none.
+        store: The store; ``close`` closes it.
+        key_for: Derives the metadata key, 32 bytes, from the cluster secret; None without a secret.
+        cost: The scrypt cost of a cluster that does not exist yet.
+        create: Create the cluster if there is none.
         level: The feature level of a cluster that does not exist yet.
 
     Attributes:
         identity: The cluster's id, scrypt salt and cost.
-        feature_level: The level whose formats the cluster's members write. It is watched, and rises when somebody
+        feature_level: The level whose formats the cluster's members write. It is watched, so it rises when a member
             raises it.
-        about: The payload of the cluster's own value, for bookies to keep a copy of.
+        about: The payload of the key ``cluster``, of which each bookie keeps a copy.
 
     Raises:
         MetadataForgedError: The secret is not that of the cluster, or one side has a secret and the other none.
         MetadataUnreachableError: The store did not answer.
         UnsupportedFormatError: The cluster has a feature level that this version of pybk does not know.
-        CorruptError: The store does not say who the cluster is.
-        MetadataError: There is no cluster, and none is to be made.
-
-    The first process to come makes the cluster; of several at once, one does.
+        CorruptError: The value of the key ``cluster`` cannot be decoded.
+        MetadataError: There is no cluster, and ``create`` is False.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, Durab
             self._watch = store.watch(CLUSTER_KEY, self._look_again)
 
     def _look_again(self) -> None:
-        """See whether the feature level was raised; called by the store after a change of the cluster's own value."""
+        """Adopt the feature level if it was raised; the store calls this after a change of the key ``cluster``."""
         try:
             stored = _read_cluster(self._store, self._key_for)
         except PybkError as error:
@@ -157,7 +158,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, Durab
             self.about, self.feature_level = stored.payload, stored.level
 
     def upgrade(self, *, finalize: bool) -> Upgrade:
-        """Raise the cluster's feature level to the newest, or find out whether that can be done.
+        """Raise the cluster's feature level to the newest, or return what prevents that.
 
         Args:
             finalize: False changes nothing. True raises the level, unless something prevents it. It cannot be lowered.
@@ -165,7 +166,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, Durab
         Returns:
             The level, and what prevents raising it.
 
-        Durability: A raised level is durable on return; members that run take it up within moments.
+        Durability: A raised level is durable on return; running members adopt it within moments.
         """
         while True:
             stored = _read_cluster(self._store, self._key_for)
@@ -181,14 +182,14 @@ class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, Durab
             absent = tuple(c.bookie.bookie_id for c in self.list_cookies() if c.bookie.bookie_id not in there)
             if not finalize or hindrances or stored.level == NEWEST_LEVEL:
                 return Upgrade(stored.level, NEWEST_LEVEL, hindrances, absent)
-            with suppress(MetadataVersionError):  # another process was quicker, perhaps with something else: look again
+            with suppress(MetadataVersionError):  # another process has changed the value: read it again
                 self._raise_level(stored)
                 return Upgrade(NEWEST_LEVEL, NEWEST_LEVEL, (), absent)
 
     def _raise_level(self, stored: _Stored) -> None:
-        """Raise the level from what is stored; raises MetadataVersionError if that was changed meanwhile."""
+        """Write the newest level over ``stored``; raises MetadataVersionError if the value has changed since."""
         token = secrets.token_bytes(TOKEN_BYTES)
-        value = _sealed(stored.identity, token, self._key_for, NEWEST_LEVEL)
+        value = _cluster_value(stored.identity, token, self._key_for, NEWEST_LEVEL)
         settle(
             self._store,
             CLUSTER_KEY,
@@ -198,7 +199,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, Durab
         self._look_again()
 
     def close(self) -> None:
-        """Close the store: registrations and locks of this one end."""
+        """Close the store; the registrations and locks of this client end with its session."""
         if self._watch is not None:
             self._watch.cancel()
         self._store.close()
@@ -215,7 +216,7 @@ class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, Durab
 def _open_cluster(
     store: MetadataStore, key_for: Callable[[ClusterIdentity], bytes] | None, new: tuple[int, FeatureLevel] | None
 ) -> _Stored:
-    """Read who the cluster is, or make it with a scrypt cost and a level, unless ``new`` is None."""
+    """Read the key ``cluster``, or create it with the scrypt cost and level of ``new``, unless that is None."""
     stored = _read_cluster(store, key_for)
     if stored is not None:
         return stored
@@ -224,7 +225,7 @@ def _open_cluster(
     cost, level = new
     token = secrets.token_bytes(TOKEN_BYTES)
     identity = ClusterIdentity(secrets.token_bytes(CLUSTER_ID_BYTES), secrets.token_bytes(32), cost)
-    value = _sealed(identity, token, key_for, level)
+    value = _cluster_value(identity, token, key_for, level)
     with suppress(MetadataExistsError):  # another process was quicker
         settle(
             store,
@@ -239,13 +240,14 @@ def _open_cluster(
 
 
 def _read_cluster(store: MetadataStore, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored | None:
-    """Read and check a cluster's own value; None if there is no cluster."""
+    """Read and verify the key ``cluster``; None if there is no cluster."""
     node = store.get(CLUSTER_KEY, latest=True)
     return None if node is None else _check_cluster(node, key_for)
 
 
 def _check_cluster(node: Node, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored:
-    # The key depends on what is read, so the proof is in what is read, and checked once the key is derived.
+    # The MAC key is derived from the value's salt, so the value has no MAC. Its payload has a proof instead, which is
+    # verified once the key is derived.
     where = f"metadata key {CLUSTER_KEY!r}"
     kind, payload = decode_authenticated(CLUSTER_KEY, node.value, None)
     if kind is not ValueKind.CLUSTER:
@@ -272,7 +274,7 @@ def _check_cluster(node: Node, key_for: Callable[[ClusterIdentity], bytes] | Non
     return _Stored(identity, level, node.version, payload)
 
 
-def _sealed(
+def _cluster_value(
     identity: ClusterIdentity,
     token: bytes,
     key_for: Callable[[ClusterIdentity], bytes] | None,
@@ -283,12 +285,12 @@ def _sealed(
 
 
 def encode(identity: ClusterIdentity, level: FeatureLevel, proof: str) -> bytes:
-    """Return the payload of a cluster's own value.
+    """Return the payload of the key ``cluster``.
 
     Args:
-        identity: Who the cluster is.
+        identity: The cluster's identity.
         level: Its feature level.
-        proof: Base64 of what ``proof_of`` made, empty without a secret.
+        proof: Base64 of the result of ``proof_of``, empty without a secret.
     """
     values: dict[str, Any] = {
         "cluster_id": to_base64(identity.cluster_id),
@@ -301,7 +303,7 @@ def encode(identity: ClusterIdentity, level: FeatureLevel, proof: str) -> bytes:
 
 
 def proof_of(identity: ClusterIdentity, mac_key: bytes, level: FeatureLevel) -> bytes:
-    """Return what shows that a metadata key is that of a cluster."""
+    """Return the MAC that proves which metadata key a cluster has, and authenticates its identity and level."""
     parts = [identity.cluster_id, identity.salt, identity.cost.to_bytes(8, "big")]
     if level < FeatureLevel.SEALS:
         return mac_of(mac_key, _LABEL_BASE, *parts)

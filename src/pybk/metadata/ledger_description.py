@@ -1,8 +1,8 @@
-"""What never changes about a ledger, as bytes that prove themselves.
+"""The immutable part of a ledger's metadata, with a MAC.
 
-Clients show it to bookies, which keep it beside their replicas. Format 1 has the digest of the custom metadata only; it
-is that of ledgers of key format 0. Format 2, that of all others, has the custom metadata itself, so that the ledger's
-metadata can be made again from what bookies keep. A ledger has one format for ever, as bookies compare the bytes.
+Clients send it to bookies, which store it with their replicas. Format 1, of ledgers of key format 0, has only the
+digest of the custom metadata. Format 2, of all other ledgers, has the custom metadata itself, so that a ledger's
+metadata can be reconstructed from its bookies. The format of a ledger never changes, because bookies compare the bytes.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _HEADER_BYTES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerDescription:
-    """What never changes about a ledger; see ``LedgerMetadata`` for what is not told here.
+    """The immutable part of a ledger's metadata; ``LedgerMetadata`` explains the fields in full.
 
     Attributes:
         ledger_id: The ledger.
         ledger_type: What it is for.
-        storage_hints: Where the application wants its entries to live.
+        storage_hints: The tiers that the application wants its entries on.
         write_flags: How its entries are written.
-        digest_type: What its entries carry.
-        ensemble_size: Bookies of an entry's ensemble.
+        digest_type: The digest of its entries.
+        ensemble_size: Bookies of an ensemble.
         write_quorum: Bookies that an entry is written to.
         ack_quorum: Bookies that acknowledge an entry.
         creation_time_ns: When it was created.
         creation_sequence: How many ledgers were created before it.
         custom_digest: SHA-256 of its custom metadata.
-        advanced: Whether the application gives the entry ids.
-        key_salt: What its keys are derived with.
-        key_epoch: Which generation of its keys.
-        verifier: Shows that a password is the right one.
-        key_format: What its keys are bound to.
-        custom_metadata: Its custom metadata; None for a ledger of key format 0, of which the digest alone is known.
+        advanced: Whether the application chooses the entry ids.
+        key_salt: The salt that its keys are derived with.
+        key_epoch: The generation of its keys.
+        verifier: A public key against which a password, and signatures made with it, are verified.
+        key_format: Which of the ledger's properties its keys are bound to.
+        custom_metadata: Its custom metadata; None for a ledger of key format 0, whose description has the digest alone.
     """
 
     ledger_id: int
@@ -73,7 +73,7 @@ class LedgerDescription:
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self:
-        """Return what never changes about a ledger."""
+        """Return the description of a ledger."""
         values = {name: getattr(metadata, name) for name in _NAMES if name != "custom_digest"}
         custom = metadata.custom_metadata
         if metadata.key_format:
@@ -81,13 +81,14 @@ class LedgerDescription:
         return cls(custom_digest=_digest(custom), **values)
 
     def encode(self, mac_key: bytes | None) -> bytes:
-        """Return it as bytes: ``format u8 | MAC size u8 | MAC | JSON``; the same for the same ledger and key.
+        """Encode as ``format u8 | MAC size u8 | MAC | JSON``: always the same bytes for the same ledger and key.
 
         Args:
             mac_key: The cluster's metadata key, None without a cluster secret.
 
         Raises:
-            UsageError: It has more than ``DESCRIPTION_BYTES_MAX`` bytes.
+            UsageError: The result has more than ``DESCRIPTION_BYTES_MAX`` bytes (format 1:
+                ``DESCRIPTION_BYTES_MAX_BASE``).
         """
         values = {name: getattr(self, name) for name in _NAMES}
         values["ledger_type"] = str(self.ledger_type)
@@ -115,17 +116,17 @@ class LedgerDescription:
 
     @classmethod
     def decode(cls, data: bytes, mac_key: bytes | None, *, where: str) -> Self:
-        """Decode and check what ``encode`` made.
+        """Decode what ``encode`` returned, and verify its MAC.
 
         Args:
             data: The bytes.
             mac_key: The cluster's metadata key, None without a cluster secret.
-            where: Names the place in errors.
+            where: Where the bytes come from, for error messages.
 
         Raises:
-            UnsupportedFormatError: The bytes are of another format.
+            UnsupportedFormatError: The bytes have a format of a newer pybk.
             MetadataForgedError: They were not made with the cluster's secret.
-            CorruptError: They are no description.
+            CorruptError: They are not a description.
         """
         if not _HEADER_BYTES < len(data) <= DESCRIPTION_BYTES_MAX:
             raise CorruptError(f"{where}: {len(data)} bytes; a ledger's description has 3 to {DESCRIPTION_BYTES_MAX}")
@@ -140,17 +141,17 @@ class LedgerDescription:
         if data[1] not in (0, MAC_BYTES) or not hmac.compare_digest(mac, data[_HEADER_BYTES:at]):
             raise MetadataForgedError(
                 f"{where}: the ledger's description was not made with the cluster secret that is given here; check the "
-                "secret, and who sent it"
+                "secret here and at the sender"
             )
         make = cls._from_values_base if data[0] == DESCRIPTION_FORMAT_BASE else cls._from_values
         return decode_json(body, make, where=where)
 
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Self:
-        """Make the description of the values of format 2."""
+        """Decode the values of format 2."""
         key_format, custom = values.pop("key_format"), values.pop("custom_metadata")
         if type(key_format) is not int or key_format < 1 or not isinstance(custom, dict):
-            raise ValueError("key_format is no whole number from 1 up, or custom_metadata no object")
+            raise ValueError("key_format is not a whole number from 1 up, or custom_metadata not an object")
         decoded = {key: from_base64(value) for key, value in custom.items()}
         values["custom_digest"] = to_base64(_digest(decoded))
         return replace(cls._from_values_base(values), key_format=key_format, custom_metadata=decoded)
@@ -158,12 +159,12 @@ class LedgerDescription:
     @classmethod
     def _from_values_base(cls, values: dict[str, Any]) -> Self:
         if values.keys() != frozenset(_NAMES):
-            raise ValueError(f"missing or unknown are {sorted(values.keys() ^ frozenset(_NAMES))}")
+            raise ValueError(f"missing or unknown names: {sorted(values.keys() ^ frozenset(_NAMES))}")
         for name in _INTS:
             if type(values[name]) is not int:
-                raise ValueError(f"{name} is no whole number")
+                raise ValueError(f"{name} is not a whole number")
         if type(values["advanced"]) is not bool or not isinstance(values["storage_hints"], list):
-            raise ValueError("advanced is no truth value, or storage_hints no list")
+            raise ValueError("advanced is not a boolean, or storage_hints not a list")
         for name in _BYTES:
             values[name] = from_base64(values[name])
         values["ledger_type"] = LedgerType(values["ledger_type"])

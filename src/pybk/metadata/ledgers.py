@@ -1,4 +1,4 @@
-"""Ledgers in the metadata store: ids in blocks, compare-and-swap, tombstones."""
+"""Ledgers in the metadata store: ids given in blocks, changes by compare-and-set, tombstones of deleted ledgers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LEDGER_ID_MAX: Final = (1 << 63) - 1
 
 _DIGITS: Final = frozenset("0123456789")
 _LEVELS: Final = (3, 4, 4, 4, 4)
-"""Digits of the names on the way to a ledger, as BookKeeper has them: 19 in all, at most 10 000 keys side by side."""
+"""Digits of each component of a ledger's key, as in BookKeeper: 19 in all, so a key has at most 10 000 children."""
 
 _KEY_CHARS: Final = len(LEDGERS_KEY) + sum(_LEVELS) + len(_LEVELS)
 
@@ -55,7 +55,7 @@ class StoredLedger(NamedTuple):
 
     Attributes:
         metadata: The metadata.
-        version: For the next compare-and-swap.
+        version: The version of its key, which the next ``write_ledger`` expects.
     """
 
     metadata: LedgerMetadata
@@ -63,7 +63,11 @@ class StoredLedger(NamedTuple):
 
 
 def ledger_path(ledger_id: int) -> str:
-    """Return a ledger's names in the tree: its id in 19 digits, 3-4-4-4-4."""
+    """Return the part of a ledger's key that names it: its id in 19 digits, split 3-4-4-4-4.
+
+    Raises:
+        UsageError: The id is not a whole number from 0 to ``LEDGER_ID_MAX``.
+    """
     if type(ledger_id) is not int or not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise UsageError(f"ledger id {ledger_id!r}; it takes a whole number from 0 to {LEDGER_ID_MAX}")
     digits = f"{ledger_id:019d}"
@@ -71,17 +75,17 @@ def ledger_path(ledger_id: int) -> str:
 
 
 def leaves_after(store: MetadataStore, root: str, after: int, count: int) -> list[tuple[int, str]]:
-    """Return keys below ``root`` that stand on the paths of ledgers above ``after``: at least ``count`` if there are.
+    """Return the leaf keys below ``root`` of the next ledgers whose ids are above ``after``.
 
     Args:
         store: The store.
-        root: The key they all stand below.
-        after: The last ledger that is not wanted.
-        count: How many are enough; all those of the last ledger are returned.
+        root: The key above the ledgers' paths.
+        after: Only ledgers above this id are returned.
+        count: How many keys are wanted; more are returned if the last ledger has several, fewer if there are no more.
 
     Returns:
-        Ledger ids and keys, ascending. Names at the last level begin with the ledger's last four digits. Names that are
-        part of no ledger's path are left out, and logged.
+        Ledger ids and keys, ascending. The last component of a key begins with the ledger's last four digits. Keys
+        that are not on the path of a ledger are left out, and logged.
     """
     found: list[tuple[int, str]] = []
     _descend(store, root, "", after, count, found)
@@ -110,7 +114,7 @@ def _descend(store: MetadataStore, key: str, digits: str, after: int, count: int
 
 
 class Ledgers(AuthenticatedValues):
-    """The ledgers of a cluster. Threads: any. Every method raises MetadataUnreachableError, too."""
+    """The ledgers of a cluster. Every method may also raise MetadataUnreachableError. Threads: any."""
 
     def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
         super().__init__(store, mac_key)
@@ -118,10 +122,11 @@ class Ledgers(AuthenticatedValues):
         self._ids_lock = threading.Lock()
 
     def new_ledger_id(self) -> int:
-        """Return an id that this cluster never gave before.
+        """Return a ledger id that this method has never returned in this cluster.
 
-        Ids come in blocks of ``ID_BLOCK``, so that most cost nothing; a client that ends loses the rest of its block.
-        An application may have taken the id for itself: then ``create_ledger`` refuses it, and the next one will do.
+        A client reserves ids in blocks of ``ID_BLOCK``, so that most calls need no round trip; it loses the rest of its
+        block when it ends. An application may have used the id without asking for it: ``create_ledger`` then refuses
+        it, and the caller takes the next id.
 
         Raises:
             UsageError: All ids are used up.
@@ -134,7 +139,7 @@ class Ledgers(AuthenticatedValues):
             return ledger_id
 
     def _take_block(self) -> int:
-        """Return the first id of a block of ids that is ours alone."""
+        """Reserve a block of ids for this client by compare-and-set, and return its first id."""
         while True:
             node = self._store.get(IDS_KEY, latest=True)
             first = 0
@@ -157,19 +162,20 @@ class Ledgers(AuthenticatedValues):
         """Record a new ledger, durably.
 
         Args:
-            metadata: The ledger's, with a ``key_salt`` of its own, which tells it from another of the same id.
+            metadata: The ledger's metadata, with a random ``key_salt``, which distinguishes it from another of this id.
 
         Returns:
-            The version for ``write_ledger``.
+            The version that ``write_ledger`` expects.
 
         Raises:
-            LedgerExistsError: There is a ledger of this id, or there was one: ids are given once.
+            LedgerExistsError: There is a ledger of this id, or there was one: ids are used once.
         """
-        key, value, token = self._sealed(metadata)
+        key, value, token = self._encoded(metadata)
         description = LedgerDescription.of(metadata)
 
         def mine(node: Node | None) -> bool:
-            # Somebody may have changed the ledger already; that it is ours shows in what never changes about it.
+            # Another process may have changed the ledger already, so the token may be its own. The description never
+            # changes, and has our random key_salt.
             if node is None:
                 return False
             if token_of(node.value) == token:
@@ -189,13 +195,13 @@ class Ledgers(AuthenticatedValues):
 
         Args:
             ledger_id: The ledger.
-            latest: See every change that took effect before; False may save a round trip.
+            latest: Return every change that took effect before the call; False may save a round trip.
 
         Raises:
-            LedgerDeletedError: It was deleted, for certain.
-            NoSuchLedgerError: It was never created.
+            LedgerDeletedError: It was deleted: the store has its tombstone.
+            NoSuchLedgerError: The store has no such key. That proves nothing about the ledger's entries.
             MetadataForgedError: Its metadata was not written with the cluster's secret.
-            CorruptError: What is there is no ledger's metadata.
+            CorruptError: The value is not a ledger's metadata.
         """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         node = self._store.get(key, latest=latest)
@@ -209,7 +215,7 @@ class Ledgers(AuthenticatedValues):
     def read_ledgers(
         self, ledger_ids: Sequence[int], *, damaged: Callable[[int, PybkError], None] | None = None
     ) -> list[StoredLedger | None]:
-        """Return the metadata of many ledgers, None for those that are not there, or are no more.
+        """Return the metadata of many ledgers, in their order; None for a ledger that does not exist or was deleted.
 
         Args:
             ledger_ids: The ledgers.
@@ -218,6 +224,8 @@ class Ledgers(AuthenticatedValues):
 
         Raises:
             MetadataForgedError, CorruptError: As ``read_ledger``.
+
+        Cost: As ``MetadataStore.get_many``.
         """
         keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
         found: list[StoredLedger | None] = []
@@ -232,7 +240,7 @@ class Ledgers(AuthenticatedValues):
         return found
 
     def read_sound_ledgers(self, ledger_ids: Sequence[int]) -> list[StoredLedger]:
-        """Return the metadata of those of many ledgers that exist; damaged metadata is left out, and logged."""
+        """Return the metadata of those ledgers that exist, in their order; damaged metadata is left out, and logged."""
 
         def log(ledger_id: int, error: PybkError) -> None:
             logger.warning("ledger %d is left out of a listing: %s", ledger_id, error)
@@ -243,17 +251,17 @@ class Ledgers(AuthenticatedValues):
         """Replace a ledger's metadata, durably.
 
         Args:
-            metadata: The new one.
-            version: That of the metadata which it replaces.
+            metadata: The new metadata.
+            version: The version of the metadata that it replaces.
 
         Returns:
             The new version.
 
         Raises:
-            MetadataVersionError: The metadata has been changed by somebody else, or the ledger deleted: read it again.
-                With ``outcome_unknown`` this change may have been made before that.
+            MetadataVersionError: Another process has changed the metadata or deleted the ledger: read it again. With
+                ``outcome_unknown`` this change may have taken effect before that.
         """
-        key, value, token = self._sealed(metadata)
+        key, value, token = self._encoded(metadata)
         return settle(
             self._store,
             key,
@@ -262,21 +270,25 @@ class Ledgers(AuthenticatedValues):
         )
 
     def delete_ledger(self, ledger_id: int, version: int, proof: bytes = b"") -> None:
-        """Delete a ledger, durably; a tombstone stays, which is what allows bookies to drop its entries.
+        """Delete a ledger, durably: replace its metadata by a tombstone, which allows bookies to drop its entries.
 
         Args:
             ledger_id: The ledger.
-            version: That of the metadata as the caller knows it.
-            proof: Shows bookies that who deletes knows the ledger's password; kept in the tombstone.
+            version: The version of the metadata that the caller has read.
+            proof: A signature that proves to bookies that the caller knows the ledger's password; it is stored in the
+                tombstone. Empty if there is none.
 
         Raises:
-            MetadataVersionError: The metadata has been changed, or the ledger deleted, by somebody else.
+            MetadataVersionError: Another process has changed the metadata or deleted the ledger.
         """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         self._put(ValueKind.DELETED, key, encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)}), version)
 
     def deletion_proof(self, ledger_id: int) -> bytes | None:
-        """Return the proof in a ledger's tombstone, None if it has none: that a ledger is not there shows nothing."""
+        """Return the proof in a ledger's tombstone; None if the ledger has no tombstone.
+
+        A ledger whose key is missing has no tombstone, because a missing key does not prove a deletion.
+        """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         node = self._store.get(key, latest=True)
         if node is None:
@@ -287,16 +299,16 @@ class Ledgers(AuthenticatedValues):
         return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
 
     def list_ledgers(self, *, after: int = -1, count: int = 1000) -> list[int]:
-        """Return the next ledgers that are not deleted, ascending.
+        """Return a page of the ids of ledgers that are not deleted, ascending.
 
         Args:
-            after: The last one of the page before, -1 for the first page.
-            count: How many at most.
+            after: The last ledger of the previous page; -1 for the first page.
+            count: The most ids to return.
 
         Returns:
-            Their ids; fewer than ``count`` if there are no more. A ledger whose metadata is damaged is among them.
+            Their ids; fewer than ``count`` if there are no more. Ledgers whose metadata is damaged are included.
 
-        Cost: Some round trips per page, and the metadata of the page's ledgers and of the deleted ones between them.
+        Cost: Some round trips per page; it reads the metadata of the page's ledgers and of deleted ones between them.
         """
         if count < 1:
             raise UsageError(f"count is {count!r}; it takes a whole number from 1 up")
@@ -306,7 +318,7 @@ class Ledgers(AuthenticatedValues):
             leaves = leaves_after(self._store, LEDGERS_KEY, after, wanted)
             for (ledger_id, key), node in zip(leaves, self._store.get_many([key for _, key in leaves]), strict=True):
                 if len(key) != _KEY_CHARS:
-                    logger.warning("metadata key %.200r is no ledger's and left out; remove it", key)
+                    logger.warning("metadata key %.200r does not name a ledger, and is left out; remove it", key)
                 elif node is not None and not self._is_deleted(key, ledger_id, node):
                     live.append(ledger_id)
             if len(leaves) < wanted:
@@ -315,16 +327,18 @@ class Ledgers(AuthenticatedValues):
         return live
 
     def _is_deleted(self, key: str, ledger_id: int, node: Node) -> bool:
-        """Return whether a key holds a tombstone; what is damaged is not known to be one."""
+        """Return whether a key holds a tombstone; a damaged value does not count as one."""
         try:
             return self._ledger(key, ledger_id, node) is None
         except (CorruptError, MetadataForgedError, UnsupportedFormatError):
-            return False  # the reader of its metadata gets the error
+            return False  # reading the ledger's metadata raises the error
 
     def ledger_versions(self, ledger_ids: Sequence[int]) -> list[int | None]:
-        """Return the version of each ledger's metadata, which changes whenever they do; None for one that has none.
+        """Return the version of each ledger's metadata, which each change increases; None for a ledger without a key.
 
-        Cost: As ``MetadataStore.get_many``; nothing is decoded or checked but what the store itself checks.
+        Values are neither decoded nor verified.
+
+        Cost: As ``MetadataStore.get_many``.
         """
         nodes = self._store.get_many([f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids])
         return [None if node is None else node.version for node in nodes]
@@ -334,22 +348,22 @@ class Ledgers(AuthenticatedValues):
         return self._store.watch(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", callback)
 
     def describe(self, metadata: LedgerMetadata) -> bytes:
-        """Return what never changes about a ledger, encoded and authenticated; see ``LedgerDescription``."""
+        """Return a ledger's description, encoded with its MAC; see ``LedgerDescription.encode``."""
         return LedgerDescription.of(metadata).encode(self._mac_key)
 
     def check_description(self, data: bytes, *, where: str) -> LedgerDescription:
-        """Decode and check what ``describe`` made; see ``LedgerDescription.decode``."""
+        """Decode and verify what ``describe`` returned; see ``LedgerDescription.decode``."""
         return LedgerDescription.decode(data, self._mac_key, where=where)
 
-    def _sealed(self, metadata: LedgerMetadata) -> tuple[str, bytes, bytes]:
-        """Return the key, the value and its token."""
+    def _encoded(self, metadata: LedgerMetadata) -> tuple[str, bytes, bytes]:
+        """Return a ledger's key, its encoded value, and the value's random token."""
         key = f"{LEDGERS_KEY}/{ledger_path(metadata.ledger_id)}"
         token = new_token()
         value = encode_authenticated(ValueKind.LEDGER, key, token, metadata.encode(), self._mac_key, self.feature_level)
         return key, value, token
 
     def _ledger(self, key: str, ledger_id: int, node: Node) -> StoredLedger | None:
-        """Return what a ledger's key holds, None for a tombstone."""
+        """Decode the value of a ledger's key; None for a tombstone."""
         kind, payload = decode_authenticated(key, node.value, self._mac_key)
         if kind is ValueKind.DELETED:
             return None

@@ -1,7 +1,7 @@
 """Locks and elections in the metadata store.
 
-A lock is a leased key: the store removes it when the session of its holder ends. A lease tells others to keep away and
-is no more than that, so an action that must not happen twice needs a compare-and-set as well.
+A lock is a leased key: the store removes it when the session of its holder ends. A lock is advisory: a holder that was
+suspended may learn late that it has lost it. So an action that must not happen twice needs a compare-and-set as well.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ LOCKS_KEY: Final = "locks"
 
 
 class Lease:
-    """A lock that this process holds, until it is released or the store's session ends. Threads: any.
+    """A lock that this process holds, until it is released or the store's session ends; made by ``Locks.try_lock``.
 
-    A lease tells others to keep away; a holder that was stopped may find out late that it has lost it. So what must not
-    be done twice needs a compare-and-swap as well.
+    It is advisory, see this module. Threads: any.
 
     Attributes:
-        name: The lock's.
-        version: Its key's in the store.
+        name: The name of the lock.
+        version: The version of its key in the store.
     """
 
     def __init__(self, locks: Locks, name: str, session: int, version: int) -> None:
@@ -51,11 +50,11 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether it is still held, as far as can be known without asking."""
+        """Whether the lock is still held, as far as this process knows without a round trip to the store."""
         return not self._released and self._locks._store.alive(self._session)
 
     def release(self) -> None:
-        """Let others have the lock; again does nothing.
+        """Release the lock; a second call does nothing.
 
         Raises:
             MetadataUnreachableError: It could not be released; try again, or close the store.
@@ -66,14 +65,17 @@ class Lease:
 
 
 class Election:
-    """Takes part in an election until closed: as soon as nobody leads, one of those who take part does.
+    """One candidate of an election, until it is closed. Whenever there is no leader, one of the candidates becomes it.
+
+    The leader is the candidate that holds the election's lock; ``_campaign`` tries to take the lock after each change
+    of its key and after the end of a session. Being leader is advisory, as the lock is.
 
     Args:
-        locks: The cluster's.
+        locks: The cluster's locks.
         name: What is led, such as ``auditor``.
-        owner: Who takes part; others see it when it leads.
-        on_change: Called with True when this one begins to lead, and False when it may have ceased to; in a thread of
-            the store, except for the first call, which comes before the constructor returns.
+        owner: Describes this candidate; others see it while it leads.
+        on_change: Called with True when this candidate becomes leader, and with False when it may no longer be; in a
+            thread of the store, except for the first call, which comes before the constructor returns.
 
     Threads: any.
     """
@@ -83,9 +85,9 @@ class Election:
         self._name = name
         self._owner = owner
         self._on_change = on_change
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # reentrant, because ``on_change`` may call ``close``
         self._lease: Lease | None = None
-        self._told = False
+        self._reported = False
         self._closed = False
         self._watches = (
             locks.watch_lock(name, self._campaign),
@@ -95,12 +97,12 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether this one leads, as far as can be known without asking."""
+        """Whether this candidate leads, as far as this process knows without a round trip to the store."""
         lease = self._lease
         return lease is not None and lease.held
 
     def close(self) -> None:
-        """Take part no more, and let another one lead."""
+        """Leave the election; if this candidate leads, another one becomes leader."""
         with self._lock:
             self._closed = True
             for watch in self._watches:
@@ -113,39 +115,41 @@ class Election:
         with self._lock:
             if self._closed:
                 return
-            self._tell()
+            self._report()
             if not self.leads:
-                # Asking may show as well that the session goes on, and with it the lease.
+                # The attempt may also show that the session still lives, and with it the old lease: so that is kept.
                 self._lease = self._locks.try_lock(self._name, self._owner) or self._lease
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
-        if self.leads is not self._told:
-            self._told = not self._told
-            self._on_change(self._told)
+    def _report(self) -> None:
+        """Call ``on_change`` if leadership differs from what was reported last."""
+        if self.leads is not self._reported:
+            self._reported = not self._reported
+            self._on_change(self._reported)
 
 
 class Locks(AuthenticatedValues):
     """Locks and elections of a cluster. Threads: any.
 
-    Every method raises MetadataUnreachableError, too.
+    Every method may also raise MetadataUnreachableError.
     """
 
     def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
         super().__init__(store, mac_key)
-        self._by = secrets.token_hex(OWNER_BYTES)
+        self._by = secrets.token_hex(OWNER_BYTES)  # in each lock's value, so that this client recognises its own locks
         self._leases: dict[str, Lease] = {}
         self._leases_lock = threading.Lock()
 
     def try_lock(self, name: str, owner: str) -> Lease | None:
-        """Take a lock if nobody has it.
+        """Take a lock if it is free.
 
         Args:
-            name: The lock's, 1 to 128 bytes.
-            owner: Who takes it, for people.
+            name: The name of the lock, 1 to 128 bytes.
+            owner: Describes the holder, for people.
 
         Returns:
-            The lease, None if somebody has it; the store gives it back when this process is no more.
+            The lease; None if the lock is held, by this client or another. The store removes the lock when this
+            process ends.
         """
         key = _lock_key(name)
         payload = encode_json({"by": self._by, "owner": owner})
@@ -163,7 +167,10 @@ class Locks(AuthenticatedValues):
                     return lease
 
     def _drop_orphan(self, name: str) -> bool:
-        """Remove a lock that this one made without learning of it, as the answer was lost or the session in doubt."""
+        """Remove a lock that this client made but has no lease of, and return whether the lock may be free now.
+
+        Such a lock is left when the answer to its creation was lost, or the session ended at that moment.
+        """
         key = _lock_key(name)
         node = self._store.get(key, latest=True)
         if node is None:
@@ -178,26 +185,26 @@ class Locks(AuthenticatedValues):
 
     def _release(self, lease: Lease) -> None:
         with self._leases_lock:
-            with suppress(MetadataVersionError):  # the session had ended, and somebody else has the lock by now
+            with suppress(MetadataVersionError):  # the session had ended, and another client has the lock by now
                 self._delete(_lock_key(lease.name), lease.version)
             if self._leases.get(lease.name) is lease:
                 del self._leases[lease.name]
 
     def _lock(self, key: str, node: Node) -> tuple[str, str]:
-        """Return by whom a lock was made, and its owner."""
+        """Decode a lock's value: the random name of the client that made it, and the owner."""
         payload = self._payload_of(ValueKind.LOCK, key, node.value)
         return decode_json(
             payload, lambda values: (str(values["by"]), str(values["owner"])), where=f"metadata key {key!r}"
         )
 
     def lock_owner(self, name: str) -> str | None:
-        """Return who has a lock, None for nobody."""
+        """Return the owner of a lock, as its holder gave it to ``try_lock``; None if the lock is free."""
         key = _lock_key(name)
         node = self._store.get(key, latest=True)
         return None if node is None else self._lock(key, node)[1]
 
     def watch_lock(self, name: str, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after somebody took or released a lock, as ``MetadataStore.watch`` does."""
+        """Call ``callback`` after a lock was taken or released, as ``MetadataStore.watch`` does."""
         return self._store.watch(_lock_key(name), callback)
 
 

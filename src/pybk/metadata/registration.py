@@ -1,4 +1,28 @@
-"""Bookies in the metadata store: cookies, which say who may be a bookie, and registrations, which say who is there."""
+"""Bookies in the metadata store: cookies (which instances belong to the cluster) and registrations (which are running).
+
+Theory of operation
+-------------------
+
+A *cookie* is a key ``cookies/NAME`` that lives for ever. It names the one instance of the bookie NAME that belongs to
+the cluster, and counts its starts, so that an empty, foreign or restored directory is recognised when its bookie
+starts. It changes by compare-and-set only.
+
+A *registration* is a key ``bookies/NAME`` with a lease: the store removes it when the session of its process ends. Its
+value says where the bookie listens and what it can do. ``RegisteredBookie`` keeps it in the store:
+
+    REGISTERED --session ended, or key removed: on_lost--> LOST --_write_registration--> REGISTERED
+    REGISTERED or LOST --the key has another owner--> SUPERSEDED --that key is gone--> LOST
+    any state --close--> closed
+
+Each ``register`` draws a random *owner*, which the value carries. It distinguishes this registration from one of a
+process that runs on a copy of the directories and so has the same instance. ``register`` replaces a registration that
+the same instance left, because a restarted bookie must not wait for the lease of its predecessor; registering *again*
+does not, because two processes on copies of one directory would otherwise replace each other for ever.
+
+``_check`` makes all transitions. The store calls it, in a thread of its own, after a change of the key and at the end
+of a session; ``update`` and the constructor call it, too. ``RegisteredBookie._lock`` guards its state, and is reentrant
+because ``update`` calls ``_check`` while it holds the lock.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +69,11 @@ REGISTRATION_BYTES_MAX: Final = 64 << 10
 
 
 def name_in_key(name: str) -> str:
-    """Return a name as one name of a key, whatever it is made of; ``unquote`` makes it what it was."""
+    """Return a name escaped so that it is one component of a key; ``unquote`` returns the original.
+
+    Raises:
+        UsageError: The name is not a string of 1 to ``BOOKIE_ID_BYTES_MAX`` bytes.
+    """
     if type(name) is not str or not 0 < len(name.encode()) <= BOOKIE_ID_BYTES_MAX:
         raise UsageError(f"name {name!r:.200} takes a string of 1 to {BOOKIE_ID_BYTES_MAX} bytes")
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
@@ -58,7 +86,7 @@ class BookieCookie:
     Attributes:
         bookie: The bookie.
         cluster_id: The cluster.
-        boots: The last start that was recorded.
+        boots: The number of the last recorded start.
     """
 
     bookie: Bookie
@@ -68,18 +96,18 @@ class BookieCookie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieRegistration:
-    """What a bookie that is there tells about itself.
+    """What a running bookie reports about itself.
 
     Attributes:
         bookie: The bookie.
         addresses: Where it listens, such as ``tcp://10.0.0.1:3181``.
         public_key: Its CURVE public key, empty without a cluster secret.
         tiers: Free bytes of each tier that it has.
-        load: How busy it is, from 0 up; for comparing only.
-        rack: Where it stands, such as ``/room/rack``; empty if nobody said.
+        load: How busy it is, from 0 up; meaningful only in comparison with other bookies.
+        rack: Its network location, such as ``/room/rack``; empty if unknown.
         read_only: It takes no new ledgers.
-        level_max: The highest feature level that it knows; 0 for a pybk that registers none.
-        version: The version of pybk that it runs, empty if it registers none.
+        level_max: The highest feature level that it knows; 0 for versions of pybk that do not register one.
+        version: The version of pybk that it runs; empty for versions that do not register it.
     """
 
     bookie: Bookie
@@ -110,13 +138,13 @@ class BookieRegistration:
 
 
 class RegisteredBookie:
-    """A bookie's registration while it is there; made by ``Bookies.register``.
+    """Keeps a running bookie registered; made by ``Bookies.register``.
 
     When the store's session ends, the bookie is registered again as soon as that is possible. Threads: any.
 
     Attributes:
-        key: Where it stands in the store.
-        written: What this process wrote to the store last.
+        key: The registration's key in the store.
+        written: The registration that this process wrote to the store last.
     """
 
     def __init__(self, bookies: Bookies, registration: BookieRegistration, on_lost: Callable[[], None] | None) -> None:
@@ -133,7 +161,7 @@ class RegisteredBookie:
         store = bookies._store
         self._session, self._version = bookies._write_registration(self.key, registration, self._owner, old=True)
         try:
-            # A registration that somebody removed is made again, too.
+            # The key is watched, too, because a registration that was removed by hand must be made again.
             self._watches.append(store.on_session_end(self._check))
             self._watches.append(store.watch(self.key, self._check))
             self._check()
@@ -143,20 +171,22 @@ class RegisteredBookie:
 
     @property
     def registered(self) -> bool:
-        """Whether others see the registration, as far as can be known without asking."""
+        """Whether others see the registration, as far as this process knows without a round trip to the store."""
         return not self._closed and self._bookies._store.alive(self._session)
 
     @property
     def superseded(self) -> bool:
-        """Whether another process has registered as this bookie, as far as was told."""
+        """Whether another process has registered as this bookie, as of the last notification from the store."""
         return self._superseded
 
     def update(self, registration: BookieRegistration) -> None:
-        """Tell something else about the same instance of the bookie.
+        """Replace what is registered about the same instance of the bookie.
+
+        While the bookie is not registered, the new values are kept and written when it is registered again.
 
         Raises:
             CookieError: Another instance, or another process with a copy of the directories, has registered meanwhile.
-            UsageError: It is another bookie.
+            UsageError: ``registration`` is of another bookie.
             ClosedError: The registration is closed.
         """
         with self._lock:
@@ -164,7 +194,7 @@ class RegisteredBookie:
                 raise ClosedError(f"the registration of {self._registration.bookie} is closed")
             if registration.bookie != self._registration.bookie:
                 raise UsageError(f"{registration.bookie} cannot update the registration of {self._registration.bookie}")
-            self._registration = registration  # told when the bookie is registered again, if it is not now
+            self._registration = registration
             if self.registered:
                 payload = encode_registration(registration, self._owner)
                 try:
@@ -180,10 +210,10 @@ class RegisteredBookie:
                 )
 
     def close(self) -> None:
-        """Take the registration back; again does nothing.
+        """Remove the registration; a second call does nothing.
 
         Raises:
-            MetadataUnreachableError: It could not be taken back, and ends with the tree's session.
+            MetadataUnreachableError: It could not be removed; the store removes it when the session ends.
         """
         with self._lock:
             if self._closed:
@@ -192,7 +222,7 @@ class RegisteredBookie:
             try:
                 self._bookies._delete(self.key, self._version)
             except MetadataVersionError:
-                logger.info("%s: the registration was somebody else's by now", self._registration.bookie)
+                logger.info("%s: the registration is another process's by now, and stays", self._registration.bookie)
 
     def _cancel(self) -> None:
         self._closed = True
@@ -200,22 +230,22 @@ class RegisteredBookie:
             watch.cancel()
 
     def _check(self) -> None:
-        """Register again if the registration is gone."""
+        """Register again if the registration is gone, and notice if another process has registered instead."""
         with self._lock:
             if self._closed:
                 return
             alive = self._bookies._store.alive(self._session)
             node = self._bookies._store.get(self.key, latest=True) if alive else None
             if node is not None and node.version == self._version:
-                return  # as it was written here, as after most calls
+                return  # unchanged: most notifications are of this process's own writes
             if node is not None:
                 _, owner = self._bookies._registration(self.key, node)
                 if owner != self._owner and not self._superseded:
                     self._superseded = True
                     logger.warning("%s is registered by another process now", self._registration.bookie)
                 return
-            told, self._session = self._session == 0, 0
-            if not told and self._on_lost is not None:
+            was_lost, self._session = self._session == 0, 0
+            if not was_lost and self._on_lost is not None:
                 self._on_lost()
             try:
                 self._session, self._version = self._bookies._write_registration(
@@ -224,28 +254,30 @@ class RegisteredBookie:
                 self._superseded = False
                 self.written = self._registration
             except CookieError as error:
-                # Registering over it would have two processes with one instance's directories take turns.
+                # Two processes have directories of one instance. Replacing each other's registration would never end.
                 self._superseded = True
                 logger.warning("%s is registered by another process now: %s", self._registration.bookie, error)
 
 
 class Bookies(AuthenticatedValues):
-    """The bookies of a cluster. Threads: any. Every method raises MetadataUnreachableError, too.
+    """The bookies of a cluster: cookies and registrations.
+
+    Every method may also raise MetadataUnreachableError. Threads: any.
 
     Attributes:
-        cluster_id: The cluster's.
+        cluster_id: The cluster's id, ``CLUSTER_ID_BYTES`` bytes.
     """
 
     cluster_id: bytes
     _registrations: dict[str, tuple[bytes, tuple[BookieRegistration, str]]]
-    """By key, as they were when they were last decoded."""
+    """Cache of decoded registrations by key: the encoded value, and the registration with its owner."""
 
     def claim_cookie(self, bookie: Bookie, *, replace: bool = False) -> BookieCookie:
-        """Say that a bookie belongs to the cluster, or make sure that it does.
+        """Return the cookie of a bookie, and make it if there is none: the bookie then belongs to the cluster.
 
         Args:
             bookie: The bookie, with the instance that its directories name.
-            replace: Let this instance take the place of another one, whose entries then count as lost.
+            replace: Replace the cookie of another instance, whose entries then count as lost.
 
         Returns:
             The cookie.
@@ -277,13 +309,16 @@ class Bookies(AuthenticatedValues):
                 continue
 
     def read_cookie(self, bookie_id: str) -> BookieCookie | None:
-        """Return the cookie of a bookie, None if none of this name belongs to the cluster."""
+        """Return the cookie of a bookie; None if no bookie of this name belongs to the cluster."""
         key = f"{COOKIES_KEY}/{name_in_key(bookie_id)}"
         node = self._store.get(key, latest=True)
         return None if node is None else self._cookie(key, node)
 
     def list_cookies(self) -> list[BookieCookie]:
-        """Return the cookies of all bookies that belong to the cluster, there or not, by name."""
+        """Return the cookies of all bookies that belong to the cluster, running or not, ordered by name.
+
+        A cookie that is damaged or forged is left out, with a warning in the log.
+        """
         keys = [f"{COOKIES_KEY}/{name}" for name in self._store.children(COOKIES_KEY)]
         cookies = []
         for key, node in zip(keys, self._store.get_many(keys), strict=True):
@@ -297,7 +332,7 @@ class Bookies(AuthenticatedValues):
         return cookies
 
     def remove_cookie(self, bookie: Bookie) -> None:
-        """Say that a bookie does not belong to the cluster any more; if it does not, nothing happens.
+        """Remove a bookie's cookie: it no longer belongs to the cluster. Does nothing if it has none.
 
         Raises:
             CookieError: Another instance of the bookie belongs to the cluster.
@@ -314,16 +349,16 @@ class Bookies(AuthenticatedValues):
                 return
 
     def record_boot(self, bookie: Bookie, boot: int) -> bool:
-        """Record a start of a bookie, so that older directories put in place of newer ones are found out.
+        """Record a start of a bookie, and return whether its directories are as new as its last start.
 
         Args:
             bookie: The bookie.
-            boot: The number of this start, which its directories keep: one more than the last, written there durably
-                before it is told here.
+            boot: The number of this start: one more than that of the last start which the directories know. The caller
+                has written it to the directories durably, so that no two starts have one number.
 
         Returns:
-            Whether the directories are those of the last start. If not, a later start than the one before ``boot`` is
-            on record: entries acknowledged since are missing.
+            False if a start of this number or a later one is on record: the directories were restored to an older
+            state, so entries that were acknowledged since are missing.
 
         Raises:
             CookieError: The cookie is missing or another instance's.
@@ -347,16 +382,16 @@ class Bookies(AuthenticatedValues):
     def register(
         self, registration: BookieRegistration, *, on_lost: Callable[[], None] | None = None
     ) -> RegisteredBookie:
-        """Say that a bookie is there; the store forgets it when this process is no more.
+        """Register a running bookie, until the result is closed or this process ends.
 
-        A registration that the same instance left is taken over at once.
+        Replaces a registration that the same instance left.
 
         Args:
-            registration: What others need to know.
+            registration: What the bookie reports about itself.
             on_lost: Called, in a thread of the store, after the registration was lost and before it is made again.
 
         Raises:
-            CookieError: The cookie is missing or another instance's, or another instance is there.
+            CookieError: The cookie is missing or names another instance, or another instance is registered.
         """
         found = self.read_cookie(registration.bookie.bookie_id)
         if found is None or found.bookie != registration.bookie:
@@ -364,9 +399,11 @@ class Bookies(AuthenticatedValues):
         return RegisteredBookie(self, registration, on_lost)
 
     def list_bookies(self) -> list[BookieRegistration]:
-        """Return what the bookies that are there tell about themselves, by name.
+        """Return the registrations of all running bookies, ordered by name.
 
         A registration that is damaged or forged is left out, with a warning in the log: its bookie counts as absent.
+
+        Cost: As ``children`` and ``get_many`` of the store; a registration that has not changed is not decoded again.
         """
         keys = [f"{BOOKIES_KEY}/{name}" for name in self._store.children(BOOKIES_KEY)]
         found = []
@@ -376,38 +413,43 @@ class Bookies(AuthenticatedValues):
             try:
                 found.append(self._registration(key, node)[0])
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-                logger.warning("a bookie is taken for absent: %s", error)
+                logger.warning("a bookie counts as absent, because its registration cannot be used: %s", error)
         for key in set(self._registrations) - set(keys):
             self._registrations.pop(key, None)
         return found
 
     def find_bookie(self, bookie_id: str) -> BookieRegistration | None:
-        """Return what a bookie tells about itself, None if it is not there.
+        """Return a bookie's registration; None if it is not registered.
 
         Raises:
-            CorruptError, MetadataForgedError, UnsupportedFormatError: What is there is no registration of the cluster.
+            CorruptError: The value is not a registration.
+            MetadataForgedError: The value was not written with the cluster's secret.
+            UnsupportedFormatError: The value has a format of a newer pybk.
         """
         key = f"{BOOKIES_KEY}/{name_in_key(bookie_id)}"
         node = self._store.get(key, latest=True)
         return None if node is None else self._registration(key, node)[0]
 
     def watch_bookies(self, callback: Callable[[], None]) -> Watch:
-        """Call ``callback`` after bookies came or went, as ``MetadataStore.watch`` does.
+        """Call ``callback`` after a bookie was registered or its registration ended, as ``MetadataStore.watch`` does.
 
-        What a bookie tells anew about itself without going need not be noticed.
+        An update of a registration need not cause a call.
         """
         return self._store.watch(BOOKIES_KEY, callback)
 
     def _write_registration(
         self, key: str, registration: BookieRegistration, owner: str, *, old: bool
     ) -> tuple[int, int]:
-        """Register, and return session and version.
+        """Write a registration under a lease; return the session of the lease and the version of the key.
 
         Args:
-            key: Where.
-            registration: What to tell.
-            owner: Names the ``RegisteredBookie``, so that it knows what it wrote itself.
-            old: Take the place of what the same instance has there.
+            key: The registration's key.
+            registration: What the bookie reports about itself.
+            owner: Identifies the ``RegisteredBookie`` that writes it.
+            old: Replace a registration that the same instance left, whatever its owner.
+
+        Raises:
+            CookieError: Another registration is there that must not be replaced.
         """
         payload = encode_registration(registration, owner)
         while True:
@@ -430,7 +472,7 @@ class Bookies(AuthenticatedValues):
                 self._delete(key, node.version)
 
     def _cookie(self, key: str, node: Node) -> BookieCookie | None:
-        """Return a cookie, None for one that was removed: its key stays, so that its versions go on."""
+        """Return a cookie; None for one that was removed, whose key stays as a tombstone so that versions only grow."""
         kind, payload = decode_authenticated(key, node.value, self._mac_key)
         if kind is ValueKind.DELETED:
             return None
@@ -449,7 +491,7 @@ class Bookies(AuthenticatedValues):
         return cookie
 
     def _registration(self, key: str, node: Node) -> tuple[BookieRegistration, str]:
-        """Return a registration and its owner; one that has not changed is not decoded again."""
+        """Return a registration and its owner, from the cache if the value has not changed."""
         known = self._registrations.get(key)
         if known is not None and known[0] == node.value:
             return known[1]
@@ -478,7 +520,7 @@ def encode_cookie(cookie: BookieCookie) -> bytes:
 
 
 def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
-    """Return the payload of a registration's value; ``owner`` names the ``RegisteredBookie`` that writes it."""
+    """Return the payload of a registration's value; ``owner`` identifies the ``RegisteredBookie`` that writes it."""
     return encode_json(
         {
             "bookie_id": registration.bookie.bookie_id,
@@ -499,10 +541,10 @@ def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
 def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
     """Return the registration and its owner in the decoded payload of a value; raises ValueError if it is not one."""
     if not isinstance(values["rack"], str) or type(values["read_only"]) is not bool:
-        raise ValueError("rack is no string, or read_only no truth value")
+        raise ValueError("rack is not a string, or read_only not a boolean")
     level_max, version = values.get("level", 0), values.get("version", "")
     if type(level_max) is not int or level_max < 0 or not isinstance(version, str):
-        raise ValueError("level is no whole number from 0 up, or version no string")
+        raise ValueError("level is not a whole number from 0 up, or version not a string")
     registration = BookieRegistration(
         bookie=Bookie(values["bookie_id"], from_base64(values["instance"])),
         addresses=tuple(values["addresses"]),

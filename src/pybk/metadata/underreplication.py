@@ -1,8 +1,9 @@
-"""The queue of ledgers that miss replicas; BookKeeper's LedgerUnderreplicationManager.
+"""The queue of under-replicated ledgers; BookKeeper's LedgerUnderreplicationManager.
 
-A key ``underreplicated/ddd/dddd/dddd/dddd/dddd-INSTANCE`` for each ledger and bookie names the first entry that the
-bookie may miss. Writers and scrubs mark, re-replication removes the mark. Watches see one level of keys only, so each
-new mark also changes the key ``underreplicated-news``, which is the one that is watched.
+A *mark* is a key ``underreplicated/ddd/dddd/dddd/dddd/dddd-INSTANCE``, one for each ledger and bookie, whose value
+names the first entry that the bookie may miss. Writers and scrubs add marks; re-replication removes them. A watch
+reports changes of one level of keys only, so each new mark also changes the key ``underreplicated-news``, and that is
+the key which is watched.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 UNDER_REPLICATED_KEY: Final = "underreplicated"
 NEWS_KEY: Final = "underreplicated-news"
-"""Changed after each new record, as watches see one level only."""
+"""Changed after each new mark, because a watch reports changes of one level of keys only."""
 
 
 class UnderReplicatedLedger(NamedTuple):
-    """A ledger that a bookie of its ensembles misses entries of.
+    """A mark: a bookie of a ledger's ensembles misses entries of it.
 
     Attributes:
         ledger_id: The ledger.
@@ -59,9 +60,9 @@ class UnderReplication(AuthenticatedValues):
     """
 
     def mark_under_replicated(self, ledger_id: int, bookie: Bookie, first_entry_id: int) -> None:
-        """Record that a bookie misses entries of a ledger, durably; the lowest first entry counts.
+        """Record durably that a bookie misses entries of a ledger; of several marks, the lowest first entry counts.
 
-        A record that cannot be read is replaced by one that says that all entries may be missing.
+        A mark that cannot be decoded is replaced by one of all entries.
 
         Args:
             ledger_id: The ledger.
@@ -82,12 +83,11 @@ class UnderReplication(AuthenticatedValues):
                 continue
 
     def list_under_replicated(self, *, after: int = -1, count: int = 1000) -> list[UnderReplicatedLedger]:
-        """Return the next marks, by ledger.
+        """Return a page of marks, ordered by ledger id. Damaged marks are left out, and logged.
 
         Args:
-            after: The last ledger of the page before, -1 for the first page.
-            count: How many are enough; all records of the last ledger are returned. Damaged ones are left out, and
-                logged.
+            after: The last ledger of the previous page; -1 for the first page.
+            count: How many marks are wanted; more are returned if the last ledger has several.
         """
         keys = [key for _, key in leaves_after(self._store, UNDER_REPLICATED_KEY, after, count)]
         records = []
@@ -96,14 +96,14 @@ class UnderReplication(AuthenticatedValues):
                 if node is not None:
                     records.append(self._record(key, node))
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-                logger.warning("a record of missing entries is left out: %s", error)
+                logger.warning("a mark of an under-replicated ledger is left out of a listing: %s", error)
         return records
 
     def unmark_under_replicated(self, record: UnderReplicatedLedger) -> bool:
-        """Remove a record, as the entries are replicated again.
+        """Remove a mark after its entries were replicated again.
 
         Returns:
-            Whether it is gone; False if more entries were found missing meanwhile.
+            Whether the mark is gone; False if it names an earlier entry by now, so that entries are still missing.
         """
         key = _missing_key(record.ledger_id, record.bookie)
         while (node := self._store.get(key, latest=True)) is not None:
@@ -128,12 +128,12 @@ class UnderReplication(AuthenticatedValues):
                 self._put(ValueKind.NEWS, NEWS_KEY, b"", node.version)
 
     def _lower(self, key: str, node: Node, record: UnderReplicatedLedger) -> None:
-        """Have a record begin no later than this one."""
+        """Lower the first entry of the mark at ``key`` to that of ``record``, if that is lower."""
         try:
             if self._record(key, node).first_entry_id <= record.first_entry_id:
                 return
         except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-            logger.warning("a record of missing entries is replaced by one of all entries: %s", error)
+            logger.warning("a mark of an under-replicated ledger is replaced by one of all entries: %s", error)
             record = record._replace(first_entry_id=0)
         self._put(ValueKind.UNDER_REPLICATED, key, _record_json(record), node.version)
 
