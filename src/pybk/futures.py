@@ -333,10 +333,10 @@ class AdvancedFuture(AppendFuture[T]):
 
     def done(self) -> bool:
         """Tell whether the append is durable, and all before it, or has failed."""
-        self._settle()
+        self._fail_if_stuck()
         return self._staged.is_set() and self._commit.done
 
-    def _settle(self) -> None:
+    def _fail_if_stuck(self) -> None:
         """Fail if the entries before it cannot come any more, because the ledger or the store takes none for good."""
         error = self._descriptor.final_error or self._log.error
         if error is not None:
@@ -344,7 +344,7 @@ class AdvancedFuture(AppendFuture[T]):
 
     def _look(self) -> None:
         """Look again at each change of the ledger, until it is known how this ends."""
-        self._settle()
+        self._fail_if_stuck()
         if not self._staged.is_set():
             self._descriptor.when_advanced(self._look)
 
@@ -353,7 +353,7 @@ class AdvancedFuture(AppendFuture[T]):
         timeout = _seconds(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._staged.wait(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
-            self._settle()
+            self._fail_if_stuck()
             if time.monotonic() >= deadline and not self._staged.is_set():
                 raise AppendTimeoutError(
                     f"entries before {self._value} were not appended within {timeout} s; append them: until "
@@ -396,7 +396,7 @@ class AdvancedFuture(AppendFuture[T]):
 
     def _look_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look now and then, while anything in a loop waits, whether the entries before it can still come."""
-        self._settle()
+        self._fail_if_stuck()
         if self._in_loops.get(loop) and not self._staged.is_set():
             loop.call_later(_LOOK_SECONDS, self._look_in, loop)
         else:

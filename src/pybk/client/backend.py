@@ -192,7 +192,7 @@ class ClusterBackend:
         error = self._fork_error()
         for ledger in self._ledgers():
             ledger.lock = threading.Lock()
-            ledger.place_lock = threading.Lock()
+            ledger.location_lock = threading.Lock()
         for writing in self._live_writings():
             writing.appender.after_fork(error)
 

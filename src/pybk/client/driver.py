@@ -190,7 +190,7 @@ class Driver:
         self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()
         self._formed: dict[Writer, None] = {}
         self._active: dict[Writer, None] = {}
-        self._untold: dict[Writer, None] = {}
+        self._lac_unsent: dict[Writer, None] = {}
         self._closed: PybkError | None = None
         self._cut_off: PybkError | None = None
         with ExitStack() as opened:
@@ -303,10 +303,10 @@ class Driver:
         timeout_ms = 0 if self.group.completed or self._posted else _WAIT_MS
         if timeout_ms and self._wakes:
             timeout_ms = max(0, min(timeout_ms, -(-(self._wakes[0][0] - now_ns) // 1_000_000)))
-        if not self._untold or self._active:
+        if not self._lac_unsent or self._active:
             self._receive(timeout_ms)
         elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
-            self._tell_lacs()  # the leader may wait long, as for a ledger to advance
+            self._send_lacs()  # the leader may wait long, as for a ledger to advance
 
     def idle(self) -> None:
         """Take late answers of bookies, and do what waits for quiet."""
@@ -316,8 +316,8 @@ class Driver:
                 if self._broken:
                     self._give_up()
                 self._receive(0)
-                busy = bool(self._untold)
-                self._tell_lacs()
+                busy = bool(self._lac_unsent)
+                self._send_lacs()
                 busy = busy or bool(self._asked)
             except Exception:
                 logger.exception("looking after the client's links failed")
@@ -347,13 +347,13 @@ class Driver:
             self.group.finish(completion)
         self._asked.clear()
         self._active.clear()
-        self._untold.clear()
+        self._lac_unsent.clear()
         self._wakes.clear()
         self._wake_at.clear()
 
-    def _tell_lacs(self) -> None:
-        while self._untold:
-            writer, _ = self._untold.popitem()
+    def _send_lacs(self) -> None:
+        while self._lac_unsent:
+            writer, _ = self._lac_unsent.popitem()
             writer.send_lac()
 
     def _do_posted(self) -> None:
@@ -389,9 +389,9 @@ class Driver:
             at, _, conversation = heapq.heappop(self._wakes)
             if self._wake_at.get(conversation) == at:
                 del self._wake_at[conversation]
-                self.tell(conversation, Woken())
+                self.pass_event(conversation, Woken())
 
-    def tell(self, conversation: AnyConversation, event: Event) -> None:
+    def pass_event(self, conversation: AnyConversation, event: Event) -> None:
         """Tell a machine an event, and perform what it asks for; one that has ended may still learn who missed what."""
         self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
 
@@ -405,7 +405,7 @@ class Driver:
                 self._asked[request_id] = _Asked(conversation, effect.token)
                 if not self._wire.send(request_id, effect.bookie, conversation.ledger, effect.request):
                     del self._asked[request_id]
-                    self._posted.append(partial(self.tell, conversation, Unanswered(effect.token)))
+                    self._posted.append(partial(self.pass_event, conversation, Unanswered(effect.token)))
             elif type(effect) is WriteMetadata:
                 self._ask_metadata(conversation, partial(self._write_metadata, conversation, effect))
             elif type(effect) is ReadMetadata:
@@ -429,7 +429,7 @@ class Driver:
             except Exception:
                 logger.exception("ledger %d: asking the metadata store failed", conversation.ledger.ledger_id)
                 event = MetadataUnreachable()
-            self.post(lambda: self.tell(conversation, event))
+            self.post(lambda: self.pass_event(conversation, event))
 
         self.in_background(work)
 
@@ -468,7 +468,7 @@ class Driver:
 
     def active(self, writer: Writer, *, waited: bool) -> None:
         """Take note whether somebody waits for what a writer has under way, and that its LAC may have moved."""
-        self._untold[writer] = None
+        self._lac_unsent[writer] = None
         if waited:
             self._active[writer] = None
         else:
@@ -520,7 +520,7 @@ class Driver:
             look()
             for request_id in late:
                 asked = self._asked.pop(request_id)
-                self.tell(asked.conversation, Unanswered(asked.token))
+                self.pass_event(asked.conversation, Unanswered(asked.token))
 
         self.have_done(look)
         end_at = time.monotonic() + _LATE_SECONDS

@@ -59,7 +59,7 @@ class RemoteLedger(LedgerDescriptor):
 
     def __init__(self, metadata: LedgerMetadata, version: int, description: bytes) -> None:
         last = metadata.last_entry_id if metadata.state is LedgerState.CLOSED else -1
-        super().__init__(metadata, last_checked=last, last_add_confirmed=last, length=metadata.length)
+        super().__init__(metadata, last_indexed=last, last_add_confirmed=last, length=metadata.length)
         self.version = version
         self.description = description
         self.on_followed: Callable[[RemoteLedger], None] | None = None

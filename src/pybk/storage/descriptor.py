@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pybk.metrics import MetricsScope
     from pybk.seal import LedgerSeal
 
-RUN_WORDS: Final = 4
+LOCATION_WORDS: Final = 4
 
 _FEW: Final = 32
 """Below this many numbers, Python adds them quicker than numpy."""
@@ -38,19 +38,19 @@ class Page(NamedTuple):
     last_entry_id: int
 
     @classmethod
-    def of(cls, runs: RunLocations) -> Page:
+    def of(cls, locations: RunLocations) -> Page:
         """Make a page of a non-empty, sorted run array."""
-        last = runs[-1]
-        firsts = array("q", np.ascontiguousarray(runs["first"]).tobytes())
+        last = locations[-1]
+        firsts = array("q", np.ascontiguousarray(locations["first"]).tobytes())
         return cls(
-            firsts, array("q", runs.tobytes()), int(last["first"]) + int(last["stride"]) * (int(last["count"]) - 1)
+            firsts, array("q", locations.tobytes()), int(last["first"]) + int(last["stride"]) * (int(last["count"]) - 1)
         )
 
 
 class LedgerDescriptor:
     """State of one ledger.
 
-    Threads: ``lock`` guards what appends change; ``place_lock`` guards where entries lie. A thread that needs both
+    Threads: ``lock`` guards what appends change; ``location_lock`` guards where entries lie. A thread that needs both
     takes ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock. ``created`` is False until
     the commit that creates the ledger is durable, if entries of it may be staged before. ``last_prefix`` is the header
     and digest of the entry that a writer staged last, if it is known; ``sealer`` seals the ledger when it is closed,
@@ -67,20 +67,20 @@ class LedgerDescriptor:
         "error",
         "generation",
         "last_add_confirmed",
-        "last_checked",
         "last_durable",
+        "last_indexed",
         "last_prefix",
         "last_pushed",
         "ledger_id",
         "length_durable",
         "length_pushed",
+        "location_lock",
         "lock",
         "metadata",
         "metadata_pushed",
         "meter",
         "page_firsts",
         "pages",
-        "place_lock",
         "sealer",
         "staging",
         "tail",
@@ -89,21 +89,21 @@ class LedgerDescriptor:
     )
 
     def __init__(
-        self, metadata: LedgerMetadata, *, last_checked: int = -1, last_add_confirmed: int = -1, length: int = 0
+        self, metadata: LedgerMetadata, *, last_indexed: int = -1, last_add_confirmed: int = -1, length: int = 0
     ) -> None:
         self.ledger_id: Final = metadata.ledger_id
         self.metadata = metadata
         self.metadata_pushed = metadata
         self.meter: MetricsScope | None = None
         self.lock = threading.Lock()
-        self.place_lock = threading.Lock()
+        self.location_lock = threading.Lock()
         self.deferred = WriteFlag.DEFERRED_FORCE in metadata.write_flags
-        self.last_pushed = last_checked
+        self.last_pushed = last_indexed
         self.length_pushed = length
-        self.last_durable = last_checked
+        self.last_durable = last_indexed
         self.length_durable = length
         self.last_add_confirmed = last_add_confirmed
-        self.last_checked = last_checked
+        self.last_indexed = last_indexed
         self.last_prefix = b""
         self.sealer: LedgerSeal | None = None
         self.error: PybkError | None = None
@@ -120,7 +120,7 @@ class LedgerDescriptor:
         self.ticket: object | None = None
         """The ``Ticket`` of the append that holds ``lock`` now, if it had to wait for space; compared by identity."""
 
-    def settle(self) -> None:
+    def reset_pushed(self) -> None:
         """Take what is durable as all that was pushed: nobody is writing."""
         self.last_pushed = self.last_durable
         self.length_pushed = self.length_durable
@@ -156,7 +156,7 @@ class LedgerDescriptor:
     def restart(self) -> None:
         """Take what is durable as all that was pushed, and take entries again; the caller holds ``lock``."""
         self.staging = None
-        self.settle()
+        self.reset_pushed()
         self.error = None
 
     @property
@@ -174,16 +174,16 @@ class LedgerDescriptor:
 
         Whoever looks at what was pushed calls it first.
         """
-        run = self.staging
-        if run is not None and run.last() > self.last_pushed:
-            self.last_pushed, self.length_pushed = run.last(), run.length()
+        staged = self.staging
+        if staged is not None and staged.last() > self.last_pushed:
+            self.last_pushed, self.length_pushed = staged.last(), staged.length()
 
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
         """Record that a run is durable at its place; called in entry order, by the log's leader."""
-        with self.place_lock:
+        with self.location_lock:
             firsts = self.tail_firsts
             if first > self.last_durable and (not firsts or firsts[-1] < first):
-                del self.tail[len(firsts) * RUN_WORDS :]  # what an interrupted call left
+                del self.tail[len(firsts) * LOCATION_WORDS :]  # what an interrupted call left
                 self.tail.extend(words)
                 firsts.append(first)
             self.last_durable = max(self.last_durable, first + count - 1)
@@ -201,40 +201,40 @@ class LedgerDescriptor:
     def wake_followers(self) -> None:
         """Call and forget the callbacks of those who wait for the ledger to move."""
         if self.advanced_callbacks:
-            with self.place_lock:
+            with self.location_lock:
                 callbacks, self.advanced_callbacks = self.advanced_callbacks, []
             for callback in callbacks:
                 callback()
 
     def when_advanced(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called once, from some thread, at the next change of LAC or state; it must not block."""
-        with self.place_lock:
+        with self.location_lock:
             self.advanced_callbacks.append(callback)
 
     def forget_callback(self, callback: Callable[[], None]) -> None:
         """Call it no more; does nothing if it was called."""
-        with self.place_lock:
+        with self.location_lock:
             if callback in self.advanced_callbacks:
                 self.advanced_callbacks.remove(callback)
 
     def tail_snapshot(self) -> RunLocations:
         """Return a copy of the tail as runs."""
-        with self.place_lock:
+        with self.location_lock:
             return np.frombuffer(self.tail.tobytes(), LOCATION_DTYPE)
 
-    def tail_from(self, entry_id: int, runs_max: int) -> RunLocations | None:
+    def tail_from(self, entry_id: int, locations_max: int) -> RunLocations | None:
         """Return a copy of up to ``runs_max`` tail runs, the first holding ``entry_id``; None if it is not there."""
-        with self.place_lock:
+        with self.location_lock:
             firsts = self.tail_firsts
             if not firsts or entry_id < firsts[0] or entry_id > self.last_durable:
                 return None
             index = bisect_right(firsts, entry_id) - 1
-            words = self.tail[index * RUN_WORDS : (index + runs_max) * RUN_WORDS]
+            words = self.tail[index * LOCATION_WORDS : (index + locations_max) * LOCATION_WORDS]
         return np.frombuffer(words.tobytes(), LOCATION_DTYPE)
 
     def find(self, entry_id: int) -> tuple[int, int, int, int] | None:
         """Return the four words of the run that holds ``entry_id``, from tail or cached page; None: ask the index."""
-        with self.place_lock:
+        with self.location_lock:
             firsts = self.tail_firsts
             if firsts and entry_id >= firsts[0]:
                 if entry_id > self.last_durable:
@@ -245,25 +245,25 @@ class LedgerDescriptor:
                 if number < 0 or entry_id > self.pages[number].last_entry_id:
                     return None
                 firsts, words = self.pages[number].firsts, self.pages[number].words
-            at = (bisect_right(firsts, entry_id) - 1) * RUN_WORDS
+            at = (bisect_right(firsts, entry_id) - 1) * LOCATION_WORDS
             return words[at], words[at + 1], words[at + 2], words[at + 3]
 
-    def rebase(self, last_checked: int, length: int) -> None:
+    def rebase(self, last_indexed: int, length: int) -> None:
         """Begin again from what the index knows, with an empty tail."""
-        with self.place_lock:
+        with self.location_lock:
             del self.tail_firsts[:], self.tail[:]
-            self.last_checked = self.last_durable = last_checked
+            self.last_indexed = self.last_durable = last_indexed
             self.length_durable = length
-            self.forget_places()
+            self.forget_pages()
 
-    def checkpointed(self, last_checked: int) -> None:
-        """Forget the tail up to and including ``last_checked``, which the index now knows."""
-        with self.place_lock:
-            drop = bisect_right(self.tail_firsts, last_checked)
+    def checkpointed(self, last_indexed: int) -> None:
+        """Forget the tail up to and including ``last_indexed``, which the index now knows."""
+        with self.location_lock:
+            drop = bisect_right(self.tail_firsts, last_indexed)
             del self.tail_firsts[:drop]
-            del self.tail[: drop * RUN_WORDS]
-            self.last_checked = max(self.last_checked, last_checked)
-            self.forget_places()
+            del self.tail[: drop * LOCATION_WORDS]
+            self.last_indexed = max(self.last_indexed, last_indexed)
+            self.forget_pages()
 
     def indexed(self, version: int, last_add_confirmed: int) -> None:
         """Note that the index has the ledger's metadata of this version, and this last add confirmed.
@@ -277,7 +277,7 @@ class LedgerDescriptor:
 
     def remember(self, page: Page, generation: int) -> None:
         """Keep an index page for later lookups, unless entries were moved since ``generation`` was read."""
-        with self.place_lock:
+        with self.location_lock:
             if generation == self.generation:
                 number = bisect_right(self.page_firsts, page.firsts[0])
                 if number == 0 or self.page_firsts[number - 1] != page.firsts[0]:
@@ -286,13 +286,13 @@ class LedgerDescriptor:
 
     def forget(self, first_entry_id: int) -> None:
         """Drop the cached page that begins with this entry, if it is still there."""
-        with self.place_lock:
+        with self.location_lock:
             number = bisect_right(self.page_firsts, first_entry_id) - 1
             if number >= 0 and self.page_firsts[number] == first_entry_id:
                 del self.page_firsts[number], self.pages[number]
 
-    def forget_places(self) -> None:
-        """Drop all cached pages, because entries moved; the caller holds ``place_lock``."""
+    def forget_pages(self) -> None:
+        """Drop all cached pages, because entries moved; the caller holds ``location_lock``."""
         self.page_firsts = []
         self.pages = []
         self.generation += 1

@@ -227,8 +227,8 @@ class ReadOnlyStore(StoreReader):
         with self._lock:
             descriptors = list(self._descriptors.values())
         for descriptor in descriptors:
-            with descriptor.place_lock:
-                descriptor.forget_places()
+            with descriptor.location_lock:
+                descriptor.forget_pages()
         self._mark = mark
 
     def _restart(self, mark: CheckpointMark) -> None:

@@ -36,19 +36,19 @@ Locks
 
 Locks are taken in this order; a thread that holds one takes only those below it. No lock is held during a sync.
 
-================================  =====================================================================================
-lock                              guards
-================================  =====================================================================================
-``Scheduler._job``                one checkpoint, move or compaction at a time; the catalog and its mark
-``LedgerDescriptor.lock``         order of a ledger's entries and changes; several only in ascending ledger id
-``NamedRecords._lock``            changes of named records on their way into the log, and those since the checkpoint
-locks of the log                  see ``log/log.py``; commits are written and applied by one leader at a time
-``Store._ids``                    ``next_ledger_id`` and ``next_creation_sequence``
-``StoreReader._lock``             ``_descriptors``, ``_dirty``, the page and table caches, ``_checkpointed_log_bytes``
-``LedgerDescriptor.place_lock``   where a ledger's entries lie: its log locations and cached index pages
-``Volumes._lock``                 files, their maps, and file ids
-``Troubles._lock``                troubles
-================================  =====================================================================================
+==================================  ====================================================================================
+lock                                guards
+==================================  ====================================================================================
+``Scheduler._job``                  one checkpoint, move or compaction at a time; the catalog and its mark
+``LedgerDescriptor.lock``           order of a ledger's entries and changes; several only in ascending ledger id
+``NamedRecords._lock``              changes of named records on their way into the log, and those since the checkpoint
+locks of the log                    see ``log/log.py``; commits are written and applied by one leader at a time
+``Store._ids``                      ``next_ledger_id`` and ``next_creation_sequence``
+``StoreReader._lock``               ``_descriptors``, ``_dirty``, the page and table caches, ``_checkpointed_log_bytes``
+``LedgerDescriptor.location_lock``  where a ledger's entries lie: its log locations and cached index pages
+``Volumes._lock``                   files, their maps, and file ids
+``Troubles._lock``                  troubles
+==================================  ====================================================================================
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class Store(StoreReader):
         """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
         self._become_live(recovered, catalog_and_index)
         for descriptor in self._dirty.values():
-            descriptor.settle()
+            descriptor.reset_pushed()
             self.next_ledger_id = max(self.next_ledger_id, descriptor.ledger_id + 1)
             self.next_creation_sequence = max(self.next_creation_sequence, descriptor.metadata.creation_sequence + 1)
         watermark.clean = False
@@ -817,7 +817,7 @@ class Store(StoreReader):
         """Take note that the index knows all of these ledgers, except what was appended or changed meanwhile."""
         with self._lock:
             for descriptor in descriptors:
-                with descriptor.place_lock:
+                with descriptor.location_lock:
                     if not descriptor.tail_firsts and not descriptor.changed:
                         self._dirty.pop(descriptor.ledger_id, None)
 

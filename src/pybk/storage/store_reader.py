@@ -131,7 +131,7 @@ class StoreReader:
         self.named.after_fork()
         for descriptor in self._descriptors.values():
             descriptor.lock = threading.Lock()
-            descriptor.place_lock = threading.Lock()
+            descriptor.location_lock = threading.Lock()
 
     def end(self) -> None:
         """Refuse further reads, and wake who follows a ledger."""
@@ -194,7 +194,7 @@ class StoreReader:
                 return None
             descriptor = LedgerDescriptor(
                 row.metadata,
-                last_checked=row.last_entry_id,
+                last_indexed=row.last_entry_id,
                 last_add_confirmed=row.last_add_confirmed,
                 length=row.length,
             )
@@ -297,8 +297,8 @@ class StoreReader:
 
     def refresh(self, descriptor: LedgerDescriptor) -> None:
         """Forget where a ledger's entries lay, because they moved."""
-        with descriptor.place_lock:
-            descriptor.forget_places()
+        with descriptor.location_lock:
+            descriptor.forget_pages()
 
     def _locations_from(self, descriptor: LedgerDescriptor, first: int) -> RunLocations:
         """Return runs of the ledger, the first of them holding ``first``."""

@@ -90,7 +90,7 @@ class Compaction:
         index_bytes = 0
         changed: list[tuple[LedgerDescriptor, LedgerRow]] = []
         for descriptor in descriptors:
-            if descriptor.deleted or descriptor.last_checked < 0:
+            if descriptor.deleted or descriptor.last_indexed < 0:
                 continue
             parts = []
             for page in store.index.pages(descriptor.ledger_id):
@@ -305,7 +305,7 @@ def _final_row(descriptor: LedgerDescriptor) -> LedgerRow | None:
     entries. The row of an open ledger has to wait for a checkpoint.
     """
     metadata = descriptor.metadata
-    last = descriptor.last_checked
+    last = descriptor.last_indexed
     if not descriptor.changed or metadata.state is not LedgerState.CLOSED or last != metadata.last_entry_id:
         return None
     return LedgerRow(metadata, last, descriptor.last_add_confirmed, descriptor.length_durable)

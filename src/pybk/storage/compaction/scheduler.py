@@ -405,7 +405,7 @@ class Scheduler:
 
         def move() -> None:
             # A checkpoint ends the log file and writes every changed ledger, so it is made only if entries need it.
-            if any(descriptor.last_checked < descriptor.last_durable for descriptor in descriptors):
+            if any(descriptor.last_indexed < descriptor.last_durable for descriptor in descriptors):
                 self._checkpoint.run()
             self._compaction.move(descriptors, tier)
 

@@ -82,7 +82,7 @@ class CommitWriter:
         if not commit.buffers:
             try:
                 self._encode(commit)
-                self._place(commit)
+                self._choose_location(commit)
                 self._frame(commit)
             except MemoryError as error:
                 raise refused(error, f"writing a commit of {commit.payload_bytes} bytes") from error
@@ -91,36 +91,38 @@ class CommitWriter:
         file.write_durable(commit.buffers, commit.start)
 
     def _encode(self, commit: Commit) -> None:
-        """Build the records of a commit, and remember where in the commit each run's record begins."""
+        """Encode the records of a commit, and note at which offset in the commit each entries record begins."""
         lsn = commit.lsn = self.next_lsn
         records: list[bytes | memoryview] = []
-        places: list[tuple[StagedEntries, int, int]] = []
+        written: list[tuple[StagedEntries, int, int]] = []
         at = COMMIT_HEADER_BYTES
         for _, encode, _ in commit.creations:
             record = encode(lsn)
             records.append(record)
             at += len(record)
-        for run in commit.staged:
-            run.freeze()
-            if run.sizes:
-                header, body = encode_entries(run.descriptor.ledger_id, run.first, run.sizes, run.parts, lsn=lsn)
+        for entries in commit.staged:
+            entries.freeze()
+            if entries.sizes:
+                header, body = encode_entries(
+                    entries.descriptor.ledger_id, entries.first, entries.sizes, entries.parts, lsn=lsn
+                )
                 records += (header, body)
                 # The last entry's own word, as at replay: in a part of a striped ledger it is not the sum of sizes.
-                (run.length_at_end,) = _LENGTH.unpack_from(body, len(body) - run.sizes[-1] + _LENGTH_AT)
-                places.append((run, at, len(body)))
+                (entries.length_at_end,) = _LENGTH.unpack_from(body, len(body) - entries.sizes[-1] + _LENGTH_AT)
+                written.append((entries, at, len(body)))
                 at += RECORD_HEADER_BYTES + len(body)
         if commit.groups:
-            at = _bind_groups(commit, records, places)
+            at = _bind_groups(commit, records, written)
         for encode, _ in commit.controls:
             record = encode(lsn)
             records.append(record)
             at += len(record)
         commit.records = records
-        commit.written = places
+        commit.written = written
         commit.size = at
         commit.padded = at + padding(at)
 
-    def _place(self, commit: Commit) -> None:
+    def _choose_location(self, commit: Commit) -> None:
         """Choose file and offset: in the next file if this one is full."""
         size = commit.padded
         if self._file is None or self._file_offset + size > self._file.size:
@@ -158,10 +160,12 @@ class CommitWriter:
         self._watermark.advance(commit.lsn)
         for _, _, apply in commit.creations:
             apply()
-        place = commit.base | commit.file_id << 32
-        for run, at, body_bytes in commit.written:
-            first, count = run.first, len(run.sizes)
-            run.descriptor.publish(first, count, run.length_at_end, (first, count | 1 << 32, place + at, body_bytes))
+        location = commit.base | commit.file_id << 32
+        for entries, at, body_bytes in commit.written:
+            first, count = entries.first, len(entries.sizes)
+            entries.descriptor.publish(
+                first, count, entries.length_at_end, (first, count | 1 << 32, location + at, body_bytes)
+            )
         for group in commit.groups:
             for _, apply in group.controls if group.staged else ():
                 apply()
@@ -174,30 +178,30 @@ class CommitWriter:
 
 
 def _bind_groups(
-    commit: Commit, records: list[bytes | memoryview], places: list[tuple[StagedEntries, int, int]]
+    commit: Commit, records: list[bytes | memoryview], written: list[tuple[StagedEntries, int, int]]
 ) -> int:
     """Put a group record before the records of each group, and the group's control records after its entries.
 
     Args:
         commit: The commit; ``commit.lsn`` is set.
-        records: Its creations, and then header and body of each run; changed.
-        places: Its runs, as ``Commit.places`` has them; changed.
+        records: The encoded records of its creations, then record header and body of each ``StagedEntries``. Changed.
+        written: As ``Commit.written``. Changed: the entries get their offsets after the group records.
 
     Returns:
-        Where in the commit the records end.
+        The offset in the commit at which the records end.
     """
     leading = len(commit.creations)
-    encoded = {run: records[leading + 2 * n : leading + 2 * n + 2] for n, (run, _, _) in enumerate(places)}
+    encoded = {entries: records[leading + 2 * n : leading + 2 * n + 2] for n, (entries, _, _) in enumerate(written)}
     at = COMMIT_HEADER_BYTES + sum(map(len, records[:leading]))
-    del records[leading:], places[:]
+    del records[leading:], written[:]
 
-    def put(runs: Sequence[StagedEntries]) -> None:
+    def put(staged: Sequence[StagedEntries]) -> None:
         nonlocal at
-        for run in runs:
-            if run in encoded:
-                records.extend(encoded[run])
-                places.append((run, at, len(encoded[run][1])))
-                at += RECORD_HEADER_BYTES + len(encoded[run][1])
+        for entries in staged:
+            if entries in encoded:
+                records.extend(encoded[entries])
+                written.append((entries, at, len(encoded[entries][1])))
+                at += RECORD_HEADER_BYTES + len(encoded[entries][1])
 
     done = 0
     for group in commit.groups:
@@ -207,8 +211,10 @@ def _bind_groups(
         done = group.high
         members = commit.staged[group.low : group.high]
         controls = [encode(commit.lsn) for encode, _ in group.controls]
-        headers = [bytes(record[:RECORD_HEADER_BYTES]) for record in (*(encoded[run][0] for run in members), *controls)]
-        nbytes = sum(len(piece) for run in members for piece in encoded[run]) + sum(map(len, controls))
+        headers = [
+            bytes(record[:RECORD_HEADER_BYTES]) for record in (*(encoded[entries][0] for entries in members), *controls)
+        ]
+        nbytes = sum(len(piece) for entries in members for piece in encoded[entries]) + sum(map(len, controls))
         record = encode_group(headers, nbytes, lsn=commit.lsn)
         records.append(record)
         at += len(record)

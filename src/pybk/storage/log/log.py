@@ -264,8 +264,8 @@ class Log:
         if kept is not None and kept is not inflight:
             outstanding += kept.payload_bytes
         if ticket is None:
-            room = self.admission.room
-            return bool(outstanding or room < self._outstanding_max) and outstanding + nbytes > room
+            space = self.admission.room
+            return bool(outstanding or space < self._outstanding_max) and outstanding + nbytes > space
         if ticket is not self.admission.first:
             return True
         return bool(outstanding) and outstanding + nbytes > self._outstanding_max

@@ -482,7 +482,7 @@ class _Check:
         for row in store.volumes.rows.values():
             self._volumes.add(row)
         tail = descriptor.tail_snapshot()
-        last = last_entry(tail)[0] if len(tail) else descriptor.last_checked
+        last = last_entry(tail)[0] if len(tail) else descriptor.last_indexed
         known = LedgerRow(descriptor.metadata, last, descriptor.last_add_confirmed, descriptor.length_durable)
         return known, tail
 
