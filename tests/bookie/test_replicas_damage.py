@@ -11,7 +11,7 @@ from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import LacReply, ReadLac, Status
-from pybk.storage.volumes import ENTRIES
+from pybk.storage.tiers.tier import ENTRIES
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,

@@ -18,7 +18,7 @@ from pybk.digest import DigestType
 from pybk.errors import CorruptError, PybkError, StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
-from pybk.storage.volumes import LOG
+from pybk.storage.tiers.tier import LOG
 from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem

@@ -18,7 +18,8 @@ from pybk.storage.index.catalog_files import newest_catalog
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.log.replay import OpenLogFile, scan_commits
 from pybk.storage.readonly import open_environment_read_only
-from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
+from pybk.storage.tiers.tier import COLD, ENTRIES, LOG
+from pybk.storage.volumes import Volumes
 
 _KEY_END: Final = b"\xff" * 17
 

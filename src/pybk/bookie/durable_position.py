@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pybk.errors import PybkError
 from pybk.metadata.durable_positions import DurablePosition
-from pybk.storage.volumes import LOG
+from pybk.storage.tiers.tier import LOG
 
 if TYPE_CHECKING:
     from pybk.ledger import Bookie

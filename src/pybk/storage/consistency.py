@@ -30,7 +30,8 @@ from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, decod
 from pybk.storage.index.catalog_files import catalog_ids, catalog_path
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.volumes import ENTRIES, LOG, Volumes
+from pybk.storage.tiers.tier import ENTRIES, LOG
+from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
 

@@ -34,17 +34,8 @@ from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.io.lmdb_file import LMDB_FILE
-from pybk.storage.volumes import (
-    COLD,
-    ENTRIES,
-    LOG,
-    Directory,
-    Volumes,
-    load_directories,
-    named_paths,
-    plan_directories,
-    save_directories,
-)
+from pybk.storage.tiers.tier import COLD, ENTRIES, LOG
+from pybk.storage.volumes import Directory, Volumes, load_directories, named_paths, plan_directories, save_directories
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,8 @@ from pybk.storage.io.lmdb_file import LMDB_FILE
 from pybk.storage.log.recovery import apply_commit
 from pybk.storage.log.replay import OpenLogFile, scan_commits
 from pybk.storage.store_reader import StoreReader
-from pybk.storage.volumes import ENTRIES, LOG, Volumes
+from pybk.storage.tiers.tier import ENTRIES, LOG
+from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
 

@@ -118,9 +118,10 @@ from pybk.storage.named_records import NamedChange
 from pybk.storage.repair.rebuild import rebuild_locked
 from pybk.storage.store_parts import PartsOpener, StoreParts
 from pybk.storage.store_reader import StoreReader
+from pybk.storage.tiers.tier import ENTRIES
 from pybk.storage.transaction_group import GroupAppend, GroupAppended, LedgerEntries
 from pybk.storage.troubles import Troubles
-from pybk.storage.volumes import ENTRIES, Volumes, save_directories
+from pybk.storage.volumes import Volumes, save_directories
 
 logger = logging.getLogger(__name__)
 

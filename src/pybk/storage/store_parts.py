@@ -45,7 +45,8 @@ from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.salvage import open_watermark
-from pybk.storage.volumes import ENTRIES, Directory, Volumes
+from pybk.storage.tiers.tier import ENTRIES
+from pybk.storage.volumes import Directory, Volumes
 
 logger = logging.getLogger(__name__)
 

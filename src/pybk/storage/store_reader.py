@@ -7,7 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
@@ -19,24 +19,20 @@ from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLed
 from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import Metrics
-from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, span, spans, take_locations
+from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, take_locations
 from pybk.storage.descriptor import LedgerDescriptor, Page
-from pybk.storage.format.cold_segment import decompress
-from pybk.storage.format.index_rows import NamedRow, entries_key
+from pybk.storage.format.index_rows import NamedRow
 from pybk.storage.format.record import (
-    LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
-    RecordHeader,
-    RecordKind,
     RunLocations,
-    check_body,
-    decode_header,
 )
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import PAGE_BYTES, FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.named_records import NamedRecords
-from pybk.storage.volumes import CHUNK_BYTES, ENTRIES, Mapped, Volumes
+from pybk.storage.tiers.registry import tiers_by_kind
+from pybk.storage.tiers.tier import Loaded, checked_record
+from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
 
@@ -65,14 +61,6 @@ def _mark_forked() -> None:
 os.register_at_fork(after_in_child=_mark_forked)
 
 
-class Loaded(NamedTuple):
-    """Plain bodies of some records: ``body_starts`` is where each begins in ``buffer``, ``(r,)`` int64, bytes."""
-
-    buffer: memoryview
-    runs: RunLocations
-    body_starts: npt.NDArray[np.int64]
-
-
 class StoreReader:
     """What reads need of a store; a live store and a read-only one add how they learn what is new.
 
@@ -96,6 +84,9 @@ class StoreReader:
         self.volumes = volumes
         self.index = index
         self.entries = entries
+        """The LMDB environments of the SSD tier, by file id."""
+        self._tiers = tiers_by_kind()
+        """The tiers by the kind of their files."""
         self.named = NamedRecords(index)
         """The store's named records."""
         self.metrics = metrics
@@ -269,9 +260,11 @@ class StoreReader:
                 runs = self._locations_from(descriptor, first)
                 runs = runs[: max(1, int(np.searchsorted(runs["first"], last, side="right")))]
                 span_max = max(SPAN_FACTOR * max_bytes, 1 << 20) if direct else 1 << 62
-                loaded = self.load(
+                runs = take_locations(runs, max_bytes, span_max=span_max)
+                loaded = self._tiers[self.volumes.rows[int(runs["file"][0])].kind].load(
+                    self,
                     descriptor.ledger_id,
-                    take_locations(runs, max_bytes, span_max=span_max),
+                    runs,
                     direct=direct,
                     check=digest_bytes == 0,
                     bytes_max=max_bytes,
@@ -321,7 +314,10 @@ class StoreReader:
             words = self.location_of(descriptor, entry_id)
         mapped = None if words[3] >> 32 else self.volumes.views.get(words[2] >> 32)
         if mapped is None:
-            found = self.plain_record(descriptor.ledger_id, words)
+            row = self.volumes.rows.get(words[2] >> 32)
+            if row is None or words[3] >> 32:  # the file is gone, or the record is compressed
+                return None
+            found = self._tiers[row.kind].plain_record(self, descriptor.ledger_id, words)
             if found is None:
                 return None
             if found[1] is not words:
@@ -382,134 +378,17 @@ class StoreReader:
             words = _find_in(page, entry_id)
         return words
 
-    def plain_record(
-        self, ledger_id: int, words: tuple[int, int, int, int]
-    ) -> tuple[memoryview, tuple[int, int, int, int]] | None:
-        """Return a buffer that holds one record plain, and its words as of that buffer.
-
-        None when the record has to be unpacked, or is not there any more: ``read_batch`` will say. If the buffer is a
-        map, the words are the same object.
-        """
-        first, count_stride, place, body_flags = words
-        if body_flags >> 32:
-            return None
-        file_id = place >> 32
-        try:
-            if file_id not in self.entries:
-                return (self.volumes.view(file_id), words) if self.fs.populates else None
-        except (KeyError, FileNotFoundError):
-            return None
-        with self.entries[file_id].read() as transaction:
-            value = transaction.get(entries_key(ledger_id, first))
-        if value is None:
-            return None
-        buffer = memoryview(value)
-        header = decode_header(buffer, 0, where=f"file {file_id:016x}")
-        if header.ledger_id != ledger_id or header.first_entry_id != first or header.body_bytes != body_flags:
-            return None
-        return buffer, (first, count_stride, file_id << 32, body_flags)
-
-    def load(
-        self, ledger_id: int, runs: RunLocations, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
-    ) -> Loaded:
-        """Bring the plain bodies of some records of one file into one buffer.
-
-        Args:
-            ledger_id: The ledger they belong to.
-            runs: Records, all in one file.
-            direct: Past the page cache, into private memory.
-            check: Check headers, identity and body checksums.
-            bytes_max: Plain bytes after which no further compressed record is unpacked, because only then their plain
-                sizes are known. The result may have fewer records, at least one.
+    def load(self, ledger_id: int, runs: RunLocations) -> Loaded:
+        """Return the plain bodies of some records of one file, read through the page cache and not checked.
 
         Raises:
-            KeyError, FileNotFoundError: The file is gone: its entries were moved.
+            KeyError, FileNotFoundError: The file is gone, because its entries were moved.
             CorruptError: A record is damaged.
         """
-        file_id = int(runs["file"][0])
-        if self.volumes.rows[file_id].kind == ENTRIES:
-            return self._load_from_environment(ledger_id, file_id, runs, check=check)
-        base = 0
-        if direct:
-            base, end = span(runs)
-            buffer = self.volumes.read_direct(file_id, base, end)
-        elif self.fs.populates:
-            mapped = self.volumes.mapped(file_id)
-            buffer = mapped.view
-            self._populate(mapped, runs)
-        else:
-            base, end = span(runs)
-            buffer = self.volumes.read(file_id, base, end)
-        if (runs["flags"] & LOCATION_COMPRESSED).any():
-            return self._load_compressed(ledger_id, runs, buffer, base, bytes_max)
-        starts = runs["offset"].astype(np.int64) - base
-        if check:
-            for start, run in zip(starts.tolist(), runs, strict=True):
-                self._record(buffer, start, ledger_id, int(run["first"]), file_id)
-        return Loaded(buffer, runs, starts + RECORD_HEADER_BYTES)
+        return self._tiers[self.volumes.rows[int(runs["file"][0])].kind].load(self, ledger_id, runs)
 
-    def _populate(self, mapped: Mapped, runs: RunLocations) -> None:
-        """Bring some records of a mapped file into memory, and little besides; raises as ``Volumes.populate``."""
-        start, stop = span(runs)
-        if stop - start <= CHUNK_BYTES:
-            self.volumes.populate(mapped.view, start, stop)
-        elif stop - start <= CHUNK_BYTES * len(runs):
-            self.volumes.populate_once(mapped, start, stop)
-        elif not mapped.is_populated(start, stop):
-            for low, high in spans(runs):
-                self.volumes.populate_once(mapped, low, high)
-
-    def _record(
-        self, buffer: memoryview, start: int, ledger_id: int, first: int, file_id: int
-    ) -> tuple[RecordHeader, memoryview]:
-        """Return header and stored body of one record, checked for identity and damage."""
-        where = f"file {file_id:016x}"
-        header = decode_header(buffer, start, where=where)
-        if header.kind != RecordKind.ENTRIES or header.ledger_id != ledger_id or header.first_entry_id != first:
-            raise CorruptError(
-                f"{where}: offset {start} holds ledger {header.ledger_id} from entry {header.first_entry_id}, "
-                f"not ledger {ledger_id} from entry {first}; run `pybk rebuild-index {self.volumes.root}`"
-            )
-        body = buffer[start + RECORD_HEADER_BYTES : start + RECORD_HEADER_BYTES + header.body_bytes]
-        check_body(header, body, where=where)
-        return header, body
-
-    def _load_compressed(
-        self, ledger_id: int, runs: RunLocations, buffer: memoryview, base: int, bytes_max: int
-    ) -> Loaded:
-        bodies: list[bytes | memoryview] = []
-        left = bytes_max
-        for run in runs:
-            if bodies and left <= 0:
-                break
-            header, body = self._record(
-                buffer, int(run["offset"]) - base, ledger_id, int(run["first"]), int(run["file"])
-            )
-            bodies.append(decompress(header, body))
-            left -= len(bodies[-1])
-        return _joined(runs[: len(bodies)], bodies)
-
-    def _load_from_environment(self, ledger_id: int, file_id: int, runs: RunLocations, *, check: bool) -> Loaded:
-        firsts = runs["first"].tolist()
-        with self.entries[file_id].read() as transaction:
-            values = [transaction.get(entries_key(ledger_id, first)) for first in firsts]
-        records: list[bytes] = []
-        for first, body_bytes, value in zip(firsts, runs["body"].tolist(), values, strict=True):
-            if value is None:
-                if not self._still_there(ledger_id, first, file_id):
-                    raise KeyError(file_id)
-                raise CorruptError(
-                    f"ledger {ledger_id} from entry {first} is missing in {self.volumes.root}'s SSD tier; run "
-                    f"`pybk verify {self.volumes.root}` and restore the tier from a backup"
-                )
-            if check or len(value) != RECORD_HEADER_BYTES + body_bytes:
-                self._record(memoryview(value), 0, ledger_id, first, file_id)
-            records.append(value)
-        sizes = np.array([len(record) for record in records], np.int64)
-        return Loaded(memoryview(b"".join(records)), runs, np.cumsum(sizes) - sizes + RECORD_HEADER_BYTES)
-
-    def _still_there(self, ledger_id: int, first: int, file_id: int) -> bool:
-        """Tell whether the index, read anew, still says that the record lies in this file."""
+    def still_there(self, ledger_id: int, first: int, file_id: int) -> bool:
+        """Return whether the index, read anew, still names the record in this file."""
         row = self.index.ledger(ledger_id)
         if row is None or row.last_entry_id < first:
             return False
@@ -526,7 +405,14 @@ class StoreReader:
         problem: PybkError | None = None
         for number, (start, run) in enumerate(zip(loaded.body_starts.tolist(), loaded.runs, strict=True)):
             try:
-                self._record(loaded.buffer, start - RECORD_HEADER_BYTES, ledger_id, int(run["first"]), int(run["file"]))
+                checked_record(
+                    loaded.buffer,
+                    start - RECORD_HEADER_BYTES,
+                    ledger_id,
+                    int(run["first"]),
+                    int(run["file"]),
+                    self.volumes.root,
+                )
             except PybkError as error:
                 problem = problem or error
                 sound[number] = False
@@ -537,11 +423,3 @@ def _find_in(page: Page, entry_id: int) -> tuple[int, int, int, int]:
     at = 4 * (int(np.searchsorted(np.frombuffer(page.firsts, np.int64), entry_id, side="right")) - 1)
     words = page.words
     return words[at], words[at + 1], words[at + 2], words[at + 3]
-
-
-def _joined(runs: RunLocations, bodies: list[bytes | memoryview]) -> Loaded:
-    """Put bodies one after the other; the runs then carry the sizes of the plain bodies."""
-    sizes = np.array([len(body) for body in bodies], np.int64)
-    plain = runs.copy()
-    plain["body"] = sizes
-    return Loaded(memoryview(b"".join(bodies)), plain, np.cumsum(sizes) - sizes)

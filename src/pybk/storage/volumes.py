@@ -1,14 +1,12 @@
-"""The directories of a store: which file lies where, and how its bytes are looked at.
+"""The directories of a store: in which of them a file lies, and the open maps of files.
 
-A file is named by its id alone; ids are given once and never again. This file decides paths and ids, and keeps maps
-open.
+A file id is given once and never again. The tier of a file's kind names it in its directory.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,18 +18,11 @@ from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedForm
 from pybk.flags import StorageHint
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.io.failures import is_passing, refused
-from pybk.storage.io.filesystem import FileSystem, Populator, replace_file
-from pybk.storage.io.mapped_memory import populate, unreadable
+from pybk.storage.io.filesystem import FileSystem, replace_file
+from pybk.storage.io.mapped_memory import CHUNK_BYTES, Mapped, populate, unreadable
+from pybk.storage.tiers.registry import tiers_by_kind
 
 _DIRECTORIES_FORMAT: Final = 1
-_FILE_NAME: Final = re.compile("[0-9a-f]{16}")
-
-CHUNK_BYTES: Final = 64 << 10
-"""What is populated of a map, and remembered to be so, at a time."""
-
-LOG: Final = "log"
-COLD: Final = "cold"
-ENTRIES: Final = "entries"
 
 
 class Directory(NamedTuple):
@@ -46,7 +37,7 @@ def plan_directories(root: str, tiers: Mapping[StorageHint, str | Sequence[str]]
     """Return the tier directories, in order of tier and number; tiers not named lie in sub-folders of ``root``.
 
     Raises:
-        UsageError: A key is no StorageHint, a list is empty, or a path is named twice.
+        UsageError: A key is not a StorageHint, a list is empty, or a path is named twice.
     """
     given = named_paths(tiers or {})
     directories: list[Directory] = []
@@ -63,7 +54,7 @@ def named_paths(tiers: Mapping[StorageHint, str | Sequence[str]]) -> dict[Storag
     """Return the paths that are named for each tier.
 
     Raises:
-        UsageError: A key is no StorageHint, a list is empty, or something is no path.
+        UsageError: A key is not a StorageHint, a list is empty, or a value is not a path.
     """
     if not isinstance(tiers, Mapping):
         raise UsageError(f"tiers is {tiers!r:.100}; it takes a mapping: {{StorageHint.HDD: '/mnt/hdd/pybk'}}")
@@ -123,27 +114,6 @@ def _relative(root: str, path: str) -> str:
     return os.path.relpath(path, root) if path.startswith(root + os.sep) else path
 
 
-class Mapped(NamedTuple):
-    """The map of a whole file.
-
-    Attributes:
-        view: Its bytes.
-        populate: Populates a range of it.
-        populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
-        file_bytes: Returns how many bytes its file has now.
-    """
-
-    view: memoryview
-    populate: Populator
-    populated: bytearray
-    file_bytes: Callable[[], int]
-
-    def is_populated(self, start: int, stop: int) -> bool:
-        """Return whether all chunks of a range were brought into memory once, and the file was not cut since."""
-        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
-        return self.populated.find(0, low, high) < 0 and self.file_bytes() >= stop
-
-
 class Volumes:
     """Tier directories and the files in them.
 
@@ -156,6 +126,7 @@ class Volumes:
         self.directories = list(directories)
         self.rows: dict[int, FileRow] = {}
         self._paths = {(d.tier.value, d.number): d.path for d in directories}
+        self._tiers = tiers_by_kind()
         self.views: dict[int, Mapped] = {}
         """Maps of whole files."""
         self._views_max = fs.maps_max()
@@ -198,7 +169,7 @@ class Volumes:
     def path_of(self, row: FileRow) -> str:
         """Return the path of a file."""
         directory = self.directory_of(row)
-        return os.path.join(directory, ENTRIES if row.kind == ENTRIES else f"{row.file_id:016x}.{row.kind}")
+        return os.path.join(directory, self._tiers[row.kind].file_name(row.file_id))
 
     def directory_of(self, row: FileRow) -> str:
         """Return the directory a file lies in."""
@@ -211,18 +182,21 @@ class Volumes:
             ) from None
 
     def found(self, *kinds: str) -> dict[int, FileRow]:
-        """Return the files of some kinds (log, cold) that lie in the directories, by id, whether the index has them."""
+        """Return the files that lie in the directories, by id, whether the index names them or not.
+
+        Args:
+            kinds: Kinds of files; none returns all but LMDB environments, which do not carry their ids.
+        """
         rows = {}
         for directory in self.directories:
-            for name in self.fs.list_directory(directory.path):
-                stem, _, suffix = name.partition(".")
-                if suffix not in kinds or not _FILE_NAME.fullmatch(stem):
-                    continue
-                row = FileRow(int(stem, 16), suffix, directory.tier.value, directory.number, 0)
-                try:
-                    rows[row.file_id] = row._replace(bytes=self.fs.file_bytes(self.path_of(row)))
-                except FileNotFoundError:
-                    continue  # removed since it was listed, by a writer beside this reader
+            for kind in kinds or self._tiers:
+                tier = self._tiers[kind]
+                for file_id in tier.file_ids(self.fs, directory.path):
+                    row = FileRow(file_id, kind, directory.tier.value, directory.number, 0)
+                    try:
+                        rows[file_id] = row._replace(bytes=tier.file_bytes(self.fs, self.path_of(row)))
+                    except FileNotFoundError:
+                        continue  # removed since it was listed, by the process that writes the store
         return dict(sorted(rows.items()))
 
     def view(self, file_id: int) -> memoryview:
@@ -231,9 +205,9 @@ class Volumes:
         Call ``populate`` before touching a range of it.
 
         Raises:
-            KeyError: No such file, or no more: look the place up again.
-            FileNotFoundError: It was just removed: look the place up again.
-            StorageRefusedError: This process has no descriptor or memory left for it, though other maps were let go of.
+            KeyError: The file is not known, or no longer; look up again where the entries lie.
+            FileNotFoundError: It was just removed; look up again where the entries lie.
+            StorageRefusedError: This process has no descriptor or memory left for it, although other maps were closed.
             StorageError: The operating system refuses.
         """
         return self.mapped(file_id).view
@@ -272,7 +246,9 @@ class Volumes:
         with self._lock:
             for file_id in [file_id for file_id, mapped in self.views.items() if mapped.view is view]:
                 with suppress(KeyError, OSError):
-                    if self.fs.file_bytes(self.path_of(self.rows[file_id])) != self.views[file_id].file_bytes():
+                    row = self.rows[file_id]
+                    size = self._tiers[row.kind].file_bytes(self.fs, self.path_of(row))
+                    if size != self.views[file_id].file_bytes():
                         del self.views[file_id]
 
     def populate_once(self, mapped: Mapped, start: int, stop: int) -> None:
@@ -290,7 +266,7 @@ class Volumes:
         try:
             populate(self.fs, mapped.view, low * CHUNK_BYTES, high * CHUNK_BYTES)
         except StorageError:
-            self.populate(mapped.view, start, stop)  # what was cut or cannot be read may lie beside the range
+            self.populate(mapped.view, start, stop)  # the chunks may be cut or unreadable outside of the range
         else:
             mapped.populated[low:high] = b"\1" * len(mapped.populated[low:high])
 
@@ -355,7 +331,15 @@ class Volumes:
             row = self.rows.pop(file_id, None)
             self.views.pop(file_id, None)
         if row is not None:
-            self.fs.unlink(self.path_of(row))
+            self.unlink(row)
+
+    def unlink(self, row: FileRow) -> None:
+        """Remove a file that the volumes do not know, or know no longer."""
+        self._tiers[row.kind].unlink(self.fs, self.path_of(row))
+
+    def exists(self, row: FileRow) -> bool:
+        """Return whether a file is there; an LMDB environment that a salvage made in place of a lost one is not."""
+        return self._tiers[row.kind].exists(self.fs, self.path_of(row))
 
     def close(self) -> None:
         """Let go of all maps, each with its file descriptor; those in use stay valid until they are not."""
@@ -368,7 +352,7 @@ class Volumes:
         self.views = {}
 
     def disk_bytes(self) -> int:
-        """Return the bytes that log files and cold segments take on their devices."""
+        """Return the bytes that files take on the store's devices, LMDB environments left out."""
         with self._lock:
-            rows = [row for row in self.rows.values() if row.kind != ENTRIES]
-        return sum(self.fs.disk_bytes(self.path_of(row)) for row in rows if self.fs.exists(self.path_of(row)))
+            rows = list(self.rows.values())
+        return sum(self._tiers[row.kind].disk_bytes(self.fs, self.path_of(row)) for row in rows)

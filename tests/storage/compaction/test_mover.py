@@ -11,7 +11,8 @@ from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.storage.compaction import mover
 from pybk.storage.format.record import RunLocations
-from pybk.storage.store_reader import Loaded, StoreReader
+from pybk.storage.store_reader import StoreReader
+from pybk.storage.tiers.tier import Loaded
 from tests.simdisk import SimFileSystem
 from tests.storage.real_store import payloads
 from tests.storage.store_harness import CONFIG, open_store
@@ -29,10 +30,8 @@ def test_a_move_has_one_portion_in_memory(
     sizes: list[int] = []
     load = StoreReader.load
 
-    def measured(
-        self: StoreReader, ledger_id: int, runs: RunLocations, *, direct: bool = False, check: bool = False
-    ) -> Loaded:
-        loaded = load(self, ledger_id, runs, direct=direct, check=check)
+    def measured(self: StoreReader, ledger_id: int, runs: RunLocations) -> Loaded:
+        loaded = load(self, ledger_id, runs)
         sizes.append(int(loaded.runs["body"].sum()))
         return loaded
 

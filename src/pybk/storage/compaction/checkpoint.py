@@ -47,7 +47,7 @@ from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
 from pybk.storage.index.locations import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
-from pybk.storage.volumes import LOG
+from pybk.storage.tiers.tier import LOG
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.garbage import Garbage

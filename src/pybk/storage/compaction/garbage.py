@@ -1,23 +1,30 @@
 """Space that checkpoints and moves leave behind, and that compaction gives back.
 
-Files are freed whole: a file is dropped once nothing lives in it, and packed anew when little does. Records of the SSD
-tier are freed one by one: their keys are remembered when the index has ceased to name them, and deleted afterwards.
+Most tiers free whole files: a file is dropped once nothing lives in it, and packed anew when little does. The SSD tier
+frees single records (``Tier.files_are_freed_whole`` is False): they are remembered when the index has ceased to name
+them, and deleted afterwards.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pybk.feature_level import FeatureLevel
-from pybk.storage.format.entries_mark import catalog_location, read_entries_mark, write_entries_mark
-from pybk.storage.format.index_rows import entries_key
+from pybk.storage.tiers.registry import tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore
     from pybk.storage.format.record import RunLocations
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
+
+
+class RecordKey(NamedTuple):
+    """A record of a tier that frees records one by one: its file, its ledger and its first entry."""
+
+    file_id: int
+    ledger_id: int
+    first_entry_id: int
 
 
 class Garbage:
@@ -34,12 +41,12 @@ class Garbage:
     def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex) -> None:
         self._store = store
         self._catalog_and_index = catalog_and_index
-        self._unpurged: dict[int, set[bytes]] = defaultdict(set)
+        self._unpurged: dict[int, set[tuple[int, int]]] = defaultdict(set)
         self.freed = False
         self.mixed: set[int] = set()
 
-    def keys_of_ledgers(self, ledger_ids: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Return file and key of all records that ledgers have in the SSD tier."""
+    def keys_of_ledgers(self, ledger_ids: Iterable[int]) -> list[RecordKey]:
+        """Return the records of ledgers that are freed one by one."""
         return [
             key
             for ledger_id in ledger_ids
@@ -47,34 +54,32 @@ class Garbage:
             for key in self.keys_of(ledger_id, page, page[:0])
         ]
 
-    def keys_of(self, ledger_id: int, old: RunLocations, new: RunLocations) -> list[tuple[int, bytes]]:
-        """Return file and key of the records that ``old`` has in the SSD tier and ``new`` does not use."""
+    def keys_of(self, ledger_id: int, old: RunLocations, new: RunLocations) -> list[RecordKey]:
+        """Return the records that ``old`` has, ``new`` does not use, and that are freed one by one."""
+        rows = self._store.volumes.rows
+        files = old["file"].tolist()
+        single = {file_id for file_id in set(files) if not tier_of_kind(rows[file_id].kind).files_are_freed_whole}
+        if not single:
+            return []
         used = {(int(run["file"]), int(run["first"])) for run in new}
         return [
-            (file_id, entries_key(ledger_id, first))
-            for file_id, first in zip(old["file"].tolist(), old["first"].tolist(), strict=True)
-            if file_id in self._store.entries and (file_id, first) not in used
+            RecordKey(file_id, ledger_id, first)
+            for file_id, first in zip(files, old["first"].tolist(), strict=True)
+            if file_id in single and (file_id, first) not in used
         ]
 
-    def remember(self, keys: Iterable[tuple[int, bytes]]) -> None:
-        """Have records deleted by the next ``purge``, because the index names them no longer."""
-        for file_id, key in keys:
-            self._unpurged[file_id].add(key)
+    def remember(self, keys: Iterable[RecordKey]) -> None:
+        """Have records freed by the next ``purge``, because the index names them no longer."""
+        for key in keys:
+            self._unpurged[key.file_id].add((key.ledger_id, key.first_entry_id))
 
     def purge(self) -> None:
-        """Delete the records that nothing names any longer.
+        """Free the remembered records.
 
-        A purge that fails for want of space is tried again before anything is put in the SSD tier, so no key of it is
-        in use again by then.
+        A purge that fails for want of space is tried again before anything is put in the tier, so no record of it is in
+        use again by then.
         """
-        for file_id, keys in list(self._unpurged.items()):
-            with self._store.entries[file_id].write() as transaction:
-                for key in sorted(keys):
-                    transaction.delete(key)
-                if self._store.feature_level > FeatureLevel.BASE:
-                    # An index from before now names these keys: it must be known as older than this environment.
-                    mark = read_entries_mark(transaction)
-                    write_entries_mark(
-                        transaction, mark._replace(removed_at=catalog_location(self._catalog_and_index.mark))
-                    )
+        for file_id, records in list(self._unpurged.items()):
+            tier = tier_of_kind(self._store.volumes.rows[file_id].kind)
+            tier.free_records(self._store, file_id, records, self._catalog_and_index.mark)
             del self._unpurged[file_id]

@@ -26,7 +26,7 @@ from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.named_records import NamedRecords
-from pybk.storage.store_reader import Loaded
+from pybk.storage.tiers.tier import Loaded
 from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import Volumes
 
@@ -54,9 +54,7 @@ class LiveStore(Protocol):
     def tail_bytes(self) -> int:
         """Bytes of log since the last checkpoint."""
 
-    def load(
-        self, ledger_id: int, runs: RunLocations, *, direct: bool = False, check: bool = False, bytes_max: int = 1 << 62
-    ) -> Loaded:
+    def load(self, ledger_id: int, runs: RunLocations) -> Loaded:
         """Return the plain bodies of some records of one file."""
 
     def sound_locations(self, ledger_id: int, loaded: Loaded) -> tuple[npt.NDArray[np.bool_], PybkError | None]:

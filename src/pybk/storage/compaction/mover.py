@@ -24,8 +24,8 @@ from pybk.storage.format.record import (
     RunLocations,
     entry_ends,
 )
-from pybk.storage.store_reader import Loaded
 from pybk.storage.tiers.registry import tier_for, tier_of_kind
+from pybk.storage.tiers.tier import Loaded
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore

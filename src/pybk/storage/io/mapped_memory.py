@@ -8,9 +8,36 @@ dropped from memory and cannot be read again, and a file that is cut between the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
 from pybk.errors import CorruptError, StorageError
 from pybk.storage.io.failures import is_passing, refused
-from pybk.storage.io.filesystem import FileSystem
+from pybk.storage.io.filesystem import FileSystem, Populator
+
+CHUNK_BYTES: Final = 64 << 10
+"""The unit in which ``Mapped`` populates, and remembers that it did."""
+
+
+class Mapped(NamedTuple):
+    """The map of a whole file.
+
+    Attributes:
+        view: Its bytes.
+        populate: Populates a range of it.
+        populated: For each ``CHUNK_BYTES``, 1 if they were brought into memory once.
+        file_bytes: Returns how many bytes its file has now.
+    """
+
+    view: memoryview
+    populate: Populator
+    populated: bytearray
+    file_bytes: Callable[[], int]
+
+    def is_populated(self, start: int, stop: int) -> bool:
+        """Return whether all chunks of a range were brought into memory once, and the file was not cut since."""
+        low, high = start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)
+        return self.populated.find(0, low, high) < 0 and self.file_bytes() >= stop
 
 
 def populate(fs: FileSystem, view: memoryview, start: int, stop: int) -> None:

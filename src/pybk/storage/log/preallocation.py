@@ -13,8 +13,8 @@ from pybk.errors import StorageFullError, StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.io.failures import is_full, is_refused, refused, storage_error, syncing, undoing
+from pybk.storage.tiers.tier import LOG
 from pybk.storage.troubles import Troubles
-from pybk.storage.volumes import LOG
 
 if TYPE_CHECKING:
     from pybk.storage.format.index_rows import FileRow

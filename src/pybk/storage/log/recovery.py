@@ -13,7 +13,8 @@ from pybk.storage.format.index_rows import FileRow, NamedRow, decode_named
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, check_kind
 from pybk.storage.log.replay import OpenLogFile, Replay, ReplayedCommit, ReplayedRecord, members_of
-from pybk.storage.volumes import LOG, Volumes
+from pybk.storage.tiers.tier import LOG
+from pybk.storage.volumes import Volumes
 
 _LAC_AND_LENGTH: Final = struct.Struct(">qq")
 _END: Final = struct.Struct("<I")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator
 
 import numpy as np
 
 from pybk.errors import CorruptError
-from pybk.storage.format.cold_segment import FOOTER_DTYPE, ColdSegment, decompress, salvage_rows
-from pybk.storage.format.entries_mark import ENTRIES_MARK_KEY
-from pybk.storage.format.index_rows import FileRow, entries_key
+from pybk.storage.format.cold_segment import FOOTER_DTYPE, decompress
+from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_commit_header
 from pybk.storage.format.record import (
     LOCATION_COMPRESSED,
@@ -23,11 +21,9 @@ from pybk.storage.format.record import (
     check_body,
     decode_header,
 )
-from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
-from pybk.storage.volumes import COLD, ENTRIES, Volumes
-
-_KEY_END: Final = b"\xff" * 17
+from pybk.storage.tiers.registry import tier_of_kind, tiers_by_kind
+from pybk.storage.tiers.tier import LOG, TierFiles
 
 Run = tuple[int, int, int, int, int, int, int]
 """A row of ``LOCATION_DTYPE``."""
@@ -37,15 +33,14 @@ class RecordReader:
     """Reads single records where runs say that they lie, and checks all that can be checked without a digest.
 
     Args:
-        volumes: Where the files are; it must know the rows of those that are read.
-        entries: The open entries environments, by file id.
+        files: The opened files; ``files.volumes`` must know the rows of those that are read.
 
     Threads: any.
     """
 
-    def __init__(self, volumes: Volumes, entries: Mapping[int, Environment]) -> None:
-        self._volumes = volumes
-        self._entries = entries
+    def __init__(self, files: TierFiles) -> None:
+        self._files = files
+        self._tiers = tiers_by_kind()
 
     def plain_body(self, ledger_id: int, run: Run) -> memoryview:
         """Return the plain body of a record, checked: its header, that it is the run's own, its checksum.
@@ -55,24 +50,18 @@ class RecordReader:
             CorruptError: The record is damaged or another one.
             UsageError: It is compressed and the extra ``pybk[zstd]`` is not installed.
         """
-        first, count, stride, offset, file_id, body_bytes, flags = run
-        if file_id in self._entries:
-            with self._entries[file_id].read() as transaction:
-                value = transaction.get(entries_key(ledger_id, first))
-            if value is None:
-                raise KeyError(file_id)
-            data, offset = memoryview(value), 0
-        else:
-            data = self._volumes.view(file_id)
-            self._volumes.populate(data, offset, offset + RECORD_HEADER_BYTES + body_bytes)
-        where = self._volumes.path_of(self._volumes.rows[file_id])
+        first, count, stride, _, file_id, body_bytes, flags = run
+        volumes = self._files.volumes
+        row = volumes.rows[file_id]
+        data, offset = self._tiers[row.kind].stored_record(self._files, ledger_id, run)
+        where = volumes.path_of(row)
         header = decode_header(data, offset, where=where)
         said = (*_run_of(header, offset, file_id)[:3], header.body_bytes, *_run_of(header, offset, file_id)[6:])
         if header.ledger_id != ledger_id or header.kind != RecordKind.ENTRIES or said != (*run[:3], body_bytes, flags):
             raise CorruptError(
                 f"{where}: the record at offset {offset} is ledger {header.ledger_id}, (first, count, stride, body, "
                 f"flags) {said}, not ledger {ledger_id}, {(first, count, stride, body_bytes, flags)}; run `pybk "
-                f"rebuild-index {self._volumes.root}`"
+                f"rebuild-index {volumes.root}`"
             )
         start = offset + RECORD_HEADER_BYTES
         body = data[start : start + header.body_bytes]
@@ -93,7 +82,7 @@ def locations_of(rows: RunLocations) -> RunLocations:
     return runs
 
 
-def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment], store_id: bytes) -> RunLocations:
+def file_rows(row: FileRow, files: TierFiles) -> RunLocations:
     """Return the records of entries that a file of the store holds, as ``(records,)`` of ``FOOTER_DTYPE``.
 
     Their headers are sound; their bodies were not looked at. Of a damaged file those are returned that can be found.
@@ -102,15 +91,9 @@ def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment]
         FileNotFoundError: It is not there.
         UnsupportedFormatError: It is of a newer format.
     """
-    if row.kind == ENTRIES:
-        return _environment_rows(entries[row.file_id], row.file_id, volumes.path_of(row))
-    path = volumes.path_of(row)
-    if row.kind == COLD:
-        try:
-            return ColdSegment(volumes.fs, path, store_id, row.file_id).rows
-        except CorruptError:
-            return salvage_rows(volumes.fs, path, store_id, row.file_id)
-    file = OpenLogFile.load(volumes.fs, row.file_id, path)
+    if row.kind != LOG:
+        return tier_of_kind(row.kind).rows(files, row)
+    file = OpenLogFile.load(files.fs, row.file_id, files.volumes.path_of(row))
     return np.array(
         [
             (record.header.ledger_id, *_run_of(record.header, record.body_start - RECORD_HEADER_BYTES, row.file_id))
@@ -120,21 +103,6 @@ def file_rows(row: FileRow, volumes: Volumes, entries: Mapping[int, Environment]
         ],
         FOOTER_DTYPE,
     )
-
-
-def _environment_rows(environment: Environment, file_id: int, path: str) -> RunLocations:
-    rows = []
-    with environment.read() as transaction:
-        for key, value in transaction.items(b"\0", _KEY_END):
-            if key == ENTRIES_MARK_KEY:
-                continue
-            try:
-                header = decode_header(memoryview(value), 0, where=path)
-            except CorruptError:
-                continue  # its entries will be missing
-            if header.kind == RecordKind.ENTRIES and key == entries_key(header.ledger_id, header.first_entry_id):
-                rows.append((header.ledger_id, *_run_of(header, 0, file_id)))
-    return np.array(rows, FOOTER_DTYPE)
 
 
 def kept_commits(file: OpenLogFile, used_bytes: int) -> Iterator[ReplayedCommit]:

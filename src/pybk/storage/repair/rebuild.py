@@ -42,7 +42,8 @@ from pybk.storage.io.permissions import access_of
 from pybk.storage.log.replay import OpenLogFile, Replay
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.tiling import tile
-from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
+from pybk.storage.tiers.tier import COLD, ENTRIES, LOG, OpenedFiles
+from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,8 @@ class _Rebuilder:
         self._entries: dict[int, Environment] = {}
         self._problems: list[str] = []
         self._unopened: list[FileRow] = []
-        self._reader = RecordReader(self._volumes, self._entries)
+        self._opened_files = OpenedFiles(fs, cookie.store_id, self._volumes, self._entries)
+        self._reader = RecordReader(self._opened_files)
         self._cookie = cookie
         self._catalog_is_lost = self._watermark_is_lost = False
         self._watermark_path = os.path.join(root, "watermark")
@@ -342,7 +344,7 @@ class _Rebuilder:
     def _rows_in(self, row: FileRow) -> RunLocations:
         if row in self._unopened:
             return np.empty(0, FOOTER_DTYPE)
-        return file_rows(row, self._volumes, self._entries, self._store_id)
+        return file_rows(row, self._opened_files)
 
     # ---- what belongs where --------------------------------------------------------------------------------------
 

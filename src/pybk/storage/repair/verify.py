@@ -34,8 +34,6 @@ from pybk.ledger_check import End, SealState, check_last, check_seal, digest_wit
 from pybk.seal import LedgerSeal
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
 from pybk.storage.format.catalog import CatalogState, read_catalog
-from pybk.storage.format.cold_segment import ColdSegment
-from pybk.storage.format.entries_mark import read_entries_mark
 from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
 from pybk.storage.format.record import RunLocations, entry_ends
@@ -50,7 +48,9 @@ from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from
 from pybk.storage.repair.rebuild import Progress
-from pybk.storage.volumes import COLD, ENTRIES, LOG, Volumes
+from pybk.storage.tiers.registry import tier_of_kind
+from pybk.storage.tiers.tier import LOG, OpenedFiles
+from pybk.storage.volumes import Volumes
 
 _ATTEMPTS: Final = 8
 _RESTORE: Final = "restore the file from a backup"
@@ -196,7 +196,8 @@ class _Check:
             return
         self._cookie = cookie
         self._volumes = Volumes(self._fs, self._root, directories)
-        self._reader = RecordReader(self._volumes, self._entries)
+        self._opened_files = OpenedFiles(self._fs, cookie.store_id, self._volumes, self._entries)
+        self._reader = RecordReader(self._opened_files)
         if cookie.salt is not None:
             self._keys = KeyRing(cookie.store_id, cookie.salt, cost=cookie.scrypt_cost or 0)
         durable = self._try(self._watermark) or 0
@@ -287,7 +288,7 @@ class _Check:
             return {}
         for row in files.values():
             self._volumes.add(row)
-            if row.kind == ENTRIES and row.file_id not in self._entries:
+            if tier_of_kind(row.kind).uses_environments and row.file_id not in self._entries:
                 environment = self._try(partial(self._environment, self._volumes.path_of(row)))
                 if environment is not None:
                     self._entries[row.file_id] = environment
@@ -296,8 +297,7 @@ class _Check:
 
     def _plan(self) -> None:
         """Find out how much there is to read, for the progress."""
-        found = (*self._volumes.found(LOG).values(), *self._volumes.found(COLD).values())
-        self._total_bytes = 2 * sum(row.bytes for row in found)
+        self._total_bytes = 2 * sum(row.bytes for row in self._volumes.found().values())
 
     # ---- catalog, index, log -------------------------------------------------------------------------------------
 
@@ -366,45 +366,33 @@ class _Check:
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
-    def _check_entries_mark(self, row: FileRow) -> Iterable[Problem]:
-        """Check the one row of an environment of the SSD tier that is not a record."""
-        environment = self._entries.get(row.file_id)
-        if environment is None:
-            return  # which was found before
-        try:
-            with environment.read() as transaction:
-                read_entries_mark(transaction)
-        except _DAMAGE as error:
-            yield _problem(error)
-
     def _check_file(self, row: FileRow) -> Iterable[Problem]:
         """Check a file that the index names, apart from the records that were found damaged already."""
-        if row.kind == ENTRIES:
-            yield from self._check_entries_mark(row)
-            return
         assert self._index is not None, "the caller looked"
+        tier = tier_of_kind(row.kind)
         path = self._volumes.path_of(row)
         try:
-            if row.kind == COLD:
-                problems = [
-                    Problem(str(error), path, error.offset)
-                    for error in ColdSegment(self._fs, path, self._cookie.store_id, row.file_id).verify()
-                    if (row.file_id, error.offset) not in self._seen
-                ]
-            else:
+            if row.kind == LOG:
                 file = OpenLogFile.load(self._fs, row.file_id, path)
                 problems = [
                     self._log_problem(found)
                     for found in check_kept_file(file, row.bytes, self._cookie.store_id)
                     if (row.file_id, found.offset) not in self._seen
                 ]
+            else:
+                problems = [
+                    Problem(*damage)
+                    for damage in tier.check(self._opened_files, row)
+                    if (row.file_id, damage.offset) not in self._seen
+                ]
         except FileNotFoundError:
             if row.file_id in self._index.files():
                 yield Problem(f"{path} is missing, and the index names it; {_RESTORE}", path)
             return
         yield from problems
-        self._files += 1
-        self._read_bytes(row.bytes)
+        if not tier.uses_environments:  # of which the rows were read as the ledgers' entries
+            self._files += 1
+            self._read_bytes(row.bytes)
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from pybk.errors import CorruptError
 from pybk.flags import StorageHint
-from pybk.storage.format.cold_segment import ColdSegment, ColdSegmentWriter
-from pybk.storage.format.record import RECORD_HEADER_BYTES
-from pybk.storage.tiers.tier import Run, Tier, TierStore, TierWriter
-from pybk.storage.volumes import COLD
+from pybk.storage.format.cold_segment import ColdSegment, ColdSegmentWriter, salvage_rows
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.tiers.file_tier import FileTier
+from pybk.storage.tiers.tier import COLD, FileDamage, Run, TierFiles, TierStore, TierWriter
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
     from pybk.storage.format.index_rows import FileRow
 
 
-class ColdTier(Tier):
+class ColdTier(FileTier):
     """Cold segments; those of the hint HDD may be compressed."""
 
     kind: ClassVar[str] = COLD
@@ -33,6 +34,20 @@ class ColdTier(Tier):
     def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
         """Return a writer that begins another segment whenever one is full."""
         return _SegmentsWriter(store, hint)
+
+    def rows(self, files: TierFiles, row: FileRow) -> RunLocations:
+        """Return the rows of the footer; without a sound footer, the records up to the first damaged header."""
+        path = files.volumes.path_of(row)
+        try:
+            return ColdSegment(files.fs, path, files.store_id, row.file_id).rows
+        except CorruptError:
+            return salvage_rows(files.fs, path, files.store_id, row.file_id)
+
+    def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
+        """Yield what is wrong with any byte of the segment."""
+        path = files.volumes.path_of(row)
+        for error in ColdSegment(files.fs, path, files.store_id, row.file_id).verify():
+            yield FileDamage(str(error), path, error.offset)
 
     def all_record_bytes(self, store: TierStore, row: FileRow) -> int | None:
         """Return the bytes of all records, by the footer: headers and padding leave much of a segment of short ones."""

@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
+from pybk.errors import CorruptError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.storage.format.entries_mark import read_entries_mark, write_entries_mark
-from pybk.storage.format.index_rows import FileRow, entries_key
-from pybk.storage.format.record import RunLocations, encode_entries, encode_entries_header
-from pybk.storage.tiers.tier import Run, Tier, TierStore, TierWriter
-from pybk.storage.volumes import ENTRIES
+from pybk.storage.format.cold_segment import FOOTER_DTYPE
+from pybk.storage.format.entries_mark import (
+    ENTRIES_MARK_KEY,
+    catalog_location,
+    read_entries_mark,
+    write_entries_mark,
+)
+from pybk.storage.format.index_rows import CheckpointMark, FileRow, entries_key
+from pybk.storage.format.record import (
+    LOCATION_COMPRESSED,
+    RECORD_HEADER_BYTES,
+    Codec,
+    RecordKind,
+    RunLocations,
+    decode_header,
+    encode_entries,
+    encode_entries_header,
+)
+from pybk.storage.io.lmdb_file import LMDB_FILE
+from pybk.storage.tiers.tier import (
+    ENTRIES,
+    FileDamage,
+    Loaded,
+    LocationWords,
+    ReadStore,
+    Run,
+    Tier,
+    TierFiles,
+    TierStore,
+    TierWriter,
+    checked_record,
+)
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
+    from pybk.storage.io.filesystem import FileSystem
     from pybk.storage.io.lmdb_environment import WriteTransaction
 
 _TRANSACTION_BYTES: Final = 16 << 20
+_KEY_END: Final = b"\xff" * 17
+LOST_SUFFIX: Final = ".lost"
+"""A file of an environment's name and this suffix says, durably, that the environment was missing and a salvage made it
+anew. Opening it makes an empty one, which alone would not show that entries are missing."""
+
+
+def environment_is_there(fs: FileSystem, path: str) -> bool:
+    """Return whether an LMDB environment has a file, and not an empty one, which LMDB takes for a new one."""
+    file = os.path.join(path, LMDB_FILE)
+    return fs.exists(file) and fs.file_bytes(file) > 0
 
 
 class LmdbTier(Tier):
@@ -28,6 +68,119 @@ class LmdbTier(Tier):
     kind: ClassVar[str] = ENTRIES
     hints: ClassVar[frozenset[StorageHint]] = frozenset({StorageHint.SSD})
     files_are_freed_whole: ClassVar[bool] = False
+    uses_environments: ClassVar[bool] = True
+
+    # ---- files ---------------------------------------------------------------------------------------------------
+
+    def file_name(self, file_id: int) -> str:
+        """Return the name of the one environment that a directory has."""
+        return ENTRIES
+
+    def file_ids(self, fs: FileSystem, directory: str) -> Iterable[int]:
+        """Return nothing: an environment does not carry its id, which the catalog alone knows."""
+        return ()
+
+    def exists(self, fs: FileSystem, path: str) -> bool:
+        """Return whether the environment is there, and is not one that a salvage made in place of a missing one."""
+        return environment_is_there(fs, path) and not fs.exists(path + LOST_SUFFIX)
+
+    def disk_bytes(self, fs: FileSystem, path: str) -> int:
+        """Return 0: LMDB uses free pages again, so its file says nothing of what entries take."""
+        return 0
+
+    def replace_missing(self, fs: FileSystem, path: str) -> None:
+        """Have the empty environment that LMDB made taken for the missing one."""
+        fs.unlink(path + LOST_SUFFIX)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        store: ReadStore,
+        ledger_id: int,
+        runs: RunLocations,
+        *,
+        direct: bool = False,
+        check: bool = False,
+        bytes_max: int = 1 << 62,
+    ) -> Loaded:
+        """Return copies of the records, in one transaction."""
+        file_id = int(runs["file"][0])
+        firsts = runs["first"].tolist()
+        root = store.volumes.root
+        with store.entries[file_id].read() as transaction:
+            values = [transaction.get(entries_key(ledger_id, first)) for first in firsts]
+        records: list[bytes] = []
+        for first, body_bytes, value in zip(firsts, runs["body"].tolist(), values, strict=True):
+            if value is None:
+                if not store.still_there(ledger_id, first, file_id):
+                    raise KeyError(file_id)
+                raise CorruptError(
+                    f"ledger {ledger_id} from entry {first} is missing in {root}'s SSD tier; run "
+                    f"`pybk verify {root}` and restore the tier from a backup"
+                )
+            if check or len(value) != RECORD_HEADER_BYTES + body_bytes:
+                checked_record(memoryview(value), 0, ledger_id, first, file_id, root)
+            records.append(value)
+        sizes = np.array([len(record) for record in records], np.int64)
+        return Loaded(memoryview(b"".join(records)), runs, np.cumsum(sizes) - sizes + RECORD_HEADER_BYTES)
+
+    def plain_record(
+        self, store: ReadStore, ledger_id: int, words: LocationWords
+    ) -> tuple[memoryview, LocationWords] | None:
+        """Return a copy of the record; its words place it at offset 0."""
+        first, count_stride, place, body_flags = words
+        file_id = place >> 32
+        with store.entries[file_id].read() as transaction:
+            value = transaction.get(entries_key(ledger_id, first))
+        if value is None:
+            return None
+        buffer = memoryview(value)
+        header = decode_header(buffer, 0, where=f"file {file_id:016x}")
+        if header.ledger_id != ledger_id or header.first_entry_id != first or header.body_bytes != body_flags:
+            return None
+        return buffer, (first, count_stride, file_id << 32, body_flags)
+
+    def stored_record(self, files: TierFiles, ledger_id: int, run: Run) -> tuple[memoryview, int]:
+        """Return a copy of the record."""
+        file_id = run[4]
+        with files.entries[file_id].read() as transaction:
+            value = transaction.get(entries_key(ledger_id, run[0]))
+        if value is None:
+            raise KeyError(file_id)
+        return memoryview(value), 0
+
+    # ---- repair --------------------------------------------------------------------------------------------------
+
+    def rows(self, files: TierFiles, row: FileRow) -> RunLocations:
+        """Return the records that lie at their own keys."""
+        path = files.volumes.path_of(row)
+        rows = []
+        with files.entries[row.file_id].read() as transaction:
+            for key, value in transaction.items(b"\0", _KEY_END):
+                if key == ENTRIES_MARK_KEY:
+                    continue
+                try:
+                    header = decode_header(memoryview(value), 0, where=path)
+                except CorruptError:
+                    continue  # its entries will be missing
+                first = header.first_entry_id
+                if header.kind != RecordKind.ENTRIES or key != entries_key(header.ledger_id, first):
+                    continue
+                flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
+                run = (first, header.entry_count, header.stride, 0, row.file_id, header.body_bytes, flags)
+                rows.append((header.ledger_id, *run))
+        return np.array(rows, FOOTER_DTYPE)
+
+    def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
+        """Check the one row that is not a record: the mark. An environment that did not open was reported before."""
+        environment = files.entries.get(row.file_id)
+        if environment is not None:
+            with environment.read() as transaction:
+                read_entries_mark(transaction)
+        yield from ()
+
+    # ---- writing and freeing -------------------------------------------------------------------------------------
 
     def block_bytes(self, config: StoreConfig) -> int:
         """Return the entry bytes of a record: a point read copies a whole record."""
@@ -40,6 +193,18 @@ class LmdbTier(Tier):
     def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
         """Return a writer that spreads ledgers over the environments."""
         return _RowsWriter(store)
+
+    def free_records(
+        self, store: TierStore, file_id: int, records: Collection[tuple[int, int]], mark: CheckpointMark
+    ) -> None:
+        """Delete the records' keys, in one transaction."""
+        with store.entries[file_id].write() as transaction:
+            for ledger_id, first in sorted(records):
+                transaction.delete(entries_key(ledger_id, first))
+            if store.feature_level > FeatureLevel.BASE:
+                # An index from before now names these keys: it must be known as older than this environment.
+                found = read_entries_mark(transaction)
+                write_entries_mark(transaction, found._replace(removed_at=catalog_location(mark)))
 
     def beyond_end(self, runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return False for each: rows have no offset, and ``FileRow.bytes`` counts transactions here."""

@@ -14,12 +14,14 @@ TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())
 """If two tiers take one hint, the last of them gets its entries."""
 
 
+def tiers_by_kind() -> dict[str, Tier]:
+    """Return all tiers by the kind of their files; callers keep it, because a lookup there costs a read no call."""
+    return {tier.kind: tier for tier in reversed(TIERS)}
+
+
 def tier_of_kind(kind: str) -> Tier:
     """Return the tier that keeps files of a kind; KeyError if there is none."""
-    for tier in TIERS:
-        if tier.kind == kind:
-            return tier
-    raise KeyError(kind)
+    return tiers_by_kind()[kind]
 
 
 def tier_for(hint: StorageHint) -> Tier:
