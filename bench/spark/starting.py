@@ -23,7 +23,7 @@ def started(spark: SparkSession, directory: Path, _: float) -> float:
 
 
 @contextmanager
-def beside(directory: Path, _: Scale) -> Iterator[Run]:
+def local_reader(directory: Path, _: Scale) -> Iterator[Run]:
     """An executor that has run a Python task."""
     with session(directory) as spark:
         spark.sparkContext.parallelize([0]).map(str).collect()
@@ -35,6 +35,6 @@ CONTESTS: Final[Sequence[Contest]] = (
         "start",
         "start_bookies after the first task, one executor, CURVE",
         "s",
-        [Contestant("one bookie", beside, [at_most(1)])],
+        [Contestant("one bookie", local_reader, [at_most(1)])],
     ),
 )

@@ -72,7 +72,7 @@ class AppendLog(Protocol):
 
     @property
     def admission(self) -> Admission:
-        """The queue of appends that wait for room."""
+        """The queue of appends that wait for admission."""
 
     def stage(
         self,
@@ -114,7 +114,7 @@ class AppendLog(Protocol):
 
 
 class LedgerBackend(Protocol):
-    """Where ledgers live. What raises what is told by ``LedgerManager`` and the handles.
+    """Where ledgers live. ``LedgerManager`` and the handles document which call raises which error.
 
     Threads: any.
     """
@@ -205,7 +205,7 @@ class LedgerBackend(Protocol):
         """Return what makes this ledger's appends durable."""
 
     def recover(self, descriptor: LedgerDescriptor) -> None:
-        """Fence whoever is writing, establish the end and close the ledger; a closed one stays as it is."""
+        """Fence the writer, establish the end and close the ledger; a closed one stays as it is."""
 
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Close a ledger behind everything staged so far, as its writer."""
@@ -256,7 +256,8 @@ class LedgerBackend(Protocol):
 
         Args:
             descriptor: The ledger.
-            follows: Whoever asks waits for more and is told of it, so that what cannot be seen now is seen later.
+            follows: The caller waits for more entries and is notified of them, so an entry that is not visible yet may
+                be returned later.
         """
 
     # ---- entries -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a store may be told when it is opened; every number has its unit in its name."""
+"""The options of a store; every number has its unit in its name."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StoreConfig:
         free_bytes_low: The store turns read-only when a device has less free; ledgers can still be deleted then.
             Default 256 MiB. As much as ``unchecked_tail_bytes`` has a checkpoint always find room to pack what lives;
             with less, a full store frees dead files first and packs the others one by one. With next to nothing, a
-            delete may find no room for its own record.
+            delete may find no space for its own record.
         free_bytes_ok: It takes appends again when every device has this much. Default 320 MiB.
 
     Performance:
@@ -84,7 +84,7 @@ class StoreConfig:
         ssd_block_bytes: Entries per SSD record: one point read copies this much. Default 32 KiB.
         index_cache_bytes: Index pages kept in memory for readers. Default 32 MiB.
         fill_ratio: Files of which less than this share is live are packed anew. Default 0.85.
-        background: False leaves checkpoints, files made ahead, collection and the writing of deferred entries to
+        background: False leaves checkpoints, preallocation, collection and the writing of deferred entries to
             explicit calls.
 
     Access:

@@ -1,4 +1,4 @@
-"""Puts a cluster's client together, and a bookie beside it: what ``LedgerManager.connect`` and ``open`` use."""
+"""Puts a cluster's client together, and the bookie of this process: what ``LedgerManager.connect`` and ``open`` use."""
 
 from __future__ import annotations
 
@@ -65,17 +65,19 @@ def connect(
     metadata, keys = open_cluster(url, secret, create=False)
     with ExitStack() as undo:
         undo.callback(metadata.close)
-        beside = None
+        local_reader = None
         if near is not None and directory is not None:
-            beside = _beside(directory, metadata.cluster_id, near, config)
-        if beside is not None:
-            undo.callback(beside.close)
-        backend = ClusterBackend(url, Membership(metadata, near), lambda: Links(keys), config, beside=beside)
+            local_reader = _local_reader(directory, metadata.cluster_id, near, config)
+        if local_reader is not None:
+            undo.callback(local_reader.close)
+        backend = ClusterBackend(
+            url, Membership(metadata, near), lambda: Links(keys), config, local_reader=local_reader
+        )
         undo.pop_all()
     return backend
 
 
-def _beside(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> LocalReader | None:
+def _local_reader(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> LocalReader | None:
     """Return a bookie's files, None if they cannot be read here."""
     try:
         return LocalReader.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)

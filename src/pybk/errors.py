@@ -154,7 +154,7 @@ class TooManyRequestsError(PybkError):
 
 
 class AppendTimeoutError(PybkError, TimeoutError):
-    """An append was not durable in time; it goes on and may still succeed."""
+    """An append was not durable in time; it continues and may still succeed."""
 
     code = -23
     outcome_unknown = True

@@ -79,7 +79,7 @@ class AppendFuture(Generic[T]):
         return "done" if commit.error is None else f"failed: {type(commit.error).__name__}"
 
     def done(self) -> bool:
-        """Tell whether the append is durable or has failed."""
+        """Return whether the append is durable or has failed."""
         return self._commit.done
 
     def result(self, timeout: float | None = None) -> T:
@@ -94,7 +94,7 @@ class AppendFuture(Generic[T]):
 
         Raises:
             UsageError: ``timeout`` is no number of seconds.
-            AppendTimeoutError: Not done in time; it goes on and may still succeed.
+            AppendTimeoutError: Not done in time; it continues and may still succeed.
             PybkError: It failed; ``outcome_unknown`` says whether the entry may be there all the same.
         """
         timeout = _seconds(timeout)
@@ -332,7 +332,7 @@ class AdvancedFuture(AppendFuture[T]):
         return super()._state() if self._staged.is_set() else "pending"
 
     def done(self) -> bool:
-        """Tell whether the append is durable, and all before it, or has failed."""
+        """Return whether the append is durable, and all before it, or has failed."""
         self._fail_if_stuck()
         return self._staged.is_set() and self._commit.done
 

@@ -81,7 +81,7 @@ class _Delivery(Generic[H]):
         self._refused = False
 
     def make(self) -> H:
-        """Open the handle; called in the thread, which goes on even if who asked was cancelled."""
+        """Open the handle; called in the thread, which continues even if the caller was cancelled."""
         handle = self._call()
         with self._lock:
             self._made = handle

@@ -229,7 +229,7 @@ def end_is_sealed(metadata: LedgerMetadata) -> bool | None:
 
 
 def names(entry: bytes | memoryview, closed: LedgerMetadata) -> bool:
-    """Tell whether an encoded entry, or its header, is the last one of a closed ledger by id and length."""
+    """Return whether an encoded entry, or its header, is the last one of a closed ledger by id and length."""
     if closed.last_entry_id < 0:
         return not closed.length
     if len(entry) < ENTRY_HEADER_BYTES:

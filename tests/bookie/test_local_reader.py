@@ -40,21 +40,21 @@ class Nearby:
         path = cluster.directory / "bookie-0" if directory is None else directory
         backend = connect(cluster.url, SECRET, StoreConfig(**QUICK), near=near, directory=str(path))
         self.found: list[int | None] = []
-        self.beside = backend._beside
-        if self.beside is not None:
+        self.local_reader = backend._local_reader
+        if self.local_reader is not None:
             self._watch(backend)
         self.manager = LedgerManager(backend)
 
     def _watch(self, backend: ClusterBackend) -> None:
-        assert isinstance(self.beside, LocalReader)
-        read = self.beside.read_verified
+        assert isinstance(self.local_reader, LocalReader)
+        read = self.local_reader.read_verified
 
         def watched(*arguments: Any, **named: Any) -> EntryBatch | None:
             batch = read(*arguments, **named)
             self.found.append(None if batch is None else len(batch))
             return batch
 
-        self.beside.read_verified = watched  # type: ignore[method-assign]
+        self.local_reader.read_verified = watched  # type: ignore[method-assign]
 
     def close(self) -> None:
         self.manager.close()
@@ -96,15 +96,15 @@ def test_a_ledger_is_read_without_its_bookies(cluster: Inside, digest: DigestTyp
 
 def test_the_files_of_the_bookie_are_closed_with_the_client(cluster: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     nearby = Nearby(cluster)
-    assert isinstance(nearby.beside, LocalReader)
+    assert isinstance(nearby.local_reader, LocalReader)
     closed: list[bool] = []
-    close = nearby.beside.close
+    close = nearby.local_reader.close
 
     def noted() -> None:
         closed.append(True)
         close()
 
-    monkeypatch.setattr(nearby.beside, "close", noted)
+    monkeypatch.setattr(nearby.local_reader, "close", noted)
     nearby.close()
     assert closed == [True]
 
@@ -171,7 +171,7 @@ def test_a_directory_that_is_not_the_bookies_is_left_alone(
 ) -> None:
     ledger_id = fill(cluster.bookies[1])
     with closing(Nearby(cluster, cluster.directory / directory, near)) as nearby:
-        assert nearby.beside is None
+        assert nearby.local_reader is None
         with nearby.manager.open_ledger(ledger_id, password=PASSWORD) as reader:
             assert read(reader, COUNT - 1) == [payload(number) for number in range(COUNT)]
     assert "bookie-0 is asked for what it has" in caplog.text
@@ -179,4 +179,4 @@ def test_a_directory_that_is_not_the_bookies_is_left_alone(
 
 def test_a_bookie_of_the_same_name_in_another_cluster_is_left_alone(cluster: Inside, tmp_path: Path) -> None:
     with inside(tmp_path / "other") as other, closing(Nearby(cluster, other.directory / "bookie-0")) as nearby:
-        assert nearby.beside is None
+        assert nearby.local_reader is None

@@ -96,11 +96,11 @@ def through(proxy: Proxy, zookeeper_server: ZooKeeperServer) -> Iterator[tuple[M
     """A store through the proxy, and one with the same path that bypasses it."""
     url = zookeeper_server.url()
     store = open_metadata(url.replace(zookeeper_server.host, proxy.host), lease_time_s=SESSION_S, timeout_s=WAIT_S)
-    beside = open_metadata(url, lease_time_s=SESSION_S, timeout_s=WAIT_S)
-    yield store, beside
+    local_reader = open_metadata(url, lease_time_s=SESSION_S, timeout_s=WAIT_S)
+    yield store, local_reader
     proxy.lose_replies = proxy.lose_requests = False
     store.close()
-    beside.close()
+    local_reader.close()
 
 
 def later(seconds: float, *calls: object) -> None:
@@ -119,7 +119,7 @@ def later(seconds: float, *calls: object) -> None:
 def test_a_lost_answer_is_unknown_and_settled(
     lost: str, proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
 ) -> None:
-    store, beside = through
+    store, local_reader = through
     store.create("there", b"v")
 
     def heal() -> None:
@@ -131,7 +131,7 @@ def test_a_lost_answer_is_unknown_and_settled(
         store.create("key", b"v")
     assert unknown.value.outcome_unknown
     assert (store.get("key", latest=True) is not None) == (lost == "lose_replies")
-    cluster, other = cluster_on(store), cluster_on(beside)
+    cluster, other = cluster_on(store), cluster_on(local_reader)
     setattr(proxy, lost, True)
     later(0.2, heal, proxy.cut)
     version = cluster.create_ledger(ledger(1))
@@ -165,7 +165,7 @@ def test_reads_go_on_after_a_lost_connection(proxy: Proxy, through: tuple[Metada
 def test_a_lost_connection_ends_no_session_and_misses_no_change(
     proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
 ) -> None:
-    store, beside = through
+    store, local_reader = through
     ended: list[bool] = []
     store.on_session_end(lambda: ended.append(True))
     session = store.session()
@@ -173,22 +173,22 @@ def test_a_lost_connection_ends_no_session_and_misses_no_change(
     seen: list[object] = []
     store.watch("key", lambda: seen.append(store.get("key", latest=True)))
     proxy.lose_replies = True
-    version = beside.create("key", b"v")
+    version = local_reader.create("key", b"v")
     later(0.3, lambda: setattr(proxy, "lose_replies", False), proxy.cut)
     assert wait_for(lambda: seen[-1:] == [(b"v", version)])
     assert store.session() == session
     assert store.alive(session)
     assert not ended
-    version = beside.put("key", b"w", version)
+    version = local_reader.put("key", b"w", version)
     assert wait_for(lambda: seen[-1:] == [(b"w", version)])
-    assert beside.get("leased", latest=True) is not None
+    assert local_reader.get("leased", latest=True) is not None
 
 
 def test_a_silent_connection_ends_the_session_and_the_bookie_comes_back(
     proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
 ) -> None:
-    store, beside = through
-    cluster, other = cluster_on(store), cluster_on(beside)
+    store, local_reader = through
+    cluster, other = cluster_on(store), cluster_on(local_reader)
     cluster.claim_cookie(bookie(1))
     lost: list[float] = []
     registered = cluster.register(registration(bookie(1)), on_lost=lambda: lost.append(time.monotonic()))
@@ -258,10 +258,10 @@ def test_what_is_not_sent_is_known_not_to_be() -> None:
 
 
 def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:
-    store, beside = through
+    store, local_reader = through
     log: list[bool] = []
     election = Election(cluster_on(store), "auditor", "one", log.append)
-    rival = Election(cluster_on(beside), "auditor", "two", lambda leads: None)
+    rival = Election(cluster_on(local_reader), "auditor", "two", lambda leads: None)
     for _ in range(3):
         proxy.cut()
         time.sleep(0.1)

@@ -121,7 +121,7 @@ def local(place: StoreOrUrl) -> Iterator[Driver]:
         wait_until(lambda: not place.running(), "the bookies to end with their executors")
 
 
-def beside(local: Driver, place: StoreOrUrl) -> dict[str, dict[str, Any]]:
+def local_reader(local: Driver, place: StoreOrUrl) -> dict[str, dict[str, Any]]:
     """Run tasks until both executors had some; return the bookie of each, and the executor's process in it."""
 
     def look() -> dict[str, dict[str, Any]]:
@@ -136,7 +136,7 @@ def beside(local: Driver, place: StoreOrUrl) -> dict[str, dict[str, Any]]:
 
 
 def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, place: StoreOrUrl) -> None:
-    found = beside(local, place)
+    found = local_reader(local, place)
     assert all(bookie["executor"] == executor for executor, bookie in found.items())
     assert sorted(place.running()) == sorted(bookie["pid"] for bookie in found.values())
     started = local.ask("bookies", executors=2)
@@ -148,7 +148,7 @@ def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, plac
 
 
 def test_the_next_executors_take_over_what_others_had_that_ended(local: Driver, place: StoreOrUrl) -> None:
-    before = beside(local, place)
+    before = local_reader(local, place)
     processes = [Process.of(bookie["pid"]) for bookie in before.values()]
     with place.connect() as client:
         with client.create_ledger(ensemble_size=2, write_quorum=2, password=PASSWORD) as writer:
@@ -157,7 +157,7 @@ def test_the_next_executors_take_over_what_others_had_that_ended(local: Driver, 
             os.kill(bookie["executor_pid"], number)  # SIGPWR is what decommissions an executor
         wait_until(lambda: not any(process.alive for process in processes), "the bookies to end with their executors")
         assert metadata_of(client).list_bookies() == [], "they said that they leave"
-    after = beside(local, place)
+    after = local_reader(local, place)
     assert not set(before) & set(after)
     assert identities(after) == identities(before)
     assert not {bookie["pid"] for bookie in after.values()} & {bookie["pid"] for bookie in before.values()}
@@ -182,28 +182,28 @@ def test_executors_may_be_held(local: Driver, place: StoreOrUrl) -> None:
 
 
 def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, place: StoreOrUrl) -> None:
-    bookies = beside(local, place)
-    sink = {"ledgerType": "beside", "insecure": "true", "ensembleSize": "1", "writeQuorum": "1", "ackQuorum": "1"}
+    bookies = local_reader(local, place)
+    sink = {"ledgerType": "local_reader", "insecure": "true", "ensembleSize": "1", "writeQuorum": "1", "ackQuorum": "1"}
     local.ask("write", options={**place.options, **sink}, count=1000)
     with place.connect() as client:
         ensembles = {
             ledger_id: client.ledger_metadata(ledger_id).fragments[0].ensemble
-            for ledger_id in client.list_ledgers("beside")
+            for ledger_id in client.list_ledgers("local_reader")
         }
     holders = {ledger_id: bookie.bookie_id for ledger_id, (bookie,) in ensembles.items()}
     assert set(holders.values()) == {bookie["bookie_id"] for bookie in bookies.values()}, "both executors wrote"
-    found = local.ask("read", options={**place.options, "ledgerType": "beside"})
+    found = local.ask("read", options={**place.options, "ledgerType": "local_reader"})
     assert sum(rows for _, _, rows in found) == 1000
     assert sorted(ledger for _, ledgers, _ in found for ledger in ledgers) == sorted(holders)
     for executor, ledgers, _ in found:
         assert {holders[ledger] for ledger in ledgers} == {bookies[executor]["bookie_id"]}
-    told = local.ask("explain", options={**place.options, "ledgerType": "beside"})
+    told = local.ask("explain", options={**place.options, "ledgerType": "local_reader"})
     assert "MapInArrow" in told
     assert SECRET.decode() not in told
 
 
 def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: StoreOrUrl) -> None:
-    beside(local, place)
+    local_reader(local, place)
     pages = local.ask("pages")
     assert b"PYBK_BOOKIES" in pages["environment"].encode(), "this is the page that shows settings"
     for name, page in pages.items():
@@ -218,7 +218,7 @@ def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: StoreOrU
 
 
 def test_secrets_of_a_read_are_in_no_plan_log_page_or_event(local: Driver, place: StoreOrUrl) -> None:
-    beside(local, place)
+    local_reader(local, place)
     with place.connect() as client:
         writer = client.create_ledger(password=PASSWORD, ensemble_size=2, ledger_type="secret")
         writer.append_many([b"x"] * 50)
@@ -274,9 +274,9 @@ def test_an_executor_that_is_lost_under_load_loses_nothing(local: Driver, place:
         tmp_path / "spare", listen="tcp://127.0.0.1:*", metadata=place.url, cluster_secret=SECRET, bookie_id="spare"
     )
     with spare:
-        beside(local, place)
+        local_reader(local, place)
         lose_one(place, local.ask("bookies", executors=2))
-    wait_until(lambda: len(beside(local, place)) == 2, "the lost executor to be replaced")
+    wait_until(lambda: len(local_reader(local, place)) == 2, "the lost executor to be replaced")
 
 
 @pytest.mark.skipif(not os.environ.get("PYBK_ALL_FAULTS"), reason="six more JVMs; PYBK_ALL_FAULTS=1 runs it")

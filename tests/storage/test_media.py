@@ -178,8 +178,8 @@ def _watermark_beside(path: str) -> None:
     manager = LedgerManager.open(path, config=_CONFIG)
     writer = manager.create_ledger(password=b"pw")
     writer.append(b"before")
-    with LedgerManager.open(path, read_only=True) as beside:
-        reader = beside.open_ledger(writer.ledger_id, password=b"pw", recover=False)
+    with LedgerManager.open(path, read_only=True) as local_reader:
+        reader = local_reader.open_ledger(writer.ledger_id, password=b"pw", recover=False)
         _cut(path, "watermark", 0)
         _fails(reader.read_last_add_confirmed)
 
@@ -188,8 +188,8 @@ def _log_beside(path: str) -> None:
     manager = LedgerManager.open(path, config=_CONFIG)
     writer = manager.create_ledger(password=b"pw")
     writer.append(_PAYLOAD)
-    with LedgerManager.open(path, read_only=True) as beside:
-        reader = beside.open_ledger(writer.ledger_id, password=b"pw", recover=False)
+    with LedgerManager.open(path, read_only=True) as local_reader:
+        reader = local_reader.open_ledger(writer.ledger_id, password=b"pw", recover=False)
         assert next(reader.read(0, 0)).payload == _PAYLOAD
         for _ in range(50):
             writer.append(_PAYLOAD)

@@ -146,12 +146,12 @@ def test_groups_and_other_entries_share_commits_in_order(tmp_path: Path, monkeyp
 
 
 def test_a_reader_of_another_process_sees_a_group(tmp_path: Path) -> None:
-    with open_quick(tmp_path / "store") as manager, open_quick(tmp_path / "store", read_only=True) as beside:
+    with open_quick(tmp_path / "store") as manager, open_quick(tmp_path / "store", read_only=True) as local_reader:
         writer = create(manager)
         put(manager, {writer: [b"1", b"2"]}, {NAME: b"1"})
-        store_view_of(beside).catch_up()
-        assert contents(beside, writer.ledger_id) == [b"1", b"2"]
-        assert value(beside) == b"1"
+        store_view_of(local_reader).catch_up()
+        assert contents(local_reader, writer.ledger_id) == [b"1", b"2"]
+        assert value(local_reader) == b"1"
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

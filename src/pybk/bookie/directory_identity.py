@@ -26,7 +26,7 @@ class DirectoryIdentity(NamedTuple):
     Attributes:
         cluster_id: The cluster, any bytes.
         bookie_id: The bookie's name.
-        instance: The random bytes that tell it from others of the name.
+        instance: The random bytes that distinguish it from other bookies of the name.
         boots: How often it was started; an older copy of the directory has a lower number.
         inode: The directory's; a copy has another.
     """

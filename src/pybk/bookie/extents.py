@@ -1,7 +1,7 @@
 """The extents of one replicated ledger in memory, found by entry id; guarded by the replica's lock.
 
 Extents never overlap, but for those that replace damaged entries of others. One that begins where nothing was staged,
-because a commit found no room, is empty and holds nothing.
+because a commit found no space, is empty and holds nothing.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Extents:
         return None
 
     def growing(self, entry_id: int, stride: int) -> ReplicaExtent | None:
-        """Return the extent of this stride that goes on with an entry, None if there is none."""
+        """Return the extent of this stride whose next entry is the given one, None if there is none."""
         lane = self._lanes.get((stride, entry_id % stride), ())
         for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
             held = lane[place]
@@ -123,7 +123,7 @@ class Extents:
         return next((n for n in range(count) if self.holder(first + n * stride) is not None), count)
 
     def _ends_before(self, first: int, stride: int) -> bool:
-        """Tell whether nothing is there from an entry on, among those that a run of the stride would meet."""
+        """Return whether there is no entry from the given one on, among those that a run of the stride would meet."""
         for (mine, residue), lane in self._lanes.items():
             if mine != stride or residue == first % stride:
                 staged = next((held for held in reversed(lane) if held.descriptor.last_pushed >= 0), None)

@@ -1,4 +1,4 @@
-"""What a bookie is told of a ledger with the first thing that it stores of it."""
+"""The header of a replicated ledger: its unchanging facts, sent with the first request that stores part of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HeaderFields(Protocol):
 
 
 class LedgerHeader(NamedTuple):
-    """What never changes of a replicated ledger, as a bookie is told with the first thing it stores of it.
+    """The unchanging facts of a replicated ledger, which come with the first request that stores part of it.
 
     Attributes:
         encoded: The authenticated bytes that it came in; kept and given back as they are.
@@ -78,7 +78,7 @@ class LedgerHeader(NamedTuple):
 
 
 def names_bookie_record(metadata: LedgerMetadata) -> bool:
-    """Tell whether the description kept with a ledger of the store names a type of a bookie's own records.
+    """Return whether the description kept with a ledger of the store names a type of a bookie's own records.
 
     Peers are refused such descriptions; bookies of older versions took them.
     """

@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 
 class LocalReader:
-    """What a bookie has on disk, beside the process that serves it.
+    """The entries that a bookie has on disk, read from its files while its process serves.
 
     It says nothing of what it does not find, as the bookie may have it all the same.
 
@@ -101,7 +101,7 @@ class LocalReader:
             At least one entry; None if the bookie is to be asked: entry ``first`` was not found, cannot be read, is
             damaged, or lies among entries of which the bookie does not have each.
 
-        Cost: As reading an embedded store beside its writer.
+        Cost: As reading an embedded store while another process writes it.
         """
         try:
             part = self._holder(ledger_id, first)

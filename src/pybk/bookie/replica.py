@@ -130,7 +130,7 @@ class Replica:
         return Status.OK
 
     def _is_sound(self, run: EntryRun, body: memoryview, ends: list[int]) -> bool:
-        """Tell whether the entries of a run are those of this ledger that it says, by their sizes and headers.
+        """Return whether the entries of a run are those of this ledger that it says, by their sizes and headers.
 
         What the headers say must fit the store: a LAC below the entry's id, and a length that is not negative.
         """
@@ -159,7 +159,7 @@ class Replica:
     def _is_there(
         self, held: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
     ) -> bool:
-        """Tell whether entries that are here are those of a run, byte by byte (I14); they are durable on return.
+        """Return whether entries that are here are those of a run, byte by byte (I14); they are durable on return.
 
         Records are checked whole: an entry that is as it was, in a record that is not, could not be copied from here.
         """
@@ -419,7 +419,7 @@ class Replica:
         return entry_id, entry
 
     def lac(self) -> int:
-        """Return the highest last add confirmed that was told here, by headers too; -1 for none. The lock is held."""
+        """Return the highest last add confirmed that was received, in headers too; -1 for none. The lock is held."""
         if self._lac is None:
             self._lac = -1
             try:

@@ -1,4 +1,4 @@
-"""What a bookie's replicas tell of themselves."""
+"""The state that a bookie reports of its replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReplicaState(NamedTuple):
         fenced: Takes adds of recoveries alone; durable, unless ``Replicas.fence`` raised.
         limbo: Entries may be missing that were acknowledged, so nothing is denied but to a recovery.
         gap: In limbo, entries may be missing that were durable, too, so nothing is denied.
-        lac: The highest last add confirmed that was told here, -1 for none.
+        lac: The highest last add confirmed that was received, -1 for none.
         description: What never changes of the ledger; None if only its fence came so far.
     """
 
@@ -32,7 +32,7 @@ class ReplicaState(NamedTuple):
 
 
 class ReplicasHealth(NamedTuple):
-    """What a bookie tells of its disks.
+    """The state that a bookie reports of its disks.
 
     Attributes:
         free_bytes: Free bytes of each tier.

@@ -42,7 +42,8 @@ from pybk.storage.store import Store, open_environment
 class Replicas:
     """The replicas of one bookie.
 
-    Threads: any may read and ask. One stages and commits: ``commit`` tells of all that was staged since the last one.
+    Threads: any may read and ask. One stages and commits: ``commit`` makes all durable that was staged since
+        the last one.
     """
 
     @classmethod
@@ -331,7 +332,7 @@ class Replicas:
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         """Stage entries; durable when ``commit`` has returned.
 
-        Entries that are here already are compared. A run that goes on where an extent ends is appended to it, and
+        Entries that are here already are compared. A run that begins where an extent ends is appended to it, and
         otherwise begins another.
 
         Args:
@@ -347,7 +348,7 @@ class Replicas:
             not the entries that the run says.
 
         Raises:
-            StorageFullError: There is no room; entries may have been staged in part.
+            StorageFullError: There is no space; entries may have been staged in part.
             CorruptError: Entries are here, damaged, and ``recovery`` is False.
             StorageFailedError: The store takes nothing more.
 
@@ -367,7 +368,7 @@ class Replicas:
         """Make everything staged so far durable, with one synced write.
 
         Raises:
-            StorageFullError: There is no room: of what was staged since the last call, nothing may be acknowledged.
+            StorageFullError: There is no space: of what was staged since the last call, nothing may be acknowledged.
             StorageFailedError: Writing failed, which is final: the same, and the store takes nothing more.
         """
         with self._lock:
@@ -398,10 +399,10 @@ class Replicas:
                 return
 
     def move(self, ledger_id: int, tier: StorageHint) -> None:
-        """Bring what is here of a ledger to a tier; done, and durable, on return. Adds and reads go on meanwhile.
+        """Bring what is here of a ledger to a tier; done, and durable, on return. Adds and reads continue meanwhile.
 
         Raises:
-            StorageFullError: The tier has no room; what was not moved stays where it is.
+            StorageFullError: The tier has no space; what was not moved stays where it is.
             CorruptError: Damaged entries stay where they are; everything else was moved.
             StorageFailedError: The store takes nothing more.
         """
@@ -525,7 +526,7 @@ class Replicas:
         )
 
     def health(self) -> ReplicasHealth:
-        """Return what to tell of the disks."""
+        """Return the state of the disks."""
         return ReplicasHealth.of(self.store)
 
     def close(self) -> None:

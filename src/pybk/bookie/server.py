@@ -136,7 +136,7 @@ class BookieServer:
 
         Args:
             root: The directory.
-            listen: Addresses; unless ``advertise`` names others, the first is the one that others are told.
+            listen: Addresses; unless ``advertise`` names others, the first is registered.
             metadata: The cluster's.
             keys: The cluster's; None without a secret.
             config: As for a store.
@@ -145,7 +145,7 @@ class BookieServer:
             rack: Where it stands.
             moved: The directory was moved since the last start, not copied: no other is left.
             replace_lost: Take the name of a bookie whose directory is lost for good.
-            advertise: Addresses that others are told instead of those listened on; the first is tried before that.
+            advertise: Addresses to register instead of those listened on; the first is tried before that.
             metrics: Where to count.
 
         Raises:
@@ -230,7 +230,7 @@ class BookieServer:
         """Whether it answers: no more once it failed, or found its name to be another's; the log says which."""
         return self._thread.is_alive()
 
-    # ---- what others are told ------------------------------------------------------------------------------------
+    # ---- registration and state ---------------------------------------------------------------------------------
 
     def _registration(self) -> BookieRegistration:
         health = self.replicas.health()
@@ -248,11 +248,11 @@ class BookieServer:
         )
 
     def retire(self) -> None:
-        """Take no more entries of writers, and tell everybody; what is here can be read on, and copied to others.
+        """Take no more entries of writers, and register that; entries can still be read, and copied to other bookies.
 
         Raises:
             CookieError: Another process has registered as this bookie.
-            MetadataError: The metadata store cannot be told now; it is told again later.
+            MetadataError: The metadata store is unreachable; the bookie registers later.
         """
         self._retired = True
         self._machine.read_only = True
@@ -412,7 +412,7 @@ class BookieServer:
         return described == LedgerDescription.of(metadata)
 
     def _look_for_end(self, peer: Peer, request_id: int, request: Add) -> Callable[[], Effects]:
-        """Find out how far a ledger is final, and go on with a copy of its entries."""
+        """Look up how far a ledger is final, then continue with a copy of its entries."""
         ledger_id = request.ledger_id
         final: tuple[int, LedgerHeader | None] = -1, None
         try:
@@ -455,7 +455,7 @@ class BookieServer:
                 self._wake_ns = wake_ns if self._wake_ns is None else min(self._wake_ns, wake_ns)
 
     def _move(self, peer: Peer, request_id: int, request: Move) -> None:
-        """Move what is here of a ledger, beside all else."""
+        """Move this bookie's entries of a ledger, in a thread of its own."""
         status = Status.OK
         try:
             self.replicas.move(request.ledger_id, request.tier)
@@ -478,7 +478,7 @@ class BookieServer:
             exists = None
 
         def is_right(description: LedgerHeader | None) -> bool:
-            # The description may be the client's own, with a verifier of its own: nothing here could tell.
+            # The description may be the client's own, with a verifier of its own: the bookie could not detect it.
             assert metadata is not None, "asked of ledgers that exist"
             return description is not None and self._is_description(description.encoded, metadata)
 
@@ -513,7 +513,7 @@ class BookieServer:
         return LedgerHeader.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
 
     def _authorize(self, session_id: bytes, proof: Authorize) -> bool:
-        """Tell whether a client has proved that it knows a ledger's password (see ``docs/wire.md``)."""
+        """Return whether a client has proved that it knows a ledger's password (see ``docs/wire.md``)."""
         try:
             described = self._metadata.check_description(proof.description, where=f"ledger {proof.ledger_id}")
             _check_type(described.ledger_id, described.ledger_type)
@@ -578,7 +578,7 @@ class BookieServer:
             return []
 
     def _is_deleted(self, ledger_id: int) -> bool:
-        """Tell whether a ledger's tombstone is there, made by somebody who knew the ledger's password."""
+        """Return whether there is a tombstone of a ledger that was made with the ledger's password."""
         proof = self._metadata.deletion_proof(ledger_id)
         if proof is None:
             return False
@@ -672,7 +672,7 @@ def _needs_right(request: Request) -> bool:
 
 
 def _request(message: WireRequest) -> Request:
-    """Return a request as the machine takes it; who waits for a LAC checks its proof."""
+    """Return a request as the machine takes it; a client that waits for a LAC checks its proof."""
     if isinstance(message, LacPacket):
         (lac,) = _packet_lac(message.packet)
         return WriteLac(message.ledger_id, lac, message.packet)

@@ -111,7 +111,7 @@ class ClusterBackend:
         make_links: Makes the links to the bookies.
         config: Settings of handles.
         bookie: The bookie of this process, closed with this; None for none.
-        beside: A bookie whose files are looked at before bookies are asked, closed with this; None for none.
+        local_reader: Reads the files of a bookie on this host before any is asked; closed with this; None for none.
 
     Threads: any.
     """
@@ -127,7 +127,7 @@ class ClusterBackend:
         make_links: Callable[[], Links],
         config: StoreConfig,
         bookie: InProcessBookie | None = None,
-        beside: LocalEntries | None = None,
+        local_reader: LocalEntries | None = None,
     ) -> None:
         self.where = where
         self.config = config
@@ -136,7 +136,7 @@ class ClusterBackend:
         self.forked = False
         self.membership: Final = membership
         self.bookie: Final = bookie
-        self._beside = beside
+        self._local_reader = local_reader
         self._metadata = membership.metadata
         store_id, salt, cost = self.identity
         self.key_ring: Final = KeyRing(store_id, salt, cost=cost)
@@ -172,7 +172,7 @@ class ClusterBackend:
             raise ClosedError(f"the manager of {self.where} is closed; open it again")
 
     def _bookies_changed(self) -> None:
-        """Have writers look again for bookies in the places of those that they went on without."""
+        """Have writers search again for bookies that replace those without which they continued."""
 
         def look_again() -> None:
             for writing in self._live_writings():
@@ -207,8 +207,8 @@ class ClusterBackend:
         self.ended = True
         with ExitStack() as closing:  # each step is done, whichever of those before it fails
             closing.callback(self._metadata.close)
-            if self._beside is not None:
-                closing.callback(self._beside.close)
+            if self._local_reader is not None:
+                closing.callback(self._local_reader.close)
             if self.bookie is not None:
                 closing.callback(self.bookie.close)
             closing.callback(self._wire.close)
@@ -515,9 +515,11 @@ class ClusterBackend:
         newest = ledger.newest_from(first)
         if newest is not None:
             return newest
-        if self._beside is not None and first <= ledger.last_add_confirmed:
+        if self._local_reader is not None and first <= ledger.last_add_confirmed:
             upto = min(last, ledger.last_add_confirmed)
-            found = self._beside.read_verified(ledger.ledger_id, first, upto, max_bytes, digest=digest, direct=direct)
+            found = self._local_reader.read_verified(
+                ledger.ledger_id, first, upto, max_bytes, digest=digest, direct=direct
+            )
             if found is not None:
                 return found
         last = min(last, first + self._guess(ledger, max_bytes) - 1)

@@ -1,4 +1,4 @@
-"""What several bookies are told at once: repairs after a read, and moves."""
+"""One request to several bookies: repairs after a read, and moves."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class Broadcast(Conversation[BroadcastMachine]):
-    """Tells bookies something.
+    """Sends one request to several bookies and collects the replies.
 
     Attributes:
-        refused: Who did not do it, and what was answered.
+        refused: The bookies that did not do it, and their replies.
     """
 
     refused: tuple[tuple[Bookie, Status | None], ...] = ()

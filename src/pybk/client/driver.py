@@ -54,7 +54,7 @@ _WAIT_MS: Final = 1000
 
 _TICK_SECONDS: Final = 0.002
 _TICKS_UNTIL_REST: Final = 20
-"""How often the background thread looks for idle work after a step, and how often in vain until it rests."""
+"""How often the background thread looks for idle work after a step; it rests after as many looks without any."""
 
 _QUIET_MS: Final = 1
 _METADATA_THREADS: Final = 4
@@ -118,7 +118,7 @@ class Writer(Protocol):
         """Send the batches that have formed, as many as may be under way."""
 
     def send_lac(self) -> None:
-        """Tell bookies the LAC if no add will."""
+        """Send the LAC to bookies if no add will carry it."""
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
         """Fail for good, unless it has ended; what was sent or staged with the second error."""
@@ -366,7 +366,7 @@ class Driver:
             writer.submit(now_ns)
 
     def _receive(self, timeout_ms: int) -> bool:
-        """Act on what comes; tell whether anything did."""
+        """Handle the replies that arrived; return whether there were any."""
         replies = self._wire.poll(timeout_ms)
         now_ns = time.monotonic_ns()
         for request_id, reply in replies:
@@ -392,7 +392,7 @@ class Driver:
                 self.pass_event(conversation, Woken())
 
     def pass_event(self, conversation: AnyConversation, event: Event) -> None:
-        """Tell a machine an event, and perform what it asks for; one that has ended may still learn who missed what."""
+        """Pass an event to a machine, and perform its effects; one that has ended may learn of missing entries."""
         self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
 
     def perform(self, conversation: AnyConversation, effects: list[Effect]) -> None:

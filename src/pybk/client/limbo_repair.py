@@ -74,7 +74,7 @@ class LimboRepair:
             self._stopping.wait(RETRY_SECONDS * (1 if self._look() else REST_FACTOR))
 
     def _look(self) -> bool:
-        """Mend what is in limbo, but for what was tried in vain a short time ago; return whether anything was."""
+        """Repair the ledgers in limbo, except those that failed a short time ago; return whether there were any."""
         in_limbo = self._bookie.in_limbo()
         self._pauses = {each: self._pauses[each] for each in in_limbo if each in self._pauses}
         for ledger_id in in_limbo:
@@ -86,7 +86,7 @@ class LimboRepair:
         return bool(in_limbo)
 
     def _try(self, ledger_id: int) -> bool:
-        """Mend a ledger, and tell whether entries were copied for that, or would have been."""
+        """Repair a ledger, and return whether entries were copied for that, or would have been."""
         try:
             return self._mend(ledger_id)
         except PybkError as error:

@@ -51,7 +51,7 @@ class Membership:
     Args:
         metadata: The cluster's.
         near: Name of the bookie that comes first in ensembles and reads while it is there: that of this process, or one
-            beside it; None for none.
+            on this host; None for none.
 
     Attributes:
         bookies: Those that are there, by name.
@@ -80,7 +80,7 @@ class Membership:
     # ---- bookies -------------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """See who is there, as somebody came or went, and tell it on."""
+        """Read the registrations again after a change, and notify the listeners."""
         self.refresh()
         if self.on_change is not None:
             self.on_change()
@@ -139,7 +139,7 @@ class Membership:
             NotEnoughBookiesError: There are too few.
         """
         size = metadata.ensemble_size
-        # A bookie that turned read-only stays registered, and of such changes no watch tells.
+        # A bookie that turned read-only stays registered, and no watch reports such changes.
         if time.monotonic_ns() - self._seen_ns > _FRESH_NS:
             self.refresh()
         found = self._choose(tuple(range(size)), (), frozenset(), metadata)

@@ -1,8 +1,8 @@
 """Reports that bookies miss entries, on their way to the metadata store (C13).
 
 The driver adds reports and does not wait. One thread records them, each ledger's in order, and tries again what fails
-after pauses that grow; one ledger whose report fails does not hold up another's. Who is about to write a ledger's
-metadata records first what was reported of that ledger. Reports are kept until they are recorded or the client closes.
+after pauses that grow; one ledger whose report fails does not hold up another's. Before a writer changes a ledger's
+metadata, it records what was reported of that ledger. Reports are kept until they are recorded or the client closes.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def audit(
         backend: The cluster.
         stored: The ledger as the metadata store has it.
         place: The bookie's place in the ensemble.
-        first: First entry; tells the fragment, too.
+        first: First entry; it also selects the fragment.
         last: Last entry, inclusive, of the same fragment.
         digest: Checks the entries; None has the bookie check its records, and only the entries' names here.
         entry_bytes: About how long entries are.

@@ -100,7 +100,7 @@ class Rereplicator:
     def _copy(
         self, metadata: LedgerMetadata, version: int, number: int, lost: frozenset[Bookie], stay: frozenset[Bookie]
     ) -> bool:
-        """Copy one fragment; tell whether it is complete now."""
+        """Copy one fragment; return whether it is complete now."""
         first = metadata.fragments[number].first_entry_id
         what = f"ledger {metadata.ledger_id}, fragment from entry {first}"
         if fragment_end(metadata, number) is None:

@@ -60,12 +60,12 @@ class LedgerType(str):
 
     @property
     def is_system(self) -> bool:
-        """Tell whether the type is one of the system's own."""
+        """Return whether the type is one of the system's own."""
         return self.startswith(".")
 
     @property
     def is_bookie_record(self) -> bool:
-        """Tell whether bookies mark their own records with the type; no replicated ledger may have it."""
+        """Return whether bookies mark their own records with the type; no replicated ledger may have it."""
         return str(self) in _BOOKIE_TYPES
 
 

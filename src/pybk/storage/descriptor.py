@@ -172,7 +172,7 @@ class LedgerDescriptor:
     def account_staged(self) -> None:
         """Bring what was pushed up to what was staged, after an exception between the two; the caller holds ``lock``.
 
-        Whoever looks at what was pushed calls it first.
+        Each reader of the pushed entries calls it first.
         """
         staged = self.staging
         if staged is not None and staged.last() > self.last_pushed:

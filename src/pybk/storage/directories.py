@@ -231,7 +231,7 @@ def _has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> bo
             file.close()
         with suppress(CorruptError, UnsupportedFormatError):
             if decode_file_header(header, store_id=store_id, file_id=row.file_id, where=path) is not None:
-                return True  # else it was made ahead and never begun
+                return True  # else it was preallocated and never begun
     return False
 
 
@@ -359,7 +359,7 @@ def _is_there(volumes: Volumes, row: FileRow) -> bool:
 
 
 def note_lost_environments(volumes: Volumes) -> None:
-    """Note, durably, which LMDB environments are missing: that they are empty when they are opened tells nobody."""
+    """Note, durably, which LMDB environments are missing, because once opened they are merely empty."""
     for row in missing_files(volumes):
         if row.kind == ENTRIES and not volumes.fs.exists(volumes.path_of(row) + _LOST):
             replace_file(volumes.fs, volumes.path_of(row) + _LOST, b"")

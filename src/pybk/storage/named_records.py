@@ -94,7 +94,7 @@ class NamedRecords:
             VersionConflictError: The record has another version.
             IllegalOperationError: The store is read only, or of a level that has no named records.
             UsageError: The name or the value is too long.
-            StorageFullError: There is no room; nothing was changed.
+            StorageFullError: There is no space; nothing was changed.
             StorageFailedError: It may be changed or not; the store must be closed.
         """
         log = self._checked_log(level)
@@ -133,7 +133,7 @@ class NamedRecords:
         Args:
             changes: Each checked by ``check_change``.
             stage: Given the changes as control records, and what to call with the commit before the group counts,
-                stages the group; returns its commit, None if there is no room.
+                stages the group; returns its commit, None if there is no space.
 
         Returns:
             What ``stage`` returns; or an earlier change of one of the records that is not durable yet: nothing was

@@ -1,4 +1,4 @@
-"""A store beside its live writer: reads what is durable, writes nothing, locks nothing."""
+"""A read-only view of a store that another process writes: reads what is durable, writes nothing, locks nothing."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ReadOnlyStore(StoreReader):
 
     It knows the index, and follows the log from the index's mark up to the durable watermark. While anything follows a
     ledger, one thread looks at the watermark for all followers: every 20 ms while commits come, and every 250 ms when
-    none came for 4 seconds. No system call tells that a mapped file was changed, so it has to look.
+    none came for 4 seconds. No system call reports that a mapped file was changed, so it has to look.
 
     Threads: any.
     """
@@ -269,7 +269,7 @@ class ReadOnlyStore(StoreReader):
         self._rebuilding = False
 
     def _follow(self) -> bool:
-        """Apply commits up to the durable watermark; tell whether all were found."""
+        """Apply commits up to the durable watermark; return whether all were found."""
         durable = self._watermark.stored_lsn()
         while self._lsn <= durable:
             before = self._lsn
@@ -299,12 +299,12 @@ class ReadOnlyStore(StoreReader):
         return reach
 
     def _next_file(self) -> bool:
-        """Go on in the file that begins with the next LSN, if it is there."""
+        """Continue in the file that begins with the next LSN, if it is there."""
         for file_id, row in self.volumes.found(LOG).items():
             if file_id <= self._file_id or row.bytes < BLOCK_BYTES:
                 continue
             path = self.volumes.path_of(row)
-            # Not by the map that is kept: a file that is being made ahead still grows.
+            # Not by the map that is kept: a file that is being preallocated still grows.
             view = self.fs.view(path)
             self.volumes.populate(view, 0, BLOCK_BYTES)
             header = decode_file_header(view, store_id=self.store_id, file_id=file_id, where=path)

@@ -395,7 +395,7 @@ class Store(StoreReader):
 
         Raises:
             LedgerExistsError: The id is taken.
-            StorageFullError: There is no room.
+            StorageFullError: There is no space.
         """
         if not when_full:
             self.check_space()
@@ -420,7 +420,7 @@ class Store(StoreReader):
 
         Raises:
             LedgerExistsError: The id is taken.
-            StorageFullError: There is no room.
+            StorageFullError: There is no space.
         """
         if not when_full:
             self.check_space()
@@ -497,7 +497,7 @@ class Store(StoreReader):
 
         Args:
             descriptor: The ledger.
-            fence: Refuse whoever may still be writing: its appends raise ``LedgerFencedError`` from now on.
+            fence: Refuse a writer that may still be live: its appends raise ``LedgerFencedError`` from now on.
         """
         commit = None
         while commit is None:
@@ -516,7 +516,8 @@ class Store(StoreReader):
 
     def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
         """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
-        if fence and isinstance(descriptor.error, StorageRefusedError):  # which may pass: then the writer would go on
+        # A refusal may pass, and the writer would continue.
+        if fence and isinstance(descriptor.error, StorageRefusedError):
             # Nothing more can be staged, so what is durable then is all.
             self.log.flush(kept=descriptor.deferred)
             descriptor.restart()
@@ -667,7 +668,7 @@ class Store(StoreReader):
             tier: The tier.
 
         Raises:
-            StorageRefusedError: There was no room, descriptor or memory for a group now; groups before it were moved.
+            StorageRefusedError: There was no space, descriptor or memory for a group now; groups before it were moved.
                 Call it again for the same ledgers.
             UnmovedError: Damaged records stay where they are; everything else was moved. The metadata of their ledgers
                 name the target, to which a ledger belongs from the moment its move is asked for. Call it again for the
@@ -713,7 +714,7 @@ class Store(StoreReader):
             IllegalOperationError: The store's feature level has no groups, or a ledger is advanced or DEFERRED_FORCE.
             LedgerClosedError, LedgerFencedError, NoSuchLedgerError: A ledger takes no more entries.
             VersionConflictError: A named record has another version.
-            StorageFullError: There is no room.
+            StorageFullError: There is no space.
             StorageFailedError: All of it may be there or nothing; the store must be closed.
 
         Unless it raises StorageFailedError, nothing was changed.
@@ -792,7 +793,7 @@ class Store(StoreReader):
             self.scheduler.wake()
 
     def has_deleted(self) -> bool:
-        """Tell whether a deleted ledger waits for the next checkpoint."""
+        """Return whether a deleted ledger waits for the next checkpoint."""
         with self._lock:
             return any(descriptor.deleted for descriptor in self._dirty.values())
 
@@ -802,7 +803,7 @@ class Store(StoreReader):
         return self._tail_added - self._tail_checked
 
     def wants_checkpoint(self) -> bool:
-        """Tell whether the tail is long, or many ledgers changed, or one waits to be removed."""
+        """Return whether the tail is long, or many ledgers changed, or one waits to be removed."""
         return (
             self.tail_bytes * 2 >= self.config.unchecked_tail_bytes
             or len(self._dirty) >= CHANGED_LEDGERS_MAX
@@ -842,7 +843,7 @@ class Store(StoreReader):
         asking for a lower one does nothing. After a stop at any point the next open completes what is left.
 
         Raises:
-            StorageFullError: There is no room for a new catalog; the level is raised all the same.
+            StorageFullError: There is no space for a new catalog; the level is raised all the same.
             StorageFailedError: Something else failed; the store should be closed.
         """
         self.scheduler.raise_level(level)

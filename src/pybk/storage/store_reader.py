@@ -145,7 +145,7 @@ class StoreReader:
             raise ClosedError(f"the manager of {self.volumes.root} is closed; open it again")
 
     def fork_error(self) -> ForkedProcessError:
-        """Return what a forked child is told."""
+        """Return the error that a forked child gets."""
         return ForkedProcessError(
             f"{self.volumes.root} was opened before this process was forked; open it here again: read-only beside the "
             "process that has it, or after that one has closed it"

@@ -12,7 +12,7 @@ How a group is staged:
 3. The named records are checked, under the lock that orders their changes.
 4. ``Log.stage_group`` puts all of it into the forming commit by one step.
 
-If there is no room, all locks are released, and the group waits in the queue of the log with a ticket of all its
+If there is no space, all locks are released, and the group waits in the queue of the log with a ticket of all its
 ledgers. If a named record has an earlier change on its way, the group waits for that commit and begins again.
 """
 
@@ -191,7 +191,7 @@ class GroupAppend:
             raise
 
     def _stage_at_once(self, ticket: Ticket | None) -> Commit | None:
-        """Stage the group, and return its commit; None, with nothing done, if there is no room."""
+        """Stage the group, and return its commit; None, with nothing done, if there is no space."""
         while isinstance(staged := self._stage_holding(0, ticket), Earlier):
             self._log.wait(staged.commit)
         return staged

@@ -52,5 +52,5 @@ def test_a_move_has_one_portion_in_memory(
     assert len(portions) > 5
     assert portions[-2] <= PORTION + 8 * KIB
     # A record that is larger goes alone; not so one that is small as it lies there.
-    beside = PORTION if source is StorageHint.HDD and compression else 0
-    assert 3 * PORTION <= portions[-1] <= 3 * PORTION + beside + 8 * KIB
+    local_reader = PORTION if source is StorageHint.HDD and compression else 0
+    assert 3 * PORTION <= portions[-1] <= 3 * PORTION + local_reader + 8 * KIB

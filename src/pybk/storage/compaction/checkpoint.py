@@ -203,9 +203,9 @@ class Checkpoint:
         )
 
     def _place(self, taken: _Window) -> _Placed:
-        """Bring the entries of a window to their tiers; where there is no room for it, leave them in the log files.
+        """Bring the entries of a window to their tiers; where there is no space for them, leave them in the log files.
 
-        Then the files in which nothing lives are dropped all the same, and ``collect`` goes on file by file.
+        Then the files in which nothing lives are dropped all the same, and ``collect`` continues file by file.
         """
         sizes = [len(runs) for runs in taken.tails]
         if not sum(sizes):
@@ -251,7 +251,7 @@ class Checkpoint:
                     mover.abort()
             raise
         result = [np.concatenate(placed[n]) if n in placed else tail[:0] for n, tail in enumerate(taken.tails)]
-        # A file with a damaged record stays, too: reading it must go on failing instead of finding nothing.
+        # A file with a damaged record stays, too: reading it must still fail instead of finding nothing.
         held = {int(file_id) for part in result for file_id in np.unique(part["file"])} | stays
         return _Placed(result, [*(row for row in taken.log_files if row.file_id in held), *made])
 

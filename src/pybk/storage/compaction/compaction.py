@@ -167,14 +167,14 @@ class Compaction:
     def collect(self, *, packs: bool = True) -> None:
         """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead.
 
-        Files with little to keep come first: what they free makes room for the others. Where there is no room to pack
+        Files with little to keep come first: what they free is space for the others. Where there is no space to pack
         one, it stays for another time.
 
         Args:
             packs: False only drops files, and merges small ones; ``freed`` stays set.
 
         Raises:
-            StorageFullError: Entries of another tier are in a log file, and their tier has no room.
+            StorageFullError: Entries of another tier are in a log file, and their tier has no space.
         """
         self._drop_dead()
         if not packs:
@@ -201,7 +201,7 @@ class Compaction:
             raise refused
 
     def _is_sparse(self, row: FileRow) -> bool:
-        """Tell whether packing a file anew would make it much smaller."""
+        """Return whether packing a file anew would make it much smaller."""
         limit = self._store.config.fill_ratio
         live = self._catalog_and_index.live[row.file_id]
         if live >= limit * (row.bytes - BLOCK_BYTES):

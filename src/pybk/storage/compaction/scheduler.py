@@ -1,4 +1,4 @@
-"""What a store does in the background: checkpoints, files made ahead, collection, moves by policy, watching free space.
+"""What a store does in the background: checkpoints, preallocation, collection, moves by policy, watching free space.
 
 This file says when, and what a failure means; ``jobs.py`` says how. One job at a time.
 """
@@ -68,7 +68,7 @@ class Scheduler:
     Attributes:
         error: Why there are no more jobs, or None.
         full: Why the store takes no appends, for want of space, or None.
-        rests: Whether the thread sleeps for long, as nothing was committed; who commits wakes it.
+        rests: Whether the thread sleeps for long, as nothing was committed; the next commit wakes it.
     """
 
     def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex, tier_queue: TierQueue | None) -> None:
@@ -198,7 +198,7 @@ class Scheduler:
         """Note a failure that leaves no doubt about durable bytes as a trouble; what was tried is tried again.
 
         Raises:
-            StorageFullError: There is no room.
+            StorageFullError: There is no space.
             StorageFailedError, CorruptError, UnsupportedFormatError: What is durable is in doubt.
         """
         try:
@@ -307,7 +307,7 @@ class Scheduler:
         """Return when the unchecked tail is within its bound again; called by appends that found it full.
 
         Raises:
-            StorageFullError: There is no room to bring it there.
+            StorageFullError: There is no space to bring it there.
             StorageRefusedError: The checkpoint was refused for now.
             PybkError: The checkpoint failed, and with it the store.
         """
@@ -331,7 +331,7 @@ class Scheduler:
     def _run_job(self, job: Callable[[], None]) -> None:
         """Do a job where no interrupt comes: not in the main thread. Raises what the job raises.
 
-        An interrupt while the main thread waits is raised there at once, and the job goes on.
+        An interrupt while the main thread waits is raised there at once, and the job continues.
         """
         if threading.current_thread() is not threading.main_thread():
             with self._running():
@@ -357,7 +357,7 @@ class Scheduler:
         """Exclude other jobs; a failure ends the store, for what it knows may be half the truth.
 
         Raises:
-            StorageRefusedError: The job found no room, descriptor, memory or thread; it changed nothing.
+            StorageRefusedError: The job found no space, descriptor, memory or thread; it changed nothing.
             StorageFailedError: The job failed, or something before it did.
         """
         with self._job:
@@ -388,10 +388,10 @@ class Scheduler:
     def checkpoint(self) -> None:
         """Bring everything that is durable in the log so far into the index, and entries to their tiers.
 
-        Where a tier has no room, they stay in the log files, and ``collect`` brings them there when it has.
+        Where a tier has no space, they stay in the log files, and ``collect`` brings them there when it has.
 
         Raises:
-            StorageFullError: The index has no room; nothing was changed.
+            StorageFullError: The index has no space; nothing was changed.
             StorageFailedError: Something else failed; the store should be closed.
         """
         self._run_job(self._checkpoint.run)
@@ -412,7 +412,7 @@ class Scheduler:
         self._run_job(move)
 
     def collect(self) -> None:
-        """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no room."""
+        """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no space."""
         self._run_job(self._compaction.collect)
 
     def raise_level(self, level: FeatureLevel) -> None:
@@ -424,7 +424,7 @@ class Scheduler:
         self._run_job(self.check_space)
 
     def apply_policy(self) -> None:
-        """Move the closed ledgers that the policy says are due; those that find no room stay until the next time."""
+        """Move the closed ledgers that the policy says are due; those that find no space stay until the next time."""
         queue = self._tier_queue
         if queue is None:
             return

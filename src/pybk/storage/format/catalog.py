@@ -308,7 +308,7 @@ class CatalogWriter:
         return self._length
 
     def take_back(self) -> None:
-        """Unsay the last ``append``, done or failed, for the index did not follow; durably gone on return.
+        """Undo the last ``append``, done or failed, because the index did not follow; durably removed on return.
 
         Raises:
             OSError: It may still be there. The next ``append`` clears it away first.
@@ -378,8 +378,8 @@ def read_catalog(fs: FileSystem, path: str, store_id: bytes, file_id: int, *, at
         path: Its path.
         store_id: The 16 bytes of the store that it must belong to.
         file_id: The id that it must carry.
-        at_least: Bytes that are known to be sound, as the index's mark says; 0 if nothing is known. Only this tells a
-            last mark that was damaged from one that was never finished.
+        at_least: Bytes that are known to be sound, as the index's mark says; 0 if nothing is known. Only this
+            distinguishes a last mark that was damaged from one that was never finished.
 
     Returns:
         What it says. Takes memory for the whole file.
@@ -456,7 +456,7 @@ def _read(
 
 
 def rewrite_is_due(catalog_bytes: int, totals: Totals) -> bool:
-    """Tell whether more than half of a catalog is history, so that a new one should take its place.
+    """Return whether more than half of a catalog is history, so that a new one should take its place.
 
     Args:
         catalog_bytes: Its length.

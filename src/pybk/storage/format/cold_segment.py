@@ -122,7 +122,7 @@ def decompress(header: RecordHeader, body: bytes | memoryview) -> bytes | memory
 class ColdSegmentWriter:
     """Writes one segment: ``add`` records in order of ledger and entry, then ``finish``, or ``abort``.
 
-    Nothing of it is durable before ``finish`` returns. Memory: about 1 MiB beside the largest record, and 40 bytes for
+    Nothing of it is durable before ``finish`` returns. Memory: about 1 MiB besides the largest record, and 40 bytes for
     each record written.
 
     Args:
@@ -155,7 +155,7 @@ class ColdSegmentWriter:
         self._file: File | None = fs.create(path, 0)
 
     def room_for(self, nbytes: int) -> bool:
-        """Tell whether a record of this many bytes, with its header and table of entries, still fits."""
+        """Return whether a record of this many bytes, with its header and table of entries, still fits."""
         return self._written + self._pending_bytes + nbytes <= COLD_SEGMENT_BYTES_MAX
 
     def add(

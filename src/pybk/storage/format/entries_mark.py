@@ -1,6 +1,6 @@
 """How far an entries environment of the SSD tier has come, so that an older copy of one is noticed.
 
-Above level BASE, each environment holds one row beside its records. It counts the transactions that put records, and
+Above level BASE, each environment holds one row besides its records. It counts the transactions that put records, and
 says at which place of the catalog records were last removed. The index names the count that it relies on in the file's
 row. So an environment is older than the index if its count is lower, and the index is older than the environment if
 records were removed at a place of the catalog that the index has not reached.

@@ -2,7 +2,7 @@
 
 A bookie keeps a replicated ledger as one or more ledgers of its store, the *extents*: the k-th entry of an extent's
 ledger is entry ``first + k * stride`` of the replicated one, with the bytes that its writer gave it. The store itself
-knows dense ledgers alone; who checks entries against their headers asks here what those say.
+knows dense ledgers alone; the check of entries against their headers asks here for the ids in those.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class FileUse(NamedTuple):
 
 
 class ChainRow(NamedTuple):
-    """A row of the chain of ledgers: the ids beside it, and the encoded rest."""
+    """A row of the chain of ledgers: the ids of its neighbours, and the encoded rest."""
 
     previous: int
     next: int

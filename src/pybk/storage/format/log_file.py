@@ -69,7 +69,7 @@ def encode_file_header(store_id: bytes, file_id: int, first_lsn: int, durable_ls
 
 
 def file_header_is_whole(buffer: memoryview) -> bool:
-    """Tell whether ``buffer`` begins with a log file header as somebody wrote it, of whatever store, file or format."""
+    """Return whether ``buffer`` begins with a valid log file header, of any store, file or format."""
     if len(buffer) < BLOCK_BYTES or bytes(buffer[:8]) != _FILE_MAGIC:
         return False
     (expected,) = _CHECKSUM.unpack_from(buffer, _CHECKED_BYTES)
@@ -86,7 +86,7 @@ def decode_file_header(buffer: memoryview, *, store_id: bytes, file_id: int, whe
         where: Path, for error messages.
 
     Returns:
-        The header, or None when the block is zeros: the file was made ahead and never begun.
+        The header, or None when the block is zeros: the file was preallocated and never begun.
 
     Raises:
         CorruptError: The header is damaged or too short, or of another store or file.

@@ -111,7 +111,7 @@ class Watermark:
         """
         words = self._reachable()
         for _ in range(_TRIES):
-            # The complement is read first and stored last, so the LSN beside it is the same or newer.
+            # The complement is read first and stored last, so the LSN next to it is the same or newer.
             durable = ~words[_COMPLEMENT]
             if words[_LSN] >= durable >= 0:
                 return durable

@@ -239,7 +239,7 @@ class Index:
 
         Raises:
             CorruptError: The index contradicts the change or itself.
-            StorageFullError: No room; the index is as it was.
+            StorageFullError: No space; the index is as it was.
             StorageFailedError: The commit failed; the index is as it was or as it was to be.
         """
         with self._environment.write() as transaction:

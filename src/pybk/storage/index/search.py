@@ -52,7 +52,7 @@ def find_ledger(transaction: ReadTransaction, ledger_id: int) -> ChainRow | None
 
 
 def neighbours(transaction: ReadTransaction, ledger_id: int) -> tuple[int, int]:
-    """Return the two ids that stand beside the gap behind ``ledger_id``: the last row up to it, and the first after it.
+    """Return the two ids around the gap after ``ledger_id``: the last row up to it, and the first after it.
 
     Raises:
         CorruptError: They do not name each other, so a row between them is missing.

@@ -26,12 +26,12 @@ class NotOpenedError(OSError):
 
 
 def is_full(error: BaseException) -> bool:
-    """Tell whether an error says that there is no room; what was asked for may be asked for again."""
+    """Return whether an error says that there is no space; the operation may be tried again."""
     return isinstance(error, StorageFullError) or (isinstance(error, OSError) and error.errno in _NO_ROOM)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tell whether an error says that descriptors, memory or threads ran out; what was refused may be asked again.
+    """Return whether an error says that descriptors, memory or threads ran out; what was refused may be asked again.
 
     Not for an error of a synced write, whose bytes are in doubt whatever its number.
     """
@@ -41,7 +41,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Tell whether an error is for want of room, descriptors, memory or threads: nothing is in doubt."""
+    """Return whether an error is for want of space, descriptors, memory or threads: nothing is in doubt."""
     return is_full(error) or is_passing(error)
 
 
@@ -114,7 +114,7 @@ def undoing(error: BaseException) -> Iterator[None]:
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
-    """Tell whether a signal handler raised an error, which then says nothing about what it interrupted.
+    """Return whether a signal handler raised an error, which then says nothing about what it interrupted.
 
     Python calls handlers between any two instructions of the main thread, and what they raise looks like an error of
     the interrupted call: a handler's TimeoutError is an OSError. Only the traceback shows the handler's frame.

@@ -1,7 +1,7 @@
 """The seam to the operating system: every file operation of the package goes through here.
 
 Paths are ``str``. Nothing here retries what failed: it is an ``OSError`` and the caller decides what is lost. A write
-that came short is gone on with, because only the next try tells why. Tests put a simulated disk in the place of
+that came short is continued, because only the next try gives the reason. Tests put a simulated disk in the place of
 :class:`OsFileSystem`.
 """
 
@@ -83,7 +83,7 @@ class File(Protocol):
         ...
 
     def write_zeros(self, offset: int, size: int) -> None:
-        """Write zeros, beside the page cache where the file system can; not durable until :meth:`sync` returns.
+        """Write zeros with direct I/O where the file system can; not durable until :meth:`sync` returns.
 
         Raises:
             OSError: As for :meth:`write`.
@@ -157,7 +157,7 @@ class FileSystem(Protocol):
 
     @property
     def populates(self) -> bool:
-        """Whether :meth:`populate` maps pages. If not, it only reads them, and reading beside the map is cheaper."""
+        """Whether :meth:`populate` maps pages. If not, it only reads them, and reading from the file is cheaper."""
         ...
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
@@ -183,7 +183,7 @@ class FileSystem(Protocol):
         ...
 
     def sizer(self, view: memoryview) -> Callable[[], int]:
-        """Return what tells how many bytes the file of one map has now, whatever has its name."""
+        """Return a function that gives the size of the file of one map now, in bytes, even if another has its name."""
         ...
 
     def read_direct(self, path: str, offset: int, size: int) -> memoryview:
@@ -242,7 +242,7 @@ class FileSystem(Protocol):
         ...
 
     def inode_number(self, path: str) -> int:
-        """Return the number that tells a file or directory from copies of it."""
+        """Return the number that distinguishes a file or directory from copies of it."""
         ...
 
     def maps_max(self) -> int:
@@ -370,7 +370,7 @@ class OsFile:
             self.size = offset + size
 
     def _write_rest(self, data: bytes, offset: int, written: int) -> None:
-        """Go on with a write that came short: a full disk takes what it can first, and says so at the next try."""
+        """Continue a write that came short: a full disk takes what it can first, and says so at the next try."""
         view = memoryview(data)
         while written < len(view):
             step = os.pwrite(self._fd, view[written:], offset + written)
@@ -475,7 +475,7 @@ _FALLOCATE: Final = _find_fallocate()
 
 
 def _can_populate() -> bool:
-    """Tell whether the kernel knows MADV_POPULATE_READ."""
+    """Return whether the kernel knows MADV_POPULATE_READ."""
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         try:
             page.madvise(_POPULATE_READ)

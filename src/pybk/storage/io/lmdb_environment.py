@@ -81,9 +81,9 @@ class Environment(Protocol):
         A thread must not begin one inside another.
 
         Raises:
-            StorageFullError: No room to commit: the map is as before, and writing may be tried again.
+            StorageFullError: No space to commit: the map is as before, and writing may be tried again.
             StorageFailedError: The commit failed, or one did before: the map is as before or as written, and this
-                environment writes no more. Reading goes on.
+                environment writes no more. Reading works still.
         """
         ...
 

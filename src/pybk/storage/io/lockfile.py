@@ -1,6 +1,6 @@
 """The lock of a file, held by one process and by none of its forked children.
 
-``flock`` belongs to the open file, which a forked child shares: a child that outlived its parent would go on holding
+``flock`` belongs to the open file, which a forked child shares: a child that outlived its parent would still hold
 the parent's lock. So the child closes what it inherited.
 """
 
@@ -45,7 +45,7 @@ def _locked(path: str, fd: int) -> StoreLockedError:
     text = os.pread(fd, 20, 0)
     pid = int(text) if text.isdigit() else None
     holder = "another process" if pid is None else f"process {pid}"
-    if pid == os.getpid():  # ids are told apart only within one namespace
+    if pid == os.getpid():  # ids are unique only within one namespace
         holder = f"another process, which has the id {pid} in its own container"
     return StoreLockedError(f"{path}: locked by {holder}; close the store there first, or open it read-only", pid=pid)
 

@@ -120,7 +120,7 @@ PRIVATE: Final = Access()
 
 
 def access_of(lock: str, group: str | int | None) -> Access:
-    """Return for whom the files beside a lock file are to be made.
+    """Return the users for whom the files next to a lock file are to be made.
 
     Args:
         lock: The lock file of a store or a metadata store; it may be missing.

@@ -38,7 +38,7 @@ and only the leader sets ``_inflight``. No lock is held while the commit is writ
   apart from the forming one, so that a small commit, such as a delete that frees space, is not refused for its size.
   It is tried when maintenance runs, and by ``flush(kept=True)``.
 
-**Fork.** A child may use nothing of the log: ``after_fork`` fails what is staged there, and the parent goes on.
+**Fork.** A child may use nothing of the log: ``after_fork`` fails what is staged there, and the parent continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log files made ahead: allocated, zeroed and synced before the log needs them."""
+"""Preallocated log files: allocated, zeroed and synced before the log needs them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STEP_BYTES: Final = 4 * MIB
 _FILES_AHEAD: Final = 2
 LARGE_COMMIT_BYTES: Final = 128 << 10
 _SHARE_AT_REST: Final = 16
-"""A file made ahead for a log at rest takes this part of the store at most."""
+"""A file preallocated for a log at rest takes this part of the store at most."""
 
 
 class LogFile(NamedTuple):
@@ -73,7 +73,7 @@ class LogFileSupply:
         """Return the first file of at least this size with an id above ``after``, making it now if none is ready.
 
         Raises:
-            StorageRefusedError: There is no room or descriptor for a file, or making it failed; nothing was written.
+            StorageRefusedError: There is no space or descriptor for a file, or making it failed; nothing was written.
             OSError: Syncing its directory failed.
         """
         with self._lock:
@@ -142,7 +142,7 @@ class LogFileSupply:
     # ---- what maintenance does -----------------------------------------------------------------------------------
 
     def prefer_zeros(self) -> None:
-        """Take files made ahead without zeros out of the queue, because many commits are small by now.
+        """Take preallocated files without zeros out of the queue, because many commits are small by now.
 
         After a burst of large commits the log would use such files up with small ones, each of which is slower there.
         """
@@ -163,7 +163,7 @@ class LogFileSupply:
         """Make files until enough are ready, as far as they leave ``free_bytes_ok`` to others.
 
         Raises:
-            StorageRefusedError: There is no room or descriptor, or making one failed; it is removed again.
+            StorageRefusedError: There is no space or descriptor, or making one failed; it is removed again.
             OSError: Syncing its directory failed.
         """
         while True:
@@ -233,7 +233,7 @@ class LogFileSupply:
                 time.sleep((time.monotonic() - began) * pause_ratio)
 
     def rest(self, store_bytes: Callable[[], int]) -> None:
-        """Keep the files made ahead small beside the store, as nothing was appended for a while.
+        """Keep the preallocated files small relative to the store, as nothing was appended for a while.
 
         Args:
             store_bytes: Returns the size of the store, which costs a look at each file; called only if a file might be
@@ -253,7 +253,7 @@ class LogFileSupply:
             self._on_use()
 
     def give_back(self) -> bool:
-        """Remove the files made ahead, because space is short; tell whether there were any."""
+        """Remove the preallocated files, because space is short; return whether there were any."""
         with self._making:
             with self._lock:
                 ahead = self._ahead()
@@ -291,7 +291,7 @@ class LogFileSupply:
                 self._unzeroed.discard(made.row.file_id)
 
     def used_bytes(self, file_id: int) -> int | None:
-        """Return how much of a file the log used before it went on, None while it may write to it."""
+        """Return how much of a file the log used before it left it, None while it may write to it."""
         with self._lock:
             return self._left.get(file_id)
 

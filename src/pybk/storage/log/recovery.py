@@ -1,4 +1,4 @@
-"""Applying the log's tail: from replayed commits to ledgers in memory; a read-only store goes on doing so."""
+"""Recovery of the log: applies replayed commits to the ledgers in memory, and keeps doing so in a read-only store."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class RecoveredLog(NamedTuple):
         next_lsn: LSN of the next commit to write.
         files: The log files from the mark on, with the bytes used in each.
         commits: How many commits there were.
-        unbegun: Files without a header: made ahead, or torn. What they hold is no part of the log.
+        unbegun: Files without a header: preallocated, or torn. What they hold is no part of the log.
         again: Commits that must be written again, because the page cache may hold what never reached the disk.
     """
 

@@ -35,7 +35,7 @@ _COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, "little")
 _GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
 _UNTOLD_MAX: Final = 1 << 40
-"""More commits than the files hold whose headers do not tell the LSN of their first."""
+"""More commits than the files hold whose headers do not name the LSN of their first."""
 _REMEDY: Final = "restore the file from a backup, or run `pybk verify` on the store to see what is left"
 
 
@@ -104,7 +104,7 @@ class LogEnd(NamedTuple):
         offset: Where in that file the log ends, bytes; 0 when there is none.
         torn_bytes: Bytes behind the end that hold something of writes that were never acknowledged.
         durable_lsn: Highest LSN that something found here or given says was durable; always below ``next_lsn``.
-        unbegun_file_ids: Files without a header: made ahead, or torn. What they hold is no part of the log.
+        unbegun_file_ids: Files without a header: preallocated, or torn. What they hold is no part of the log.
         corrupt: Damaged records of durable commits.
     """
 
@@ -127,14 +127,14 @@ def scan_commits(
 ) -> Iterator[ReplayedCommit]:
     """Read consecutive commits of one file until the bytes are no commit any more.
 
-    What the stop means is for the caller to tell. A commit whose body is damaged is yielded with ``sound`` False, for
+    The caller decides what the stop means. A commit whose body is damaged is yielded with ``sound`` False, for
     its entries are known. Where a later file was begun, only the commits below its first LSN count: pass that limit.
 
     Args:
         file: The file.
         offset: Where the first commit is expected, bytes, a multiple of ``BLOCK_BYTES``.
         lsn: LSN expected there.
-        up_to_lsn: Last LSN to read: below the next file's first, and at most the watermark beside a live writer.
+        up_to_lsn: Last LSN to read: below the next file's first, and at most the watermark while a writer is live.
         reach: Called with the end of the bytes that are touched next, to populate them; None if the whole file is.
 
     Raises:
@@ -275,7 +275,7 @@ class Replay:
             file, header = following
             if header.first_lsn != self._lsn:
                 raise self._refusal(path, f"but {file.path} begins with LSN {header.first_lsn}")
-            # Whatever was torn until here was left behind: this file's header says that the log went on.
+            # Anything torn up to here was abandoned: this file's header says that the log continued.
             self._torn_bytes = 0
             following = self._next_begun()
             self._offset = BLOCK_BYTES
@@ -326,7 +326,7 @@ class Replay:
         return None
 
     def _read_left(self, file: OpenLogFile, left_at_lsn: int) -> Iterator[ReplayedCommit]:
-        """Read a file that the log went on from: all commits below that LSN were durable, and nothing else counts."""
+        """Read a file that the log left for the next: only its commits below that LSN count, and they were durable."""
         for commit in scan_commits(file, BLOCK_BYTES, self._lsn, left_at_lsn - 1):
             self._take(file, commit)
             yield commit
@@ -356,7 +356,7 @@ class Replay:
 
 
 def lsn_after(lsn: int) -> int:
-    """Return the highest LSN believed of a commit that comes after an LSN, nobody can tell how far."""
+    """Return the highest LSN believed of a commit that comes after an LSN, at an unknown distance."""
     return lsn + _UNTOLD_MAX
 
 
@@ -364,7 +364,7 @@ def proven_durable(file: OpenLogFile, offset: int, lsn: int) -> int:
     """Return the highest LSN that commit headers from ``offset`` on prove to have been durable; 0 for none.
 
     Clients choose what entries say. What a commit claims as its body is passed over, so that entries which look like
-    commits prove nothing. Where the header of their own commit is damaged, they are told by another format, or by
+    commits prove nothing. Where the header of their own commit is damaged, they are recognised by another format, or by
     their LSN: each commit takes a block at least. So nothing beyond what the file could hold is proven.
 
     Args:

@@ -1,8 +1,8 @@
 """What is left of a store that lost something durable: for a bookie, which gets the rest from its peers.
 
-Opening a store refuses where it is unknown what is lost. Salvaging goes on instead, takes what is beyond doubt, and
-tells what it passed over. Nothing on disk is changed by it but the files' times, and an LMDB environment that is gone,
-which is begun with a note beside it, so that a process that stops before it has recorded the loss finds the same again.
+Opening a store fails where it is unknown what is lost. Salvage continues instead, takes what is beyond doubt, and
+reports what it passed over. It changes nothing on disk but the files' times and an LMDB environment that is missing:
+that is begun with a note next to it, so that a process that stops before it has recorded the loss finds the same again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LSN_MAX: Final = (1 << 64) - 1
 _NEW_WATERMARK: Final = "watermark.new"
 _TOLD_MAX: Final = 10
-"""So many of the records that are dropped are told one by one."""
+"""So many of the dropped records are reported one by one."""
 
 
 class SalvageReport(NamedTuple):
@@ -125,7 +125,7 @@ class SalvagedLog:
         return None
 
     def _commits(self, file: OpenLogFile, last: int) -> Iterator[ReplayedCommit]:
-        """Yield the commits of one file up to an LSN, but for those whose records cannot be told apart."""
+        """Yield the commits of one file up to an LSN, but for those whose records cannot be separated."""
         offset = BLOCK_BYTES
         while self.next_lsn <= last:
             lsn = self.next_lsn
@@ -209,8 +209,8 @@ def open_watermark(fs: FileSystem, root: str, store_id: bytes, lost: list[str] |
         fs: Where.
         root: The store's directory.
         store_id: The 16 bytes of the store.
-        lost: None unless the store is salvaged: then a watermark that is missing or damaged is told here, and another
-            one opened, which ``keep_watermark`` puts in its place. And what the watermark says is on disk on return:
+        lost: None unless the store is salvaged: then a missing or damaged watermark is reported here, and another one
+            opened, which ``keep_watermark`` puts in its place. And what the watermark says is on disk on return:
             else a power failure might take away what shows that commits are missing.
 
     Raises:
@@ -239,7 +239,7 @@ def keep_watermark(fs: FileSystem, root: str) -> None:
 def replace_missing(volumes: Volumes, rows: Iterable[FileRow]) -> None:
     """Put blocks of zeros in the places of files that are missing, durably.
 
-    What lay in them goes on to be known, and reading it to fail, like what lies in any damaged file.
+    Their entries are still known, and reading those fails, as with any damaged file.
     """
     for row in rows:
         file = volumes.fs.create(volumes.path_of(row), BLOCK_BYTES)

@@ -1,7 +1,7 @@
 """Making the index again from the catalog and the files.
 
 The catalog says which ledgers there are, up to which entry, and which files count; the files say where the entries
-lie; the log from the mark on is replayed when the store is opened. The new index is made beside the old one, and takes
+lie; the log from the mark on is replayed when the store is opened. The new index is made next to the old one, and takes
 its place by a rename once it is whole.
 """
 
@@ -68,11 +68,11 @@ class Rebuilt(NamedTuple):
     Attributes:
         ledgers: Ledgers in it.
         entries: Entries in it, the lost ones included.
-        log_ledgers: Ledgers that the log tells of since the last checkpoint; the next open takes them from there.
+        log_ledgers: Ledgers that the log names since the last checkpoint; the next open takes them from there.
         log_entries: Entries that it holds of them, not counted in ``entries``.
         lost: Entries that are missing everywhere.
         problems: What was wrong with files, a sentence each.
-        made: Whether there is a new index; else it was refused to go on, and nothing was changed.
+        made: Whether there is a new index; else the rebuild was refused, and nothing was changed.
         old_index: Where the old index is kept; None if there was none, or it said the same and is gone.
     """
 
@@ -99,7 +99,7 @@ def rebuild_index(
 
     Args:
         root: The store's directory.
-        accept_loss: Go on although entries are missing. Their ledgers are kept, and reading those entries raises
+        accept_loss: Continue although entries are missing. Their ledgers are kept, and reading those entries raises
             CorruptError.
         tiers: The tier directories, if they are not where the store remembers them.
         fs: The file system.
@@ -113,7 +113,7 @@ def rebuild_index(
         StoreLockedError: A process has the store open.
         CookieError: There is no store, or a directory is not what it should be.
         CorruptError: The catalog or the log's tail is damaged, so that it is unknown what there should be.
-        StorageFullError: No room for the new index; nothing was changed.
+        StorageFullError: No space for the new index; nothing was changed.
 
     Durability: On return the new index is in place. After a stop at any point the store has its old index, none, or the
         new one; where it has none, opening says so and this can be called again.
@@ -260,10 +260,10 @@ class _Rebuilder:
     # ---- what there is -------------------------------------------------------------------------------------------
 
     def _check_log(self) -> dict[int, int]:
-        """Return the ledgers that the log tells of from where the catalog ends, with the entries it holds of each.
+        """Return the ledgers that the log names from where the catalog ends, with the entries it holds of each.
 
         Raises:
-            CorruptError: It does not go on there, so the catalog is not of the last checkpoint.
+            CorruptError: It does not continue there, so the catalog is not of the last checkpoint.
         """
         mark = self._state.mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
@@ -456,7 +456,7 @@ class _Rebuilder:
             catalog.close()
 
     def _write_index(self, placed: dict[int, RunLocations], mark: CheckpointMark) -> str:
-        """Write the new index beside the old one, check it, and return its path."""
+        """Write the new index next to the old one, check it, and return its path."""
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], f"{INDEX}.new")
         if self._fs.exists(path):
             self._clear(path)
@@ -503,7 +503,7 @@ class _Rebuilder:
         return kept
 
     def _is_sound(self, path: str) -> bool:
-        """Tell whether an index says all that it should."""
+        """Return whether an index has all rows that it should have."""
         try:
             environment = self._environment(path)
             try:

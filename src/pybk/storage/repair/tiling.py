@@ -38,7 +38,7 @@ def tile(
         runs: ``(r,)`` all records of the ledger that were found, in any order; each is taken whole or not at all.
         last: The ledger's last entry, -1 for none.
         preference: How much a record, by its place in ``runs``, is wanted; the larger the better.
-        is_sound: Tells whether a record can be read; asked only where there is a choice.
+        is_sound: Returns whether a record can be read; asked only where there is a choice.
 
     Returns:
         The places of the chosen records in order of entries, and the stretches that are missing everywhere. As many

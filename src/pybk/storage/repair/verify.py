@@ -1,7 +1,7 @@
 """Checking a whole store: everything that was written and is durable is there, and is what was written.
 
-Nothing is locked or changed. Beside a live writer the store is checked up to the durable watermark; what is found wrong
-is looked at again if a checkpoint came in between.
+Nothing is locked or changed. While a writer is live, the store is checked up to the durable watermark; a problem
+is checked again if a checkpoint came in between.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def verify_store(
     environment: OpenEnvironment = open_environment_read_only,
     progress: Progress | None = None,
 ) -> Verified:
-    """Check a store that is closed, or beside the process that writes it.
+    """Check a store that is closed, or while another process writes it.
 
     Args:
         root: The store's directory.
@@ -227,7 +227,7 @@ class _Check:
             return None
 
     def _stable(self, check: Callable[[], Iterable[Problem]]) -> bool:
-        """Do a check again while it finds something and the store was changed meanwhile; tell whether all was sound."""
+        """Repeat a check while it finds problems and the store was changed meanwhile; return whether all was sound."""
         problems: list[Problem] = []
         for _ in range(_ATTEMPTS):
             before = self._current_mark()
