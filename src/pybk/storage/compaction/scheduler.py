@@ -1,6 +1,7 @@
 """What a store does in the background: checkpoints, preallocation, collection, moves by policy, watching free space.
 
-This file says when, and what a failure means; ``jobs.py`` says how. One job at a time.
+This file decides when a job runs, and what its failure means; ``checkpoint.py``, ``compaction.py`` and ``mover.py`` do
+the work. One job runs at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows of the index: the bytes of its keys and values.
 
-This file knows layouts and nothing of LMDB; ``index.py`` reads them and ``index_update.py`` changes them. See
+This file knows layouts and nothing of LMDB; ``index/index.py`` reads them and ``index/update.py`` changes them. See
 ``docs/format.md``.
 """
 
