@@ -67,7 +67,7 @@ def connect(
         undo.callback(metadata.close)
         local_reader = None
         if near is not None and directory is not None:
-            local_reader = _local_reader(directory, metadata.cluster_id, near, config)
+            local_reader = _open_local_reader(directory, metadata.cluster_id, near, config)
         if local_reader is not None:
             undo.callback(local_reader.close)
         backend = ClusterBackend(
@@ -77,7 +77,7 @@ def connect(
     return backend
 
 
-def _local_reader(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> LocalReader | None:
+def _open_local_reader(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> LocalReader | None:
     """Return a bookie's files, None if they cannot be read here."""
     try:
         return LocalReader.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)

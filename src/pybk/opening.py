@@ -10,12 +10,12 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class _Closable(Protocol):
+class _Handle(Protocol):
     def close(self) -> None:
         """Close it."""
 
 
-H = TypeVar("H", bound=_Closable)
+H = TypeVar("H", bound=_Handle)
 
 
 class Opening(Generic[H], Awaitable[H]):

@@ -45,14 +45,14 @@ def three(tmp_path: Path) -> Iterator[Inside]:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let bookies mend nothing before it is set."""
+    """Keep bookies from repairing limbo before it is set."""
     gate = threading.Event()
-    mend = LimboRepair._mend
+    repair_limbo = LimboRepair._repair
 
     def wait(self: LimboRepair, ledger_id: int) -> bool:
-        return gate.is_set() and mend(self, ledger_id)
+        return gate.is_set() and repair_limbo(self, ledger_id)
 
-    monkeypatch.setattr(LimboRepair, "_mend", wait)
+    monkeypatch.setattr(LimboRepair, "_repair", wait)
     monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.1)
     return gate
 
@@ -262,20 +262,20 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     monkeypatch.setattr(LimboRepair, "_fill", lambda self, metadata, version, first: filled.append(first))
     bookie = Bystander(mine)
     repair = LimboRepair(backend.driver, backend.membership, bookie)
-    repair._mend(metadata.ledger_id)
+    repair._repair(metadata.ledger_id)
     repair.stop()
     assert bookie.lifted == lifted
     assert filled == [0] * len(lifted)
 
 
-def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_less(
+def test_limbo_that_begins_later_is_repaired_and_what_cannot_be_is_tried_less_and_less(
     three: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.02)
     monkeypatch.setattr(limbo_repair, "PAUSE_MAX_SECONDS", 0.32)
     tried: dict[int, list[float]] = {1: [], 2: [], 3: []}
 
-    def mend(self: LimboRepair, ledger_id: int) -> bool:
+    def repair_limbo(self: LimboRepair, ledger_id: int) -> bool:
         tried[ledger_id].append(time.monotonic())
         if ledger_id == 1:
             raise ZeroDivisionError
@@ -283,7 +283,7 @@ def test_limbo_that_begins_later_is_mended_and_what_cannot_be_is_tried_less_and_
             bookie.ledgers.remove(3)
         return ledger_id != 2
 
-    monkeypatch.setattr(LimboRepair, "_mend", mend)
+    monkeypatch.setattr(LimboRepair, "_repair", repair_limbo)
     client = three.connect()
     bookie = Bystander(client.ledger_metadata(fill(client, 10)).fragments[0].ensemble[0])
     repair = LimboRepair(cluster_backend_of(client).driver, cluster_backend_of(client).membership, bookie)

@@ -17,7 +17,7 @@ from pybk.client.follower import Followers
 from pybk.client.limbo_repair import PAUSE_MAX_SECONDS, RETRY_SECONDS, LimboRepair
 from pybk.client.reader import REPLY_BYTES_MAX
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.client.replica_check import audit
+from pybk.client.replica_check import check_replica
 from pybk.client.writer import Writing
 from pybk.digest import DigestType, entry_digest
 from pybk.errors import ClosedError, MetadataUnreachableError
@@ -169,15 +169,15 @@ class Reporting(Conversation[Any]):
         self.driver.report_missing(self, effect)
 
 
-def test_what_cannot_be_mended_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_repaired_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tried = [100.0], list[int]()
 
-    def mend(ledger_id: int) -> bool:
+    def repair(ledger_id: int) -> bool:
         tried.append(ledger_id)
         return True
 
     stands: Any = SimpleNamespace(
-        _bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]), _stopping=threading.Event(), _pauses={}, _try=mend
+        _bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]), _stopping=threading.Event(), _pauses={}, _try=repair
     )
     monkeypatch.setattr(limbo_repair, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     pause = RETRY_SECONDS
@@ -191,13 +191,13 @@ def test_what_cannot_be_mended_is_tried_again_after_pauses_that_grow(monkeypatch
         pause = min(2 * pause, PAUSE_MAX_SECONDS)
 
 
-def test_nothing_is_mended_of_a_ledger_that_is_being_recovered() -> None:
+def test_nothing_is_repaired_of_a_ledger_that_is_being_recovered() -> None:
     """The recovery may have fenced it at this bookie, also where the last fragment is of others."""
     recovered = metadata((3, 3, 2), (0, (0, 1, 2)), (10, (1, 2, 3)))
     lifted: list[tuple[int, bool]] = []
     filled: list[int] = []
 
-    def mend(state: LedgerState, last: int = -1) -> bool:
+    def repair(state: LedgerState, last: int = -1) -> bool:
         found = replace(recovered, state=state, last_entry_id=last)
         stands: Any = SimpleNamespace(
             _membership=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
@@ -206,12 +206,12 @@ def test_nothing_is_mended_of_a_ledger_that_is_being_recovered() -> None:
             ),
             _fill=lambda metadata, version, first: filled.append(first),
         )
-        return LimboRepair._mend(stands, LEDGER)
+        return LimboRepair._repair(stands, LEDGER)
 
-    assert not mend(LedgerState.IN_RECOVERY)
+    assert not repair(LedgerState.IN_RECOVERY)
     assert (filled, lifted) == ([], [])
-    assert mend(LedgerState.OPEN)
-    assert mend(LedgerState.CLOSED, 12)
+    assert repair(LedgerState.OPEN)
+    assert repair(LedgerState.CLOSED, 12)
     assert (filled, lifted) == ([0, 0], [(LEDGER, False), (LEDGER, True)])
 
 
@@ -268,5 +268,5 @@ def test_an_audit_asks_for_as_many_entries_as_an_answer_has_room_for(
         driver=SimpleNamespace(run=lambda conversation, begin: None),
     )
     stored = StoredLedger(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=9, length=100), 1)
-    audit(backend, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)
+    check_replica(backend, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)
     assert asked == [window]

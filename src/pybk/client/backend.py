@@ -142,12 +142,12 @@ class ClusterBackend:
         self.key_ring: Final = KeyRing(store_id, salt, cost=cost)
         self._wire = BookieWire(make_links, membership)
         self.driver: Final = Driver(self._wire, membership)
-        self._following = Followers(self.driver, membership)
-        self._held: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
+        self._followers = Followers(self.driver, membership)
+        self._open_ledgers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         """The ledgers that somebody has, by identity."""
         self._writings: WeakValueDictionary[int, Writing] = WeakValueDictionary()
         """The writers of this client by ledger id; a handle and its futures keep theirs alive through its appender."""
-        self._mender = None if bookie is None else LimboRepair(self.driver, membership, bookie)
+        self._limbo_repair = None if bookie is None else LimboRepair(self.driver, membership, bookie)
         membership.on_change = self._bookies_changed
         _BACKENDS.add(self)
 
@@ -187,7 +187,7 @@ class ClusterBackend:
     def after_fork(self) -> None:
         """Be of no use in a forked child; called in it before anything else."""
         self.forked = self.ended = True
-        self._following.end()
+        self._followers.end()
         self.driver.after_fork()
         error = self._fork_error()
         for ledger in self._ledgers():
@@ -213,9 +213,9 @@ class ClusterBackend:
                 closing.callback(self.bookie.close)
             closing.callback(self._wire.close)
             closing.callback(self.membership.close)
-            if self._mender is not None:
-                self._mender.stop()
-            self._following.end()
+            if self._limbo_repair is not None:
+                self._limbo_repair.stop()
+            self._followers.end()
             error = ClosedError("the manager is closed; open it again")
             self.driver.close(error, ClosedError(_CUT_OFF, outcome_unknown=True))
             for ledger in self._ledgers():
@@ -280,14 +280,14 @@ class ClusterBackend:
 
     def _hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
         ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
-        ledger.on_followed = self._following.follow
+        ledger.on_followed = self._followers.follow
         ledger.ends_are_sealed = lambda: self.feature_level >= FeatureLevel.SEALS
-        self._held[id(ledger)] = ledger
+        self._open_ledgers[id(ledger)] = ledger
         return ledger
 
     def _ledgers(self) -> list[RemoteLedger]:
         """Return the ledgers that somebody has; other threads may open some meanwhile."""
-        return [ledger for reference in self._held.valuerefs() if (ledger := reference()) is not None]
+        return [ledger for reference in self._open_ledgers.valuerefs() if (ledger := reference()) is not None]
 
     def _live_writings(self) -> list[Writing]:
         """Return the writers of this client; other threads may create more meanwhile."""
@@ -499,7 +499,7 @@ class ClusterBackend:
             self.driver.run(reading, reading.machine.start)
         except PybkError as failed:
             error = failed
-        self._following.renew(ledger)
+        self._followers.renew(ledger)
         if not ledger.is_final:
             if error is not None:
                 raise error.with_traceback(None)

@@ -61,8 +61,8 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
             adds.append((bookie, Add(ledger.ledger_id, (run,), ledger.last_add_confirmed, recovery=True)))
     if adds:
         logger.warning("ledger %d: %d copies were not sound and are sent again", ledger.ledger_id, len(adds))
-        telling = Broadcast(driver, ledger, BroadcastMachine(adds))
-        driver.start(telling, telling.machine.start)
+        broadcast = Broadcast(driver, ledger, BroadcastMachine(adds))
+        driver.start(broadcast, broadcast.machine.start)
         driver.group.announce()
 
 
@@ -73,10 +73,12 @@ def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
         StorageFullError: Some did not; what they have stays readable where it is.
     """
     bookies = dict.fromkeys(bookie for fragment in ledger.metadata.fragments for bookie in fragment.ensemble)
-    telling = Broadcast(driver, ledger, BroadcastMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies))
-    driver.run(telling, telling.machine.start)
-    if telling.refused:
-        said = ", ".join(f"{bookie}: {status.name if status else 'no answer'}" for bookie, status in telling.refused)
+    broadcast = Broadcast(
+        driver, ledger, BroadcastMachine((bookie, Move(ledger.ledger_id, tier)) for bookie in bookies)
+    )
+    driver.run(broadcast, broadcast.machine.start)
+    if broadcast.refused:
+        said = ", ".join(f"{bookie}: {status.name if status else 'no answer'}" for bookie, status in broadcast.refused)
         raise StorageFullError(
             f"ledger {ledger.ledger_id} is not all on {tier.value}: {said}; move it again when they can"
         )
@@ -85,5 +87,5 @@ def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
 def flush(driver: Driver, ledger: RemoteLedger) -> None:
     """Have the bookies of a ledger's last fragment sync what they acknowledged before; returns when they answered."""
     ensemble = ledger.metadata.fragments[-1].ensemble
-    telling = Broadcast(driver, ledger, BroadcastMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
-    driver.run(telling, telling.machine.start)
+    broadcast = Broadcast(driver, ledger, BroadcastMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
+    driver.run(broadcast, broadcast.machine.start)

@@ -88,14 +88,14 @@ class LimboRepair:
     def _try(self, ledger_id: int) -> bool:
         """Repair a ledger, and return whether entries were copied for that, or would have been."""
         try:
-            return self._mend(ledger_id)
+            return self._repair(ledger_id)
         except PybkError as error:
             logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self._bookie.bookie, error)
         except Exception:  # or no ledger would be mended any more
             logger.exception("ledger %d stays in limbo at %s", ledger_id, self._bookie.bookie)
         return True
 
-    def _mend(self, ledger_id: int) -> bool:
+    def _repair(self, ledger_id: int) -> bool:
         """Fill up the fragments of one ledger, and lift its limbo; False if something may be missing still."""
         try:
             metadata, version = self._membership.metadata.read_ledger(ledger_id)
@@ -115,10 +115,10 @@ class LimboRepair:
         """Copy a fragment's entries from its other bookies to this one; those that are here are only compared."""
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         own = frozenset((self._bookie.bookie,))
-        copying = FragmentCopy(
+        copy = FragmentCopy(
             self._driver, ledger, RereplicationMachine(metadata.ledger_id, first_entry_id, own, stay=own)
         )
-        self._driver.run(copying, copying.machine.start)
+        self._driver.run(copy, copy.machine.start)
 
     def stop(self) -> None:
         """Mend no more; returns when the copy under way has ended."""

@@ -47,7 +47,7 @@ class ReplicaCheck(Conversation[ReplicaCheckMachine]):
             self.end()
 
 
-def audit(
+def check_replica(
     backend: ClusterBackend,
     stored: StoredLedger,
     place: int,
@@ -83,6 +83,6 @@ def audit(
         window=max(_WINDOW_MIN, REPLY_BYTES_MAX // max(entry_bytes, 1)),
         checked=digest is None or digest.size == 0,
     )
-    auditing = ReplicaCheck(backend.driver, ledger, machine)
-    backend.driver.run(auditing, machine.start)
-    return auditing
+    check = ReplicaCheck(backend.driver, ledger, machine)
+    backend.driver.run(check, machine.start)
+    return check

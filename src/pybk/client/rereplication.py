@@ -110,9 +110,9 @@ class Rereplicator:
             return False
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         machine = RereplicationMachine(metadata.ledger_id, first, lost, stay=stay)
-        copying = FragmentCopy(self._driver, ledger, machine)
+        copy = FragmentCopy(self._driver, ledger, machine)
         try:
-            self._driver.run(copying, machine.start)
+            self._driver.run(copy, machine.start)
         except PybkError as error:
             logger.warning("%s cannot be completed now: %s", what, error)
             self._left.append(f"{what}: {error}")

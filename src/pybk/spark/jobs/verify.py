@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pybk.client.backend import ClusterBackend
-from pybk.client.replica_check import audit
+from pybk.client.replica_check import check_replica
 from pybk.credentials import Passwords
 from pybk.digest import DigestType, entry_digest
 from pybk.errors import (
@@ -510,7 +510,9 @@ def _check_replica(
         return None
     seal = _seal_of(found, stored.metadata, passwords)
     digest = digest_with(seal, stored.metadata, unit.ledger_id)
-    audited = audit(backend, stored, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes)
+    audited = check_replica(
+        backend, stored, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes
+    )
     return CheckedReplica(
         unit.ledger_id,
         unit.fragment,
