@@ -84,7 +84,7 @@ def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
 
 def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
     conversation, told = object(), list[object]()
-    driver: Any = SimpleNamespace(_wakes=[], _wake_at={conversation: 50}, tell=lambda *what: told.append(what))
+    driver: Any = SimpleNamespace(_wakes=[], _wake_at={conversation: 50}, pass_event=lambda *what: told.append(what))
     heapq.heappush(driver._wakes, (50, 0, conversation))
     Driver._wake_up(driver, 49)
     assert told == []
