@@ -1,49 +1,50 @@
 """Group commit: of all threads that wait for something to become durable, one does the work for all.
 
-The storage log (``storage/log/log.py``: write and sync one commit) and the client of a cluster (``client/driver.py``:
-send, receive and act once) both use this core. What a step of the work is, they say by a ``Work``.
+Two users share this core, each with a ``Work`` that defines one step: the storage log (``storage/log/log.py``: write
+and sync one commit) and the client of a cluster (``client/driver.py``: send, receive and act once).
 
 Theory of operation
 ===================
 
-**Completions.** Threads, futures and event loops wait for a ``Completion``: a commit of the log, a batch of appends, a
-request to bookies. It is done once for all its entries, so completing a thousand appends sets one flag.
-Its states are *pending* → *done* (``error`` says whether it succeeded), and it never leaves *done*.
+**Completions.** Threads, futures and event loops wait for a ``Completion``: a commit of the log, a batch of appends, or
+a conversation with bookies. It covers all its entries, so completing a thousand appends sets one flag. Its states are
+*pending* → *done* (``error`` says whether it succeeded), and it never leaves *done*.
 
 **Leader and followers.** The leadership is a field, ``_leader``; it holds the token of the thread that leads, or None.
 A thread that calls ``wait`` while there is no leader becomes the leader: it calls ``Work.step`` until its own
-completion is done. A lone appender so does its own work and pays for no hand-over. A thread that calls ``wait`` while
-another leads becomes a follower: it leaves its token, a locked lock, with the completion, and blocks on it. Its token
-is unlocked when the completion is done, or when it is handed the leadership; then it leads until its completion is
-done. ``lead`` queues for the leadership in the same way, in order to do something that only a leader may do.
+completion is done. So a single appending thread does its own work, without a switch of threads. A thread that calls
+``wait`` while another leads becomes a follower: it leaves its token, a locked lock, with the completion, and blocks on
+it. Its token is unlocked when the completion is done, or when it is handed the leadership; then it leads until its
+completion is done. ``lead`` waits for the leadership in the same way, and makes one call that only a leader may make.
 
 **Hand-over.** A leader whose completion is done leaves. It hands the leadership to the first follower of the oldest
 completion that is followed and not done. If there is none and work is pending, it wakes the background thread.
 
-**The background thread** leads only if no other thread does: for futures and for entries that no thread waits for, and
-for what ``Work`` does when it is idle. It sleeps until it is kicked, or for ``Work.sleep_seconds``. It alone runs
-callbacks, so that a callback may append, and no appending thread runs foreign code. After ``stop`` there is no such
-thread: callbacks then run in the thread that completes.
+**The background thread** leads only if no other thread does: for futures, for entries that no thread waits for, and for
+``Work.idle``. It sleeps until it is kicked, or for ``Work.sleep_seconds``. Callbacks run in this thread alone, so that
+a callback may append, and no appending thread runs callers' code. After ``stop`` this thread does not exist: callbacks
+then run in the thread that completes.
 
 **Locks.** ``mutex`` guards ``_leader``, the followers and callbacks of completions, ``_callbacks``, ``_followed`` and
-``_rests``. Users share it: the log also guards its forming commit by it, so that an append takes one lock. The mutex
-is held for a few instructions and never during a step. A token is locked by its own thread, under the mutex, and
-unlocked under it.
+``_rests``. Users share it: the log also guards its forming commit by it, so that an append takes one lock. The mutex is
+held for a few instructions and never during a step. A token is locked by its own thread, under the mutex, and unlocked
+under it.
 
-**Interrupts.** Python raises KeyboardInterrupt between any two lines of the main thread. ``wait`` and ``lead`` leave
-in a ``finally``, and again if an interrupt hits that, because leaving twice is harmless: only the leader's own token
-changes the leadership. A follower that leaves unlocks its token, and a hand-over passes over unlocked tokens, so that
-the leadership is always with a thread that runs, or with none. A step that was interrupted is called again by the next
-leader; that this is possible is the duty of ``Work.step``. A leader that is interrupted after a completion was done
-and before all followers were woken leaves it in ``_followed``: the next leader that leaves wakes them.
+**Interrupts.** Python raises KeyboardInterrupt between any two lines of the main thread. ``wait`` and ``lead`` leave in
+a ``finally``, and again if an interrupt hits that, because leaving twice is harmless: only the leader's own token
+changes the leadership. A follower that leaves unlocks its token, and a hand-over skips unlocked tokens, so that a
+thread that has left is never made the leader. After an interrupted step the next leader calls ``Work.step`` again,
+which must allow for that. A leader that is interrupted after a completion is done and before all followers are woken
+leaves the completion in ``_followed``: the next leader that leaves wakes them.
 
 **Why no wake-up is lost.** A thread becomes a follower under the mutex, after it has seen that the completion is not
 done and that there is a leader; that leader looks for followers under the mutex before it leaves. Work that is staged
-without waiting is followed by ``kick``. If there is a leader then, it finds the work pending when it leaves; if not,
-the background thread is awake after the kick, and looks for pending work after it took the kick.
+without waiting is followed by ``kick``. If there is a leader then, it finds the work pending when it leaves. If there
+is none, the kick wakes the background thread, which looks for pending work after it has taken the kick.
 
 **Fork.** A child has only the thread that forked. ``after_fork`` replaces the mutex, which another thread may have
-held, and marks the background thread as gone. The user marks its completions done, so that nothing in the child waits.
+held, and marks the background thread as stopped. The user marks its completions done, so that no call in the child
+waits.
 """
 
 from __future__ import annotations
@@ -65,14 +66,15 @@ class Completion:
     """The outcome of something that threads, futures and event loops wait for.
 
     Attributes:
-        done: Whether it is over; set once, and last.
+        done: Whether the outcome is known; set once, and last.
         error: Why it failed; None if it succeeded, or is pending. Set before ``done``.
-        wanted: Whether a thread, a future or a change waits for it. The log leaves a commit that is not wanted to its
-            clock.
-        unseen: Whether the leader may pause without knowing of it: the next thread that waits for it ends the pause.
+        wanted: Whether a thread, a future or a change waits for it. The log commits one that is not wanted after
+            ``BUFFERED_NS``.
+        unseen: Whether the leader may pause without having seen it; the next thread that waits for it interrupts the
+            pause.
         followers: Tokens of the threads that wait; those that have left are unlocked. Guarded by ``GroupCommit.mutex``.
-        callbacks: What the background thread calls once it is done. Guarded by ``GroupCommit.mutex``.
-        wakers: What ``pybk.futures`` wakes event loops with, by loop. Each is changed by the thread of its loop alone.
+        callbacks: Called by the background thread once it is done. Guarded by ``GroupCommit.mutex``.
+        wakers: For each event loop, the object by which ``pybk.futures`` wakes it; changed by the loop's thread alone.
     """
 
     __slots__ = ("callbacks", "done", "error", "followers", "unseen", "wakers", "wanted")
@@ -88,7 +90,7 @@ class Completion:
 
     @classmethod
     def finished(cls, error: PybkError | None) -> Self:
-        """Return a completion that is done already, with this error or none."""
+        """Return a completion that is done, with the error given."""
         completion = cls()
         completion.error = error
         completion.done = True
@@ -96,16 +98,16 @@ class Completion:
 
 
 class Work(Protocol):
-    """What a group commit works on.
+    """The work that the leader of a group commit does.
 
     Attributes:
-        idles: Whether there is work for ``idle``: a leader that leaves then wakes a background thread that rests.
+        idles: Whether ``idle`` does anything. If so, a leader that leaves wakes a background thread that rests.
     """
 
     idles: bool
 
     def step(self) -> None:
-        """Do one step towards the completions that are pending, and complete what it finishes.
+        """Do one step towards the pending completions, and complete those that it finishes.
 
         Called by the leader. An interrupt may end it at any line; the next leader then calls it again.
         """
@@ -120,24 +122,24 @@ class Work(Protocol):
         """
 
     def idle(self) -> None:
-        """Do what is done when nothing is pending. Called by the background thread, as the leader, after its sleep."""
+        """Do work for which nothing may be pending. Called by the background thread, as leader, after its sleep."""
 
     def interrupt(self) -> None:
-        """Have the step that pauses now, or else the next one, return at once. Threads: any."""
+        """End the pause of the current step, or else of the next one. Threads: any."""
 
     def background_ended(self) -> None:
-        """Take note that the background thread has ended before ``stop``: nothing is done for futures any more."""
+        """Handle that the background thread ended before ``stop``, so that futures are not completed any more."""
 
 
 class GroupCommit:
     """The leadership of one ``Work``, and its background thread.
 
     Args:
-        work: What is led.
+        work: The work that the leader does.
         name: Name of the background thread.
 
     Attributes:
-        mutex: See above; the user may guard its own state by it, too.
+        mutex: See "Locks" above; the user may guard its own state by it, too.
         background: The background thread. The user starts it once ``work`` can be called.
         completed: Whether anything was completed since the user cleared this; for the leader.
         woke: Whether followers were woken since the user cleared this; for the leader.
@@ -153,14 +155,14 @@ class GroupCommit:
         self._work = work
         self._leader: threading.Lock | None = None
         self._followed: dict[Completion, None] = {}
-        """Completions with followers that were not woken, in the order in which they were first waited for."""
+        """Completions whose followers were not woken, by when the first began to wait. Guarded by ``mutex``."""
         self._callbacks: deque[Callable[[], None]] = deque()
-        """Callbacks of what is done, in order."""
+        """Callbacks of done completions, in order. Added under ``mutex``."""
         self._kick = threading.Lock()
         """Locked unless the background thread was kicked and has not woken yet."""
         self._kick.acquire()
         self._rests = False
-        """Whether the background thread has idle work, and sleeps, or is about to, until it is kicked."""
+        """Whether there is idle work, and the background thread sleeps until it is kicked. Guarded by ``mutex``."""
         self._stopping = False
 
     # ---- waiting -------------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ class GroupCommit:
         """Return when ``completion`` is done; lead meanwhile if no other thread does.
 
         Raises:
-            BaseException: What ``Work.step`` raised in this thread; the completion may be pending then.
+            BaseException: Raised by ``Work.step`` in this thread; the completion may still be pending.
         """
         token = threading.Lock()
         try:
@@ -185,7 +187,7 @@ class GroupCommit:
             raise
 
     def lead(self, call: Callable[[], T]) -> T:
-        """Return what ``call`` returns, called by this thread as the leader, once the leadership is handed to it."""
+        """Wait for the leadership, call ``call`` as the leader, and return its result."""
         token = threading.Lock()
         try:
             try:
@@ -215,9 +217,9 @@ class GroupCommit:
         token.acquire()
 
     def _leave(self, token: threading.Lock) -> None:
-        """Follow no more, and hand the leadership over if ``token`` has it; may be repeated."""
+        """Stop waiting, and hand the leadership over if ``token`` has it; may be repeated."""
         with self.mutex:
-            if token.locked():  # the thread waits no more, and must not be handed the leadership later
+            if token.locked():  # the thread stops waiting, so it must not become the leader later
                 token.release()
             if self._leader is token:
                 if self._followed:
@@ -226,7 +228,7 @@ class GroupCommit:
                     self._leader = None
                 if self._leader is None and (self._rests or self._callbacks or self._work.is_pending()):
                     self.kick_background()
-        if self._stopping and self._callbacks:  # there is no background thread any more
+        if self._stopping and self._callbacks:  # the background thread has ended
             self._run_callbacks()
 
     def _hand_over(self) -> None:
@@ -234,7 +236,7 @@ class GroupCommit:
         while self._followed:
             completion = next(iter(self._followed))
             if completion.done:
-                self._wake(completion)  # an interrupt kept a leader from it
+                self._wake(completion)  # an interrupt kept an earlier leader from waking them
                 continue
             for follower in completion.followers:
                 if follower.locked():
@@ -247,10 +249,10 @@ class GroupCommit:
     # ---- completing ----------------------------------------------------------------------------------------------
 
     def finish(self, completion: Completion) -> None:
-        """Mark a completion done, wake its followers and have its callbacks called; may be repeated."""
+        """Mark a completion done, wake its followers and queue its callbacks; may be repeated."""
         with self.mutex:
             self.complete(completion)
-        if self._stopping:  # there is no background thread any more
+        if self._stopping:  # the background thread has ended
             self._run_callbacks()
 
     def complete(self, completion: Completion) -> None:
@@ -272,9 +274,9 @@ class GroupCommit:
         self._followed.pop(completion, None)
 
     def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called by the background thread once ``completion`` is done; here, after ``stop``.
+        """Have the background thread call ``callback`` once ``completion`` is done; after ``stop``, call it here.
 
-        A callback that raises is logged, and keeps no other from being called.
+        A callback that raises is logged; the others are called all the same.
         """
         with self.mutex:
             completion.wanted = True
@@ -287,13 +289,13 @@ class GroupCommit:
             self._run_callbacks()
 
     def kick(self) -> None:
-        """Have the background thread lead soon if no thread leads: what was staged may have no thread that waits."""
+        """Wake the background thread if no thread leads, because no thread may wait for what was staged."""
         if self._leader is None and self._kick.locked():
             with self.mutex:
                 self.kick_background()
 
     def announce(self) -> None:
-        """Have what was staged seen soon: by the leader, whose pause this ends, else by the background thread."""
+        """End the pause of the leader, or wake the background thread if none leads, to have staged work seen."""
         if self._leader is None:
             self.kick()
         else:
@@ -321,7 +323,7 @@ class GroupCommit:
                         pass
                     if not kicked and self._work.idles:
                         self._lead_idle()
-                except BaseException:  # a callback may raise anything; those after it are called all the same
+                except BaseException:  # also of a callback; those after it are called all the same
                     logger.exception("the thread %s continues after an exception", self.background.name)
                     with self.mutex:
                         self.kick_background()
@@ -345,7 +347,7 @@ class GroupCommit:
         return True
 
     def _lead_idle(self) -> None:
-        """Lead for the work that is done when nothing is pending, unless another thread leads."""
+        """Call ``Work.idle`` as the leader, unless another thread leads."""
         token = threading.Lock()
         with self.mutex:
             if self._leader is not None or self._stopping:
@@ -357,7 +359,7 @@ class GroupCommit:
             self._leave(token)
 
     def _run_callbacks(self) -> None:
-        # ``pybk.closing`` knows this function by its name: a close that a callback calls must not wait for this thread.
+        # ``pybk.closing`` finds this function by its name, because a close in a callback must not wait for this thread.
         while True:
             try:
                 callback = self._callbacks.popleft()
@@ -371,7 +373,7 @@ class GroupCommit:
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the background thread, and run the callbacks that it left; may be repeated."""
+        """End the background thread, and run the callbacks that it has not run; may be repeated."""
         self._stopping = True
         with self.mutex:
             self.kick_background()
@@ -380,6 +382,6 @@ class GroupCommit:
         self._run_callbacks()
 
     def after_fork(self) -> None:
-        """Be of no use in a forked child, where no other thread runs: lock nothing, and start nothing."""
+        """Prepare for a forked child, which has one thread: free the mutex, and use no background thread."""
         self.mutex = threading.Lock()
         self._stopping = True

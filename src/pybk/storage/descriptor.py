@@ -1,7 +1,15 @@
-"""One ledger in memory: the object whose lock orders its appends, its fence and its close.
+"""The state of one ledger in memory. Its lock orders the ledger's appends, its fence and its close.
 
-A process holds one descriptor per ledger. It knows what was pushed, what is durable, what is confirmed, and where the
-entries lie that the index does not know yet (the *tail*).
+A process has one descriptor per ledger. It knows the last entry that is
+
+- *pushed*: staged in a commit of the log, or in a batch for bookies;
+- *durable*: its commit is synced, or a quorum of bookies has acknowledged it;
+- *confirmed*: readers may read it; this is the last add confirmed (LAC). With ``DEFERRED_FORCE``, durable entries are
+  confirmed when they are forced, and otherwise at once;
+- *indexed*: a checkpoint has written its location to the index.
+
+In a store, neither the confirmed nor the indexed entry is ever after the durable one. The locations of durable entries
+that are not indexed yet are the *tail*; this object has the only copy in memory.
 """
 
 from __future__ import annotations
@@ -27,11 +35,17 @@ if TYPE_CHECKING:
 LOCATION_WORDS: Final = 4
 
 _FEW: Final = 32
-"""Below this many numbers, Python adds them quicker than numpy."""
+"""Below this many numbers, Python adds them faster than numpy."""
 
 
 class Page(NamedTuple):
-    """Runs in the shape that point lookups want: ``firsts`` sorted, and four words per run (``docs/format.md``)."""
+    """A page of the index in memory, for point lookups.
+
+    Attributes:
+        firsts: Id of the first entry of each location, ascending.
+        words: ``LOCATION_WORDS`` numbers for each location, as ``docs/format.md`` defines them.
+        last_entry_id: Id of the last entry.
+    """
 
     firsts: array[int]
     words: array[int]
@@ -39,7 +53,7 @@ class Page(NamedTuple):
 
     @classmethod
     def of(cls, locations: RunLocations) -> Page:
-        """Make a page of a non-empty, sorted run array."""
+        """Return a page of the given locations: at least one, sorted by first entry."""
         last = locations[-1]
         firsts = array("q", np.ascontiguousarray(locations["first"]).tobytes())
         return cls(
@@ -50,11 +64,36 @@ class Page(NamedTuple):
 class LedgerDescriptor:
     """State of one ledger.
 
-    Threads: ``lock`` guards what appends change; ``location_lock`` guards where entries lie. A thread that needs both
-    takes ``lock`` first. ``last_add_confirmed`` only grows and may be read without a lock. ``created`` is False until
-    the commit that creates the ledger is durable, if entries of it may be staged before. ``last_prefix`` is the header
-    and digest of the entry that a writer staged last, if it is known; ``sealer`` seals the ledger when it is closed,
-    once a handle has opened it with its password.
+    Attributes:
+        metadata: The ledger's metadata as of the last durable change.
+        metadata_pushed: The metadata including changes that are staged. Guarded by ``lock``.
+        meter: Counts appends by the ledger's type and tier; None until first used, and after metadata changed.
+        lock: Orders appends, fence and close.
+        location_lock: Guards where entries lie, and the callbacks.
+        deferred: Whether the ledger has ``DEFERRED_FORCE``: appends are acknowledged before they are durable.
+        last_pushed: Id of the last entry that was staged. Guarded by ``lock``.
+        length_pushed: Payload bytes up to it. Guarded by ``lock``.
+        last_durable: Id of the last durable entry. Changed under ``location_lock``.
+        length_durable: Payload bytes up to it.
+        last_add_confirmed: Only grows, so it may be read without a lock.
+        last_indexed: Id of the last entry whose location the index has; ≤ ``last_durable``. Guarded by
+            ``location_lock``.
+        last_prefix: Header and digest of the entry that a writer staged last, empty if unknown. Guarded by ``lock``.
+        sealer: Seals the ledger when it is closed; set once a handle has opened it with its password.
+        error: Why the ledger takes no entries, for now or for good (``final_error``).
+        created: False until the commit that creates the ledger is durable, if entries may be staged before that.
+        deleted: Whether a durable record deletes the ledger.
+        changed: Whether metadata or LAC changed since the index was given them. Each change sets it last.
+        generation: Counts how often the locations of entries changed. Guarded by ``location_lock``.
+        staging: The entries that were staged last; later ones may join them. Guarded by ``lock`` and the log's mutex.
+        tail_firsts: Id of the first entry of each tail location, ascending. Guarded by ``location_lock``.
+        tail: ``LOCATION_WORDS`` numbers for each tail location; may have more of them at its end after an interrupt,
+            which count for nothing. Guarded by ``location_lock``.
+        page_firsts: Id of the first entry of each cached page, ascending. Guarded by ``location_lock``.
+        pages: The cached pages of the index, in the same order. Guarded by ``location_lock``.
+        advanced_callbacks: Called once, at the next change of LAC or state. Guarded by ``location_lock``.
+
+    Threads: any. A thread that needs both locks takes ``lock`` first.
     """
 
     __slots__ = (
@@ -118,26 +157,27 @@ class LedgerDescriptor:
         self.pages: list[Page] = []
         self.advanced_callbacks: list[Callable[[], None]] = []
         self.ticket: object | None = None
-        """The ``Ticket`` of the append that holds ``lock`` now, if it had to wait for space; compared by identity."""
+        """The ``Ticket`` of the append that holds ``lock`` now; None if it did not wait. Guarded by ``lock``."""
 
     def reset_pushed(self) -> None:
-        """Take what is durable as all that was pushed: nobody is writing."""
+        """Set what was pushed to what is durable; nothing of the ledger is staged."""
         self.last_pushed = self.last_durable
         self.length_pushed = self.length_durable
         self.last_prefix = b""
 
     def readmit(self) -> bool:
-        """Take entries again after the last durable one, after entries were refused for now.
+        """Resume appending after the last durable entry, if entries were refused because space was short.
 
-        This waits for nothing: the thread that holds the lock may be waiting for maintenance, and staged entries for a
-        driver. Entries that were acknowledged before they were refused stay staged until they are durable.
+        This never blocks: the thread that holds ``lock`` may itself wait for maintenance, which calls this, and staged
+        entries may wait for a leader. Entries that were acknowledged before they were refused stay staged until they
+        are durable.
 
         Returns:
-            Whether nothing is left to do.
+            True if the ledger takes entries again or never will; False if the call must be repeated.
         """
         taken = list[bool]()
         try:
-            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
+            # One call into C takes the lock and stores the result: an interrupt between two would leave it locked.
             taken.extend(map(self.lock.acquire, (False,)))
             if True not in taken:
                 return False
@@ -154,14 +194,14 @@ class LedgerDescriptor:
         return True
 
     def restart(self) -> None:
-        """Take what is durable as all that was pushed, and take entries again; the caller holds ``lock``."""
+        """Set what was pushed to what is durable, and accept entries again; the caller holds ``lock``."""
         self.staging = None
         self.reset_pushed()
         self.error = None
 
     @property
     def final_error(self) -> PybkError | None:
-        """Why the ledger takes nothing more for good; None also while it is refused for now, or being deleted."""
+        """Why the ledger takes no entries for good; None also while it is refused for now, or being deleted."""
         error = self.error
         if isinstance(error, StorageRefusedError) and self.created:
             return None
@@ -170,20 +210,27 @@ class LedgerDescriptor:
         return error
 
     def account_staged(self) -> None:
-        """Bring what was pushed up to what was staged, after an exception between the two; the caller holds ``lock``.
+        """Count as pushed what was staged, after an exception between the two; the caller holds ``lock``.
 
-        Each reader of the pushed entries calls it first.
+        To be called before each read of ``last_pushed`` or ``length_pushed``.
         """
         staged = self.staging
         if staged is not None and staged.last() > self.last_pushed:
             self.last_pushed, self.length_pushed = staged.last(), staged.length()
 
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
-        """Record that a run is durable at its place; called in entry order, by the log's leader."""
+        """Record where durable entries lie; called in entry order by the log's leader. May be repeated.
+
+        Args:
+            first: Id of the first entry.
+            count: How many entries there are.
+            length: Payload bytes of the ledger up to the last one.
+            words: Their location.
+        """
         with self.location_lock:
             firsts = self.tail_firsts
             if first > self.last_durable and (not firsts or firsts[-1] < first):
-                del self.tail[len(firsts) * LOCATION_WORDS :]  # what an interrupted call left
+                del self.tail[len(firsts) * LOCATION_WORDS :]  # left by an interrupted call
                 self.tail.extend(words)
                 firsts.append(first)
             self.last_durable = max(self.last_durable, first + count - 1)
@@ -192,14 +239,14 @@ class LedgerDescriptor:
             self.confirm(self.last_durable)
 
     def confirm(self, last_add_confirmed: int) -> None:
-        """Move the last add confirmed forward, never back, and wake who follows."""
+        """Move the last add confirmed forward, never back, and wake the readers that follow the ledger."""
         if last_add_confirmed > self.last_add_confirmed:
             self.last_add_confirmed = last_add_confirmed
             if self.advanced_callbacks:
                 self.wake_followers()
 
     def wake_followers(self) -> None:
-        """Call and forget the callbacks of those who wait for the ledger to move."""
+        """Call, once, the callbacks that wait for a change of LAC or state."""
         if self.advanced_callbacks:
             with self.location_lock:
                 callbacks, self.advanced_callbacks = self.advanced_callbacks, []
@@ -212,18 +259,18 @@ class LedgerDescriptor:
             self.advanced_callbacks.append(callback)
 
     def forget_callback(self, callback: Callable[[], None]) -> None:
-        """Call it no more; does nothing if it was called."""
+        """Remove a callback of ``when_advanced``; does nothing if it was called already."""
         with self.location_lock:
             if callback in self.advanced_callbacks:
                 self.advanced_callbacks.remove(callback)
 
     def tail_snapshot(self) -> RunLocations:
-        """Return a copy of the tail as runs."""
+        """Return a copy of the tail's locations."""
         with self.location_lock:
             return np.frombuffer(self.tail.tobytes(), LOCATION_DTYPE)
 
     def tail_from(self, entry_id: int, locations_max: int) -> RunLocations | None:
-        """Return a copy of up to ``runs_max`` tail runs, the first holding ``entry_id``; None if it is not there."""
+        """Return a copy of up to ``locations_max`` tail locations from ``entry_id`` on; None if it is not there."""
         with self.location_lock:
             firsts = self.tail_firsts
             if not firsts or entry_id < firsts[0] or entry_id > self.last_durable:
@@ -233,7 +280,7 @@ class LedgerDescriptor:
         return np.frombuffer(words.tobytes(), LOCATION_DTYPE)
 
     def find(self, entry_id: int) -> tuple[int, int, int, int] | None:
-        """Return the four words of the run that holds ``entry_id``, from tail or cached page; None: ask the index."""
+        """Return the location that has ``entry_id``, from tail or cached pages; None if the index must be read."""
         with self.location_lock:
             firsts = self.tail_firsts
             if firsts and entry_id >= firsts[0]:
@@ -249,7 +296,12 @@ class LedgerDescriptor:
             return words[at], words[at + 1], words[at + 2], words[at + 3]
 
     def rebase(self, last_indexed: int, length: int) -> None:
-        """Begin again from what the index knows, with an empty tail."""
+        """Take over what the index says, with an empty tail.
+
+        Args:
+            last_indexed: Id of the last entry in the index.
+            length: Payload bytes of the ledger up to it.
+        """
         with self.location_lock:
             del self.tail_firsts[:], self.tail[:]
             self.last_indexed = self.last_durable = last_indexed
@@ -257,7 +309,7 @@ class LedgerDescriptor:
             self.forget_pages()
 
     def checkpointed(self, last_indexed: int) -> None:
-        """Forget the tail up to and including ``last_indexed``, which the index now knows."""
+        """Drop the tail up to and including ``last_indexed``, because the index has it now."""
         with self.location_lock:
             drop = bisect_right(self.tail_firsts, last_indexed)
             del self.tail_firsts[:drop]
@@ -266,17 +318,17 @@ class LedgerDescriptor:
             self.forget_pages()
 
     def indexed(self, version: int, last_add_confirmed: int) -> None:
-        """Note that the index has the ledger's metadata of this version, and this last add confirmed.
+        """Clear ``changed``, because the index has metadata of this version and this last add confirmed.
 
-        A newer change, a force or a delete, which another thread may apply meanwhile, stays noted: each sets
-        ``changed`` last.
+        Another thread may apply a newer change, a force or a delete meanwhile. ``changed`` then stays True, because
+        each of these sets it last.
         """
         self.changed = False
         if self.metadata.version != version or self.last_add_confirmed > last_add_confirmed or self.deleted:
             self.changed = True
 
     def remember(self, page: Page, generation: int) -> None:
-        """Keep an index page for later lookups, unless entries were moved since ``generation`` was read."""
+        """Cache an index page for later lookups, unless entries were moved since ``generation`` was read."""
         with self.location_lock:
             if generation == self.generation:
                 number = bisect_right(self.page_firsts, page.firsts[0])
@@ -301,8 +353,8 @@ class LedgerDescriptor:
 class StagedEntries:
     """Consecutive entries of one ledger that are staged and not durable yet.
 
-    An entry is staged when its size is appended to ``sizes``, which comes last and in one step. What an interrupt left
-    in ``parts`` before that counts for nothing.
+    An entry is staged once its size is appended to ``sizes``, which comes last and in one step. Parts that an interrupt
+    left without a size are ignored.
 
     Attributes:
         completion: The commit or batch that they are part of.
@@ -311,8 +363,7 @@ class StagedEntries:
         base_length: Payload bytes of the ledger before them.
         overhead: Bytes of each entry that are not payload.
         sizes: Encoded bytes of each entry, ``array("q")``.
-        parts: The encoded bytes, two parts for each entry of ``sizes``; an entry that came in one is followed by an
-            empty one.
+        parts: The encoded bytes, two parts for each entry of ``sizes``; after an entry in one part comes an empty one.
         encoded_bytes: Sum of ``sizes``; set by ``freeze``.
         length_at_end: Payload bytes of the ledger up to and including them; set when they are written or sent.
         staged_ns: When the first of them was staged, on the monotonic clock.
@@ -361,7 +412,7 @@ class StagedEntries:
         del self.parts[2 * len(self.sizes) :]
 
     def freeze(self) -> None:
-        """Take the entries as they are; none may join them any more. May be repeated."""
+        """Fix the set of entries; the caller makes sure that no others join. May be repeated."""
         count = len(self.sizes)
         if len(self.parts) != 2 * count:
             self.trim()

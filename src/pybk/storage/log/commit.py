@@ -29,11 +29,11 @@ class StagedGroup:
     """Entries and control records in one commit that are replayed all or not at all.
 
     Attributes:
-        low: Where in ``Commit.staged`` the group's entries begin.
-        high: Where they end.
+        low: Index in ``Commit.staged`` at which the group's entries begin.
+        high: Index after its last entries.
         controls: Its control records.
-        staged: Whether the group counts. It is set last and in one step: an interrupt before it leaves nothing of the
-            group.
+        staged: Whether the group counts. It is set last and in one step, so an interrupt before it leaves nothing of
+            the group.
     """
 
     __slots__ = ("controls", "high", "low", "staged")
@@ -46,7 +46,7 @@ class StagedGroup:
 
 
 class GroupEntries(StagedEntries):
-    """The entries of one ledger in a group, which no other entries join."""
+    """The entries of one ledger in a group. Entries that are staged later do not join them."""
 
     __slots__ = ("group",)
 
@@ -56,11 +56,11 @@ class GroupEntries(StagedEntries):
         super().__init__(commit, part.descriptor, part.first_entry_id, part.base_length, part.overhead, staged_ns)
         self.group = group
         self.sizes = part.sizes
-        # With an odd number of parts ``Log.stage_entry`` opens other staged entries, as it does after an interrupt.
+        # An odd number of parts makes ``Log.stage_entry`` call ``_open_entries``, which sees ``takes_more``.
         self.parts = [*part.parts, b""]
 
     def freeze(self) -> None:
-        """Freeze the entries; they are none if the group was not staged."""
+        """Freeze the entries; drop them all if the group was not staged."""
         if not self.group.staged:
             del self.sizes[:]
         super().freeze()
@@ -71,7 +71,7 @@ class GroupEntries(StagedEntries):
 
 
 class Commit(Completion):
-    """What becomes durable together.
+    """Entries and control records that become durable together.
 
     A commit is *forming* while entries are staged in it, then *in flight*, then *done*: durable and published, or
     failed. See ``log.py`` for the transitions.
@@ -79,12 +79,12 @@ class Commit(Completion):
     Attributes:
         creations: Control records that create ledgers: the ledger, and the two functions of a ``Control``. They come
             before the entries, which may be of these ledgers; other control records come after them.
-        staged: The entries, those of one ledger together, in the order in which they were staged.
+        staged: The entries in the order in which they were staged; those of one ledger stand together.
         controls: Control records, in order.
         groups: Groups among ``staged``, in order.
         payload_bytes: Encoded bytes of all entries, which count as outstanding until the commit is done.
-        buffered_ns: When the first entry was staged that no thread waits for, on the monotonic clock; 0 for none.
-        failed_with: The commit that was forming when this one failed, and failed with it.
+        buffered_ns: Monotonic time at which the first entry was staged that no thread waits for; 0 for none.
+        failed_with: The commit that was forming when this one failed, and so failed, too; None if this did not fail.
 
     Set when the commit is written:
         lsn: Its log sequence number.
@@ -95,7 +95,9 @@ class Commit(Completion):
         file_id: Its log file.
         base: Offset of its header in the file.
         start: Offset at which writing starts: ``base``, or 0 if the file's header is written, too.
-        buffers: All that is written; not empty once encoded, so that a repeated step writes the same bytes again.
+        buffers: The bytes to write. Not empty once encoded, so that a repeated step writes the same bytes again.
+
+    Threads: while the commit forms, the log's mutex guards it; after that only the leader uses it.
     """
 
     __slots__ = (
@@ -142,21 +144,21 @@ class Commit(Completion):
         return not self.staged and not self.controls and not self.creations and not self.groups
 
     def fail(self, error: PybkError) -> None:
-        """Set the error, also of its ledgers, which take no more entries; may be repeated."""
+        """Set the error of the commit and of its ledgers, which then take no entries; may be repeated."""
         self.error = error
         for descriptor in self.ledgers():
             descriptor.error = error
 
     def ledgers(self) -> list[LedgerDescriptor]:
-        """Return the ledgers that it creates or has entries of, some maybe twice."""
+        """Return the ledgers that the commit creates or has entries of; a ledger may occur twice."""
         return [*(entries.descriptor for entries in self.staged), *(created for created, _, _ in self.creations)]
 
     @classmethod
     def of_acknowledged(cls, error: PybkError, *refused: Commit) -> Self | None:
-        """Return a commit of the acknowledged entries of refused ones; None if there are none. May be repeated.
+        """Return a commit of the acknowledged entries of refused commits; None if there are none. May be repeated.
 
-        An append to a deferred ledger is acknowledged before the entry is written. A refusal that the store survives
-        must not lose the entry, so its entries wait for another attempt.
+        An append to a deferred ledger is acknowledged before the entry is written. A refusal, which the store survives,
+        must not lose the entry, so it waits for another attempt.
 
         Args:
             error: Why the commits were refused.
@@ -172,14 +174,14 @@ class Commit(Completion):
             return None
         kept = cls()
         kept.error = error
-        kept.staged = list(dict.fromkeys(acknowledged))  # those of an attempt that was interrupted come twice
+        kept.staged = list(dict.fromkeys(acknowledged))  # an interrupted attempt leaves them twice
         for entries in kept.staged:
             entries.completion = kept
             kept.payload_bytes += sum(entries.sizes)
         return kept
 
     def release_buffers(self) -> None:
-        """Drop the bytes: a ledger refers to its last staged entries after the commit is done."""
+        """Free the encoded bytes, because a ledger refers to its last staged entries after the commit is done."""
         self.buffers = []
         self.groups = []
         for entries in self.staged:

@@ -1,6 +1,6 @@
 """Writes a commit: encodes its records, chooses its location, writes with one sync, and publishes to the ledgers.
 
-Every step can be repeated with the same outcome, because a leader may be interrupted between any two.
+A leader may be interrupted between any two lines, so each call can be repeated with the same outcome.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ class LogFiles(Protocol):
         """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
 
     def leave_log_file(self, file_id: int, used_bytes: int, commits: int) -> None:
-        """Take note that the log will write no more to a file of which it used this much for this many commits."""
+        """Note that the log writes no more to a file.
+
+        Args:
+            file_id: The file.
+            used_bytes: The offset after its last commit.
+            commits: How many commits it has.
+        """
 
 
 class CommitObserver(Protocol):
@@ -49,9 +55,12 @@ class CommitObserver(Protocol):
 
 
 class CommitWriter:
-    """The end of the log: the file it is in, and how far.
+    """Writes commits at the end of the log.
 
-    Threads: the leader of the log's group commit.
+    Attributes:
+        next_lsn: LSN of the next commit.
+
+    Threads: the leader of the log's group commit, except ``position``.
     """
 
     def __init__(
@@ -67,17 +76,18 @@ class CommitWriter:
         self._file_offset = 0
         self._file_lsn = 0
         self._left: tuple[int, int, int] | None = None
+        """Arguments of ``leave_log_file`` for a file that is left, until that call has returned."""
 
     def position(self) -> tuple[int, int, int]:
-        """Return the id of the file that was written last, the offset there, and the next LSN; from any thread."""
+        """Return id of the current log file, offset in it, and next LSN. Threads: any."""
         return self._file_id, self._file_offset, self.next_lsn
 
     def write(self, commit: Commit) -> None:
         """Make a commit durable.
 
         Raises:
-            StorageRefusedError: There is no space, descriptor or memory for another file; nothing was written.
-            OSError: Writing or syncing failed; what is on disk is unknown.
+            StorageRefusedError: Space, file descriptors or memory are short; nothing was written.
+            OSError: Writing or syncing failed; the content of the disk is unknown.
         """
         if not commit.buffers:
             try:
@@ -107,7 +117,7 @@ class CommitWriter:
                     entries.descriptor.ledger_id, entries.first, entries.sizes, entries.parts, lsn=lsn
                 )
                 records += (header, body)
-                # The last entry's own word, as at replay: in a part of a striped ledger it is not the sum of sizes.
+                # Read from the last entry, as replay does: in one part of a striped ledger it is not the sum of sizes.
                 (entries.length_at_end,) = _LENGTH.unpack_from(body, len(body) - entries.sizes[-1] + _LENGTH_AT)
                 written.append((entries, at, len(body)))
                 at += RECORD_HEADER_BYTES + len(body)
@@ -123,7 +133,7 @@ class CommitWriter:
         commit.padded = at + padding(at)
 
     def _choose_location(self, commit: Commit) -> None:
-        """Choose file and offset: in the next file if this one is full."""
+        """Choose file and offset; takes the next log file if the commit does not fit in this one."""
         size = commit.padded
         if self._file is None or self._file_offset + size > self._file.size:
             file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
@@ -133,7 +143,7 @@ class CommitWriter:
         commit.base = self._file_offset
 
     def leave_file(self) -> None:
-        """Have the next commit begin another file."""
+        """Leave the current file, so that the next commit begins another; may be repeated."""
         if self._file is not None:
             self._left = self._file_id, self._file_offset, self.next_lsn - self._file_lsn
             self._file = None
@@ -142,7 +152,7 @@ class CommitWriter:
             self._left = None
 
     def _frame(self, commit: Commit) -> None:
-        """Put together what is to be written; a new file's header goes out with its first commit, under one sync."""
+        """Set the commit's ``buffers``: header, records and padding, in a new file after the file's own header."""
         lsn = commit.lsn
         count = len(commit.creations) + len(commit.written) + len(commit.controls)
         for group in commit.groups:
@@ -156,7 +166,7 @@ class CommitWriter:
         commit.buffers = buffers
 
     def publish(self, commit: Commit) -> None:
-        """Publish to the ledgers where their entries lie; may be repeated."""
+        """Publish a durable commit: pass entry locations to ledgers, apply control records. May be repeated."""
         self._watermark.advance(commit.lsn)
         for _, _, apply in commit.creations:
             apply()

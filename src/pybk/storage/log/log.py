@@ -11,9 +11,9 @@ tried again later.
 ::
 
     forming --step--> in flight --written, synced, published--> done
-                          |------refused (no space)-----------> done with an error, and the forming commit with it;
+                          |------refused (no space)-----------> failed, and the forming commit with it;
                           |                                     entries of deferred ledgers move to the kept commit
-                          |------write or sync failed---------> done with an error; so is each commit after it
+                          |------write or sync failed---------> failed, and each commit after it
     kept --tried again--> in flight --refused again--> kept
 
 **Who leads.** ``GroupCommit`` decides which thread calls ``step``. A thread that waits for its append leads if no
@@ -30,15 +30,15 @@ and only the leader sets ``_inflight``. No lock is held while the commit is writ
 - An entry is staged by one step, the append to ``StagedEntries.sizes``, so an interrupt leaves it whole or not there.
 - Each part of ``step`` can be repeated: an interrupt at any line leaves the commit in ``_inflight``, and the next
   leader does it again from the start, with the same bytes at the same location.
-- A write or sync that failed is final, because what is on disk is unknown then: ``_error`` is set, and the log takes
-  nothing more. An exception of a signal handler is known by its traceback; it says nothing about the write.
-- A refusal leaves nothing in doubt. The refused commit fails together with the forming one, because later entries of
-  the same ledgers would leave a gap.
+- A write or sync that failed is final, because the content of the disk is unknown then: ``_error`` is set, and the log
+  takes nothing more. An exception of a signal handler is recognized by its traceback; it is not a failed write.
+- A refused commit was not written. It fails together with the forming one, because later entries of the same ledgers
+  would leave a gap.
 - Entries of deferred ledgers were acknowledged when they were staged, so a refusal keeps them. The kept commit stands
   apart from the forming one, so that a small commit, such as a delete that frees space, is not refused for its size.
   It is tried when maintenance runs, and by ``flush(kept=True)``.
 
-**Fork.** A child may use nothing of the log: ``after_fork`` fails what is staged there, and the parent continues.
+**Fork.** A forked child cannot use the log: ``after_fork`` fails what is staged in the child alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from pybk.storage.format.watermark import Watermark
 
 BUFFERED_NS: Final = 50_000_000
-"""How long entries that no thread waits for stay in memory; below the 100 ms that are promised."""
+"""How long entries that no thread waits for stay in memory; below the 100 ms that the API promises."""
 
 
 class Log:
@@ -94,22 +94,28 @@ class Log:
         self._outstanding_max = outstanding_bytes_max
         self.admission = Admission(outstanding_bytes_max)
         self._paused = False
+        """Whether ``stage`` returns None because the log that is not checkpointed is at its limit."""
         self._forming = Commit()
+        """The commit that takes entries. Guarded by ``_mutex``."""
         self._inflight: Commit | None = None
+        """The commit that is written, or failed and not finished. Set by the leader, under ``_mutex``."""
         self._error: PybkError | None = None
+        """Why the log takes nothing more; final once set."""
         self._refused: set[LedgerDescriptor] = set()
-        """Ledgers that take no entries since some were refused, and that were not readmitted yet."""
+        """Ledgers that take no entries since some were refused. Guarded by ``_mutex``."""
         self._refusal: PybkError | None = None
+        """Why entries were refused last. Guarded by ``_mutex``."""
         self._kept: Commit | None = None
+        """Acknowledged entries that were refused; in flight, too, while tried. Guarded by ``_mutex``."""
         self._tries_kept = False
-        """Whether the kept commit is to be written next."""
+        """Whether the kept commit is to be written next. Guarded by ``_mutex``."""
         self._writes_by_time = writes_by_time
         self._clock_runs = False
-        """Whether the committer sleeps for a time, and not until it is kicked."""
+        """Whether the committer sleeps for a time, and not until it is kicked. Guarded by ``_mutex``."""
         self._clock_until_ns = 0
         self._group = GroupCommit(self, "pybk-committer")
         self._mutex = self._group.mutex
-        # Bound here, because an append then makes one call less for each.
+        # Bound methods instead of wrappers, because that saves a call per append.
         self.wait = self._group.wait
         self.when_done = self._group.when_done
         self.kick = self._group.kick
@@ -130,7 +136,7 @@ class Log:
         return self._writer.next_lsn - 1
 
     def position(self) -> tuple[int, int, int]:
-        """Return the file that the log is in, its offset there, and the next LSN; of about now."""
+        """Return id of the current log file, offset in it, and next LSN; a commit in flight may change them."""
         return self._writer.position()
 
     @property
@@ -171,12 +177,11 @@ class Log:
             first_entry_id: Id of the first entry.
             sizes: Encoded bytes of each entry, ``array("q")``.
             nbytes: Their sum.
-            parts: The encoded bytes, in order, in two pieces for each entry: what is in one piece is followed by empty
-                ones.
+            parts: The encoded bytes, in order, two parts for each entry; after an entry in one part comes an empty one.
             base_length: Cumulative payload bytes of the ledger before these entries.
             overhead: Bytes of each entry that are not payload.
-            wanted: Whether somebody will wait for it; unwanted entries stay buffered until a wanted commit takes them,
-                or until ``BUFFERED_NS`` have passed.
+            wanted: Whether a thread or future will wait for it. Other entries stay buffered until a wanted commit takes
+                them, or until ``BUFFERED_NS`` have passed.
 
         Returns:
             The commit they are part of, or None when too many bytes are outstanding: nothing was staged then.
@@ -202,7 +207,7 @@ class Log:
         overhead: int,
         wanted: bool,
     ) -> Completion | None:
-        """Stage one entry, given as what stands before its payload, and the payload; otherwise as ``stage``."""
+        """Stage one entry, given as ``prefix`` (header and digest) and payload; otherwise as ``stage``."""
         size = overhead + len(payload)
         with self._mutex:
             commit = self._forming
@@ -229,7 +234,7 @@ class Log:
     def _open_entries(
         self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int, wanted: bool
     ) -> StagedEntries | None:
-        """Return the ledger's entries in the forming commit, to stage some bytes; None if they must wait for space.
+        """Return the ledger's ``StagedEntries`` in the forming commit, for more to join; None if they wait for space.
 
         The caller holds the mutex.
         """
@@ -281,14 +286,14 @@ class Log:
     ) -> Commit | None:
         """Stage entries and control records that are replayed all or not at all.
 
-        The caller holds the lock of each ledger, and has looked at ``account_staged`` of each.
+        The caller holds the lock of each ledger, and has called ``account_staged`` of each.
 
         Args:
             parts: The entries, one part for each ledger.
             controls: Control records of no ledger.
             nbytes: Bytes of the entries.
-            ticket: The group's place in the queue, None if it has not waited.
-            claim: Called with the commit before the group counts; an exception of it stages nothing.
+            ticket: The group's ticket in the admission queue, None if it has not waited.
+            claim: Called with the commit before the group counts; if it raises, nothing is staged.
 
         Returns:
             The commit it is part of, or None when too many bytes are outstanding: nothing was staged then.
@@ -314,7 +319,7 @@ class Log:
             claim(commit)
             commit.payload_bytes += nbytes
             commit.wanted = True
-            group.staged = True  # the one step by which all of it counts
+            group.staged = True  # all of the group counts from this one step on
         return commit
 
     def stage_control(
@@ -330,14 +335,15 @@ class Log:
 
         Args:
             encode: Given the LSN, returns the whole record.
-            apply: Called by the driver when the record is durable, before waiters wake; may be called twice.
-            unless_changed: For a record that says how far a ledger goes: the ledger, and its error at that time.
-            creates: The ledger that the record creates: it goes ahead of the commit's entries, which may be of it.
+            apply: Called by the leader when the record is durable, before waiters wake; may be called twice.
+            unless_changed: For a record that contains a ledger's last entry: the ledger, and its error when the caller
+                read the last entry.
+            creates: The ledger that the record creates. The record precedes the commit's entries, which may be of it.
             claim: Called with the commit before the record counts, so that an interrupt leaves no record without it.
 
         Returns:
-            The commit it is part of. None if the ledger's error is another now, because a commit of its entries failed
-            meanwhile: nothing was staged, and what was decided is wrong.
+            The commit it is part of. None if the ledger's error has changed, because a commit of its entries failed
+            meanwhile: nothing was staged, and the caller must read the last entry again.
 
         Raises:
             PybkError: The log failed or is closed.
@@ -360,7 +366,7 @@ class Log:
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def wait_for_space(self) -> None:
-        """Return when the bytes outstanding now are fewer, driving the log if need be.
+        """Return when fewer bytes are outstanding than now; lead the log meanwhile if no other thread does.
 
         Raises:
             StorageRefusedError: Kept entries take the space, and writing them was refused again.
@@ -394,20 +400,20 @@ class Log:
             raise commit.error.with_traceback(None)
 
     def _awaited(self) -> Commit | None:
-        """Return the commit in flight, None if there is none or it may be put back; the caller holds the mutex.
+        """Return the commit in flight; None if there is none or it is the kept one. The caller holds the mutex.
 
-        A kept commit is put back as often as it is refused, so a thread that waits for it may wait as
-        long as the refusal lasts.
+        A kept commit is put back each time that it is refused, so a thread that waited for it might wait as long as
+        the refusals last.
         """
         return None if self._inflight is self._kept else self._inflight
 
     def _write_kept(self) -> None:
-        """Return when no entries are kept; raise what they were refused with, or failed with."""
+        """Return when no entries are kept; raise the error of a new refusal or failure."""
         while (kept := self._kept) is not None:
             with self._mutex:
                 self._tries_kept = True
                 commit = self._forming
-            self.wait(commit)  # which follows the kept entries
+            self.wait(commit)  # written after the kept entries
             if self._kept in (kept, None) and kept.error is not None:
                 raise kept.error.with_traceback(None)
 
@@ -420,9 +426,9 @@ class Log:
     def sleep_seconds(self) -> float:
         """Return how long the committer may sleep: until buffered entries are due; -1 if until it is kicked.
 
-        Entries that are due are wanted from then on. The first buffered entry starts the clock. The clock runs on for a
-        while after the last one, so that it is not started for each commit, and then stops, so that a log at rest costs
-        nothing. The caller holds the mutex.
+        A commit whose buffered entries are due becomes wanted. The first buffered entry starts the clock. The clock
+        runs for ``BUFFERED_NS`` after the last one, so that it is not started for each commit, and then stops, so that
+        a log at rest costs nothing. The caller holds the mutex.
         """
         if not self._clock_runs:
             return -1.0
@@ -444,18 +450,18 @@ class Log:
         """Do nothing: a step of the log never pauses."""
 
     def background_ended(self) -> None:
-        """Fail the log: without the committer, what only futures and the clock wait for would never be committed."""
+        """Fail the log: without the committer, entries that no thread waits for would never be committed."""
         self.fail(StorageFailedError("the committer thread has ended; close the store and open it again"))
 
     # ---- one commit ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Make one commit durable, or fail it; the caller leads."""
+        """Make one commit durable, or fail it; called by the leader. May be repeated after an exception."""
         with self._mutex:
             if self._inflight is None:
                 self._inflight = self._forming if self._kept is None else self._next_commit()
             commit = self._inflight
-            if self._forming is commit:  # also when an interrupt came between the two
+            if self._forming is commit:  # an interrupt may have come after ``_inflight`` was set
                 self._forming = Commit()
         if not commit.done:
             try:
@@ -500,19 +506,19 @@ class Log:
             self._inflight = None
 
     def _fail(self, commit: Commit, error: PybkError) -> None:
-        """Give up on a commit, and on what is forming: more of the same ledgers would leave a gap. May be repeated.
+        """Fail a commit and the forming one: later entries of the same ledgers would leave a gap. May be repeated.
 
         If the commit was refused, the acknowledged entries in both are kept. Their ledgers take no more until the
         entries are durable, and the entries count as outstanding meanwhile, which bounds them.
         """
         with self._mutex:
-            commit.fail(error)  # once it has an error it is not written any more, whatever comes between
+            commit.fail(error)  # from here on it is not written, even if an interrupt ends this call
             forming = commit.failed_with = commit.failed_with or self._forming
             forming.fail(error)
             if isinstance(error, StorageRefusedError):
                 self._refusal = error
                 self._refused.update(commit.ledgers(), forming.ledgers())
-            if self._forming is forming:  # only now, when none of its ledgers takes more
+            if self._forming is forming:  # replaced last, when all its ledgers have their error
                 if isinstance(error, StorageRefusedError):
                     before = () if self._kept is None else (self._kept,)
                     self._kept = Commit.of_acknowledged(error, *before, commit, forming)
@@ -533,13 +539,13 @@ class Log:
 
     @staticmethod
     def _takes_again(descriptor: LedgerDescriptor, kept: Commit) -> bool:
-        """Have a ledger take entries again if its kept entries are durable now; return whether it does."""
+        """Readmit a ledger whose kept entries are durable now; return whether it takes entries again."""
         return any(entries.descriptor is descriptor for entries in kept.staged) and descriptor.readmit()
 
     def readmit(self) -> None:
-        """Have ledgers that were refused for now take entries again; those that are busy at the next call.
+        """Resume appends of refused ledgers once there is space; a ledger whose lock is held waits for the next call.
 
-        A ledger with kept entries takes more once these are durable: they are tried again now.
+        A ledger with kept entries resumes when these are durable; this call has them tried again.
         """
         if self._refused:
             with self._mutex:
@@ -570,13 +576,13 @@ class Log:
         return self.durable_lsn
 
     def fail(self, error: PybkError) -> None:
-        """Take nothing more, and fail what is staged, with ``error``."""
+        """Fail, with ``error``, all later appends and what is staged; the first error stays."""
         with self._mutex:
             if self._error is None:
                 self._error = error
 
     def after_fork(self, error: PybkError) -> None:
-        """Be of no use in a forked child: nothing is locked or pending, and all that is asked raises ``error``."""
+        """Disable the log in a forked child: locks are free, nothing is pending, and each call raises ``error``."""
         self._group.after_fork()
         self._mutex = self._group.mutex
         self._error = error
