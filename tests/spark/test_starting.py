@@ -51,7 +51,7 @@ def end(file: Path) -> None:
 def either(spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """A session, and one in which all goes by what Spark Connect has, too."""
     if request.param == "connect":
-        monkeypatch.setattr(placement, "context", lambda _: None)
+        monkeypatch.setattr(placement, "spark_context", lambda _: None)
     return spark
 
 
@@ -88,7 +88,7 @@ def test_what_is_missing_or_wrong_is_said(either: SparkSession, settings: dict[s
 def test_connect_holds_no_executors(
     spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "context", lambda _: None)
+    monkeypatch.setattr(placement, "spark_context", lambda _: None)
     with pytest.raises(IllegalOperationError, match="Spark Connect"):
         start_bookies(spark, hold_slot=True, **settings)
 
