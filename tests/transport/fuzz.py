@@ -1,4 +1,4 @@
-"""A member of the cluster that mutates valid messages after authentication, beside a legitimate writer.
+"""A member of the cluster that mutates valid messages after authentication, while a legitimate writer appends.
 
 ``python -m tests.transport.fuzz --seconds 60 --seed 1`` runs bookies in this process, with CURVE and a cluster secret.
 The fuzzer has sessions of its own, and the right to a ledger of its own: what it sends has the right MACs, and says

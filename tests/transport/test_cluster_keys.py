@@ -47,14 +47,6 @@ def test_a_text_is_no_secret() -> None:
         ClusterKeys.derive("a text of more than sixteen", CLUSTER)  # type: ignore[arg-type]
 
 
-def test_a_seal_holds_for_its_bytes_and_its_secret_only() -> None:
-    mac = KEYS.seal(b"registration")
-    assert KEYS.is_sealed(b"registration", mac)
-    assert not KEYS.is_sealed(b"registratioN", mac)
-    assert not KEYS.is_sealed(b"registration", mac[:-1])
-    assert not ClusterKeys.derive(SECRET[::-1], CLUSTER).is_sealed(b"registration", mac)
-
-
 def test_a_right_holds_for_one_session_bookie_and_ledger() -> None:
     key = RightsKey(SEED)
     proof = key.sign(SESSION, INSTANCE, 7)

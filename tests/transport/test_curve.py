@@ -76,13 +76,13 @@ def test_the_start_up_test_waits_for_nothing_that_does_not_come() -> None:
     assert min(times) < curve._TEST_MS / 1000, "it waits for what nobody says"
 
 
-def test_a_door_that_lets_everybody_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_admits_everybody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ZapAuthenticator, "_knows", lambda _self, _question: True)
     with pytest.raises(InsecureError, match=r"a random key met .*SUCCEEDED"):
         Server([TCP], INSTANCE, KEYS)
 
 
-def test_a_socket_that_asks_no_door_keeper_is_found(monkeypatch: pytest.MonkeyPatch, context: Any) -> None:
+def test_a_socket_that_asks_no_handler_is_found(monkeypatch: pytest.MonkeyPatch, context: Any) -> None:
     """Z1: a CURVE server without a handler takes any key."""
 
     def secure_server(socket: Any, pair: CurvePair) -> None:
@@ -94,8 +94,8 @@ def test_a_socket_that_asks_no_door_keeper_is_found(monkeypatch: pytest.MonkeyPa
         Server([TCP], INSTANCE, KEYS, context=context)
 
 
-def test_without_a_door_keeper_nobody_comes_in(context: Any) -> None:
-    """Z1: the socket requires a handler, so that one that is gone does not open the door."""
+def test_without_a_handler_nobody_is_admitted(context: Any) -> None:
+    """Z1: the socket requires a handler, so that clients are refused when it is gone."""
     pair = CurvePair.random()
     with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
         curve.secure_server(server, pair)
@@ -107,14 +107,14 @@ def test_without_a_door_keeper_nobody_comes_in(context: Any) -> None:
         assert not server.poll(200)
 
 
-def test_a_door_that_lets_nobody_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_admits_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ZapAuthenticator, "_knows", lambda _self, _question: False)
     with pytest.raises(InsecureError, match="the cluster's own key met"):
         Server([TCP], INSTANCE, KEYS)
 
 
-def test_a_context_has_one_door_keeper(context: Any) -> None:
-    with Server([TCP], INSTANCE, KEYS, context=context), pytest.raises(UsageError, match="give each its own"):
+def test_a_context_has_one_handler(context: Any) -> None:
+    with Server([TCP], INSTANCE, KEYS, context=context), pytest.raises(UsageError, match="give each bookie its own"):
         Server([TCP], INSTANCE, KEYS, context=context)
 
 
@@ -131,8 +131,8 @@ def test_a_context_has_one_door_keeper(context: Any) -> None:
         [b"1.0", b"1", b"pybk", b"127.0.0.1", b"", b"CURVE", b""],
     ],
 )
-def test_the_door_keeper_lets_in_one_key_only(context: Any, question: list[bytes]) -> None:
-    door = ZapAuthenticator(context, KEYS.client.public)
+def test_the_handler_admits_one_key_only(context: Any, question: list[bytes]) -> None:
+    authenticator = ZapAuthenticator(context, KEYS.client.public)
     asker = context.socket(zmq.REQ)
     asker.connect(curve._ZAP_ADDRESS)
     for frames, verdict in (
@@ -140,12 +140,12 @@ def test_the_door_keeper_lets_in_one_key_only(context: Any, question: list[bytes
         ([b"1.0", b"1", b"pybk", b"", b"", b"CURVE", zmq.utils.z85.decode(KEYS.client.public)], b"200"),
     ):
         asker.send_multipart(frames or [b""])
-        assert door.socket.poll(60_000)
-        door.serve()
+        assert authenticator.socket.poll(60_000)
+        authenticator.serve()
         assert asker.recv_multipart()[2] == verdict
-    assert door.refused == 1
+    assert authenticator.refused == 1
     asker.close()
-    door.close()
+    authenticator.close()
 
 
 def refused(server: Server, links: Links, public_key: bytes | None) -> str:

@@ -343,7 +343,7 @@ def test_no_session_of_a_writer_makes_room_for_another(monkeypatch: pytest.Monke
         peers = list(here.server._peers.values())
         third = here.link()
         assert here.ask(third, add()) is None
-        assert "as many sessions as it takes" in third.why_down
+        assert "as many sessions as it keeps" in third.why_down
         assert list(here.server._peers.values()) == peers
         assert [here.ask(link, add()) for link in writers] == [OK, OK]
         # Whose client is gone makes room at once.
@@ -657,7 +657,7 @@ def test_members_whose_greeting_is_read_before_their_connection_is_known_may_sen
         assert watched is not None
         look = watched.look
         monkeypatch.setattr(here.server, "_watched", {watched.monitor.fileno(): lambda: None})
-        here.server._watched[here.server._door.socket.fileno()] = here.server._door.serve  # type: ignore[union-attr]
+        here.server._watched[here.server._authenticator.socket.fileno()] = here.server._authenticator.serve  # type: ignore[union-attr]
         link = here.link()
         assert here.ask(link, add()) == OK
         look(here.server.addresses)
@@ -716,8 +716,8 @@ def test_a_message_exempts_its_connection_before_the_end_of_an_earlier_one_is_kn
 
 def _has_message(server: Server) -> bool:
     """Let strangers and members in, and return whether a message can be received."""
-    if server._door is not None:
-        server._door.serve()
+    if server._authenticator is not None:
+        server._authenticator.serve()
     events: Any = server._socket.get(zmq.EVENTS)
     return bool(events & zmq.POLLIN)
 

@@ -1,9 +1,9 @@
-"""The client's end of the wire to one bookie.
+"""The client's end of the wire: ``Link`` is the connection to one bookie, and ``Links`` polls all links of a client.
 
 Theory of operation
 -------------------
 
-A link has one socket per session and never lets ZeroMQ reconnect. Its states:
+A link has one socket per session, and ZeroMQ never reconnects it. Its states:
 
     CLOSED --send, _open--> CONNECTING --handshake, _greet--> GREETED --WELCOME, _begin--> UP
        ^                        |                                |                         |
@@ -11,13 +11,21 @@ A link has one socket per session and never lets ZeroMQ reconnect. Its states:
     UP --NO_SESSION (the bookie forgot the session), _without_session--> GREETED, over the same connection
 
 ``_socket`` is None only in CLOSED, ``_mac`` is set only in UP. Requests that are sent before UP wait in
-``_outstanding`` and are transmitted by ``_begin``. ``_lose`` reports all of them as unanswered, because nobody knows
-whether they took effect; after a forgotten session they are sent again, because the bookie is the same process and
-compares entries that it has. Each request has exactly one outcome, which ``Links.poll`` returns.
+``_outstanding`` and are transmitted by ``_begin``. ``_lose`` reports all of them as unanswered, because it is unknown
+whether they took effect. After a forgotten session they are sent again, because the bookie is the same process and
+compares entries that it already has. Each request has exactly one outcome, which ``Links.poll`` returns.
 
 A link ends a connection that is not UP within the time of a handshake, that the socket's monitor reports as broken,
-or that is silent after a ping (``_look_after``). Everything runs in the thread that calls ``send`` and
-``Links.poll``, one at a time; there are no locks.
+or that is silent after a ping (``_look_after``).
+
+``Links`` owns what all links share: the epoll descriptor over their sockets and monitors, the outcomes that are not
+returned yet, the rights that are proved in each session, and the time of the next check (``_due_ns``). A link adds its
+sockets to the epoll set (``_watch``) and appends its outcomes. A ZeroMQ descriptor signals once when something arrives,
+and sending or receiving may consume that signal; so a link that has sent something, or has a new socket, is in
+``_touched``, and the next ``poll`` reads it without a signal.
+
+Everything runs in the thread that calls ``send`` and ``poll``, one at a time; there are no locks. Only ``Links.wake``
+may be called by any thread.
 """
 
 from __future__ import annotations
@@ -67,18 +75,18 @@ from pybk.transport.frames import (
 logger = logging.getLogger(__name__)
 
 TIMEOUT_NS: Final = 5 * 10**9
-"""How long a request may take if nothing else is said."""
+"""Default time after which a request counts as unanswered, nanoseconds."""
 
 PING_NS: Final = 5 * 10**9
-"""After this long without a word from the bookie it is asked for one."""
+"""A link whose bookie was silent for half of this sends a ping, and ends if that is not answered within this time."""
 
 OUTSTANDING_BYTES_MAX: Final = 32 << 20
-"""Default bound on what is on the way over one link: requests, and the bytes that reads ask for."""
+"""Default bound on the outstanding bytes of one link: those of its requests, and those that its reads ask for."""
 
 _QUEUE_MESSAGES: Final = 16 << 10
 _RESENT_MAX: Final = 3
 _RECONNECT_MS: Final = 24 * 3600 * 1000
-"""ZeroMQ's own reconnecting comes so late that it never does: a link that broke gets a new socket."""
+"""ZeroMQ would reconnect after a day, so it never does: a link that broke gets a new socket."""
 
 _RETRY_NS: Final = 20_000_000
 _HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
@@ -87,7 +95,7 @@ _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _OWN_IDS: Final = 1 << 63
-"""Request ids from here up are the link's own."""
+"""Request ids from here up are for the link's own requests: pings, and proofs of rights."""
 
 _EVENTS: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -99,29 +107,30 @@ _EVENTS: Final = (
 )
 _REASONS: Final = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "the bookie refused this client's key: is it the same cluster secret?",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the other end does not speak as expected: do both have a secret?",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "the peer speaks another protocol: do both have a secret?",
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the handshake failed: do both have the same cluster secret?",
     int(zmq.EVENT_DISCONNECTED): "the connection broke",
-    int(zmq.EVENT_CLOSED): "nobody listens there",
+    int(zmq.EVENT_CLOSED): "no process listens at the address",
 }
 
 Outcome = tuple["Link", int, WireReply | None]
-"""Which link, which request, and the reply; None if there was none, so that the outcome is unknown."""
+"""Link, request id, and reply; None instead of a reply if there was none, so that the request's effect is unknown."""
 
 _contexts: Final[set[curve.Context]] = set()
-"""Contexts of links that are not closed. The collector must not find one together with its sockets: it clears the weak
-references by which the context knows them, and the context then waits for them for ever."""
+"""Contexts of links that are not closed. They are kept alive here, because the garbage collector must not collect a
+context together with its sockets: it would clear the weak references by which the context finds its sockets, and
+terminating the context would then wait for them for ever."""
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    """What the links of a client met.
+    """Counts of what the links of a client received, since they were made.
 
     Attributes:
-        garbage: Messages that were none.
+        garbage: Frames that are not messages.
         forged: Messages without the right MAC.
-        damaged: Replies or requests that came damaged, and were asked for again.
-        late: Replies that came after their request's time.
+        damaged: Requests or replies that arrived damaged, so that the request was sent again.
+        late: Replies that arrived after their request had ended.
         lost: Connections that ended or were refused.
         forgotten: Sessions that a bookie had forgotten, and that began again over the same connection.
     """
@@ -135,16 +144,16 @@ class LinkCounters:
 
 
 class Link:
-    """The way to one bookie; made by ``Links.connect``.
+    """The connection to one bookie; made by ``Links.connect``.
 
-    A link that broke connects again with the next request, under a new session: what was outstanding was reported as
-    unanswered before.
+    A link that broke reports its outstanding requests as unanswered. It connects again, in a new session, with the next
+    request.
 
     Attributes:
         bookie: The bookie.
-        address: Where it is.
-        outstanding_bytes: What is on the way: requests, and the bytes that reads ask for.
-        why_down: Why the last connection ended, for people; empty if none did.
+        address: The address it connects to.
+        outstanding_bytes: Bytes of the outstanding requests, and bytes that outstanding reads ask for.
+        why_down: Why the last connection ended, for people; empty while there is a session, and before the first.
     """
 
     def __init__(self, links: Links, bookie: Bookie, address: str, server_public: bytes | None) -> None:
@@ -174,13 +183,8 @@ class Link:
         self._opened_ns = 0
 
     def __repr__(self) -> str:
-        """Name the bookie and how the link is."""
+        """Return the bookie, the address, and whether there is a session."""
         return f"<Link to {self.bookie} at {self.address}, {'up' if self.is_up else 'down'}>"
-
-    @property
-    def place(self) -> tuple[str, bytes | None]:
-        """The address and the CURVE key that is expected there."""
-        return self.address, self._server_public
 
     @property
     def is_up(self) -> bool:
@@ -201,12 +205,12 @@ class Link:
             timeout_ns: Nanoseconds after which it counts as unanswered.
 
         Returns:
-            False if too much is outstanding: nothing was sent, try again when there are outcomes.
+            False if too much is outstanding: nothing was sent. Try again after ``Links.poll`` returned outcomes.
 
         Raises:
-            UsageError: The message is larger than a bookie takes, or the request id is outstanding.
+            UsageError: The message is larger than the bookie accepts, or the request id is outstanding.
 
-        Cost: 8 microseconds for the first bookie, 4 for the others that the same message is sent to next.
+        Cost: 8 microseconds for the first bookie; 4 for each further bookie that the same message is sent to next.
         """
         outgoing = self._links._encode(message)
         size = outgoing.size
@@ -228,7 +232,7 @@ class Link:
             self._hear()
             if self._socket is not None and self._outstanding:
                 return False
-            # Full of requests whose time is over: the connection is as good as gone.
+            # ZeroMQ's queue is full, and only of requests that have timed out: the connection makes no progress.
             self._lose("the connection broke")
             self._links._outcomes.append((self, request_id, None))
             return True
@@ -236,7 +240,7 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Take the link away; what is outstanding is reported as unanswered."""
+        """Close the connection and remove the link; its outstanding requests are reported as unanswered."""
         self._lose("closed")
         self._links._remove(self)
 
@@ -249,7 +253,11 @@ class Link:
             self._links._look_at(deadline_ns)
 
     def _transmit(self, request_id: int, outgoing: Outgoing, ledger_id: int) -> bool:
-        """Hand a request to ZeroMQ, after the proof of the right to its ledger; False if there is no room."""
+        """Send a request, and before it the proof of the right to its ledger if that was not sent in this session.
+
+        Returns:
+            False if ZeroMQ's queue is full.
+        """
         if ledger_id in self._links._grants and ledger_id not in self._proved:
             description, key = self._links._grants[ledger_id]
             signature = key.sign(self._session_id, self._instance, ledger_id)
@@ -259,6 +267,7 @@ class Link:
         return self._put(request_id, outgoing)
 
     def _put(self, request_id: int, outgoing: Outgoing) -> bool:
+        """Give a message to ZeroMQ; False if its queue is full."""
         assert self._socket is not None
         assert self._mac is not None
         self._links._touched.add(self)
@@ -269,37 +278,37 @@ class Link:
         send = self._socket.send
         try:
             send(head, _MORE if bodies else _DONT_WAIT)
-            for place, body in enumerate(bodies, 1):
-                send(body, _MORE if place < len(bodies) else _DONT_WAIT, copy=False)
+            for number, body in enumerate(bodies, 1):
+                send(body, _MORE if number < len(bodies) else _DONT_WAIT, copy=False)
         except zmq.Again:
             return False
         return True
 
     def _own_id(self) -> int:
-        """Return a request id that no caller gives."""
+        """Return a request id that no caller uses."""
         return _OWN_IDS + self._counter
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
     def _reopen(self, now_ns: int) -> bool:
-        """Connect again, but not in every moment; tell whether it is tried."""
+        """Connect again; False if that fails at once, or the last attempt is less than ``_RETRY_NS`` ago."""
         if now_ns - self._opened_ns < _RETRY_NS:
             return False
         try:
             self._open()
         except zmq.ZMQError as error:
             self._opened_ns = now_ns
-            logger.warning("no socket for a link to bookie %s: %s; it is tried again", self.bookie, error)
+            logger.warning("no socket for a link to bookie %s: %s; the next request tries again", self.bookie, error)
             return False
         return True
 
     def _open(self) -> None:
-        """Begin to connect, with a socket of its own: nothing of an earlier session can come or go over it."""
+        """Begin to connect with a new socket, so that nothing of an earlier session can be sent or received over it."""
         links = self._links
         socket = links._context.socket(zmq.DEALER)
         socket.linger = 0
-        # Were ZeroMQ told never to connect again, or to hold nothing while it does, it would throw away the replies
-        # that came before the end. Nothing is sent before the session, so nothing waits for a connection to come.
+        # Disabling reconnection, or setting IMMEDIATE, would make ZeroMQ discard replies that arrived before the
+        # connection ended. Nothing is sent before there is a session, so no message can wait for a connection.
         socket.immediate = False
         socket.reconnect_ivl = _RECONNECT_MS
         socket.maxmsgsize = links._message_bytes_max
@@ -329,9 +338,9 @@ class Link:
             self._greet()
 
     def _greet(self) -> None:
-        """Ask for a session."""
+        """Send HELLO, which asks for a session."""
         assert self._socket is not None
-        # In the oldest version that is spoken here, so that a bookie one behind can read what is offered.
+        # Encoded in the oldest version that this pybk speaks, so that a bookie one version older can decode it.
         hello = Outgoing(MessageKind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
         mac = self._links._greeting_mac
         head = hello.head(HELLO_ID, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
@@ -342,17 +351,17 @@ class Link:
             self._lose("the connection broke")
 
     def _hear(self) -> None:
-        """Take what the monitor says about the connection."""
+        """Receive and handle the events of the connection's monitor."""
         while self._monitor is not None and self._monitor.poll(0):
             event = int(parse_monitor_message(self._monitor.recv_multipart(_DONT_WAIT))["event"])
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._greet()
             else:
-                self._take()  # what came before the end
+                self._take()  # replies that arrived before the connection ended
                 self._lose(_REASONS[event])
 
     def _disconnect(self) -> None:
-        """Give the connection up."""
+        """Close the sockets and forget the session."""
         if self._socket is None:
             return
         self._links._watch_no_more(self._socket)
@@ -368,7 +377,7 @@ class Link:
         self._proved.clear()
 
     def _lose(self, why: str) -> None:
-        """Give the connection up, and report everything outstanding as unanswered."""
+        """End the connection for the reason ``why``, and report all outstanding requests as unanswered."""
         if self._socket is None:
             return
         self._disconnect()
@@ -381,7 +390,7 @@ class Link:
         self._first_deadline_ns = _NEVER_NS
 
     def _look_after(self, now_ns: int) -> None:
-        """End requests whose time is over, and a connection of which nothing is heard; ping a quiet one."""
+        """End requests that timed out and a connection that does not answer; ping a bookie that is silent."""
         self._take()
         self._hear()
         if now_ns >= self._first_deadline_ns:
@@ -391,7 +400,7 @@ class Link:
             self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=_NEVER_NS)
         if self._socket is not None:
             if self._mac is None:
-                self._give_up(self._opened_ns + _HANDSHAKE_NS, now_ns, "nobody answered in time")
+                self._give_up(self._opened_ns + _HANDSHAKE_NS, now_ns, "the handshake was not answered in time")
             elif self._pinged_ns != _NEVER_NS:
                 self._give_up(self._pinged_ns + PING_NS, now_ns, "the bookie is silent")
             elif now_ns - self._heard_ns >= PING_NS // 2:
@@ -400,22 +409,22 @@ class Link:
         self._links._look_at(self._first_deadline_ns)
 
     def _give_up(self, end_ns: int, now_ns: int, why: str) -> None:
-        """Lose the connection if it is time, and look again if it is not."""
+        """End the connection if ``end_ns`` has passed; otherwise have ``_look_after`` called at that time."""
         if now_ns >= end_ns:
             self._lose(why)
         else:
             self._links._look_at(end_ns)
 
-    # ---- what comes --------------------------------------------------------------------------------------------------
+    # ---- receiving ---------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Take what no signal tells of: sending may have taken it, and a new socket gives none until it was read."""
+        """Receive what no signal announces: sending consumes signals, and a new socket has none until it was read."""
         self._take()
         if self._mac is None:
             self._hear()
 
     def _take(self) -> None:
-        """Take the replies that are there."""
+        """Receive and handle the messages that have arrived."""
         socket = self._socket
         if socket is None:
             return
@@ -433,7 +442,7 @@ class Link:
             self._pinged_ns = _NEVER_NS
 
     def _heard(self, head: bytes, bodies: Sequence[memoryview]) -> None:
-        """Check one message and do what it says."""
+        """Verify one message and act on it."""
         counters = self._links.counters
         try:
             header = decode_head(head)
@@ -447,9 +456,8 @@ class Link:
                 counters.forged += 1
             return
         if self._mac is None:
-            if (
-                header.kind == MessageKind.WELCOME or not self._forgotten
-            ):  # else a reply of the session that was forgotten
+            # Replies of a session that the bookie has forgotten since may still arrive, and are ignored.
+            if header.kind == MessageKind.WELCOME or not self._forgotten:
                 self._begin(header, head)
             return
         if not is_authentic(header, head, self._mac) or header.instance != self._instance:
@@ -476,16 +484,16 @@ class Link:
         self._end(request_id, reply)
 
     def _without_session(self, request_id: int) -> None:
-        """Ask for another session over the same connection, because the bookie has forgotten this one.
+        """Ask for a new session over the same connection, because the bookie has forgotten this one.
 
-        The bookie is the same process as before, and requests may be repeated: it compares entries that it has.
-        So what is outstanding is sent again when the new session begins, and nobody takes the bookie for failed.
+        The bookie is the same process as before, and requests may be repeated: it compares entries that it already has.
+        So outstanding requests are sent again when the new session begins, and the bookie does not count as failed.
         """
         if request_id == HELLO_ID:
-            self._lose("the bookie has as many sessions as it takes")
+            self._lose("the bookie has as many sessions as it keeps")
         elif self._mac is not None and self._forgotten >= _RESENT_MAX:
             self._lose("the bookie forgot the session")
-        elif self._mac is not None:  # else it says so of another request of the same session
+        elif self._mac is not None:  # else this answers another request of the same session, and HELLO is on its way
             self._forgotten += 1
             self._links.counters.forgotten += 1
             self._mac = None
@@ -496,7 +504,7 @@ class Link:
             self._greet()
 
     def _begin(self, header: Header, head: bytes) -> None:
-        """Begin the session that the bookie offers, and send what waited for it."""
+        """Verify WELCOME, begin the session, and send the requests that waited for it."""
         try:
             both = blob(header, head, SESSION_BYTES + NONCE_BYTES)
         except FrameError:
@@ -506,7 +514,7 @@ class Link:
         known = len(nonce) == NONCE_BYTES and is_whole(header, head, ()) and is_authentic(header, head, mac)
         if not known or header.kind != MessageKind.WELCOME or not frames.VERSION_MIN <= header.a <= frames.VERSION:
             self._links.counters.forged += 1
-            self._lose("what answered does not know the cluster's secret")
+            self._lose("the peer does not know the cluster's secret")
             return
         self._session_id = session_id
         self._instance = header.instance
@@ -518,11 +526,11 @@ class Link:
         self.why_down = ""
         for request_id, (_, _, outgoing, ledger_id) in self._outstanding.items():
             if not self._transmit(request_id, outgoing, ledger_id):
-                self._lose("more waits for the session than can be sent")
+                self._lose("more requests wait for the session than can be sent")
                 return
 
     def _resend(self, request_id: int) -> None:
-        """Send a request again that came damaged, or whose reply did; a few times."""
+        """Send a request again, up to ``_RESENT_MAX`` times, because it or its reply arrived damaged."""
         times = self._resent.get(request_id, 0)
         _, _, outgoing, ledger_id = self._outstanding[request_id]
         if times >= _RESENT_MAX or not self._transmit(request_id, outgoing, ledger_id):
@@ -542,16 +550,16 @@ class Links:
     """All links of a client.
 
     Args:
-        keys: The cluster's; None for no secret.
-        context: The ZeroMQ context, needed for ``inproc``; None for one of its own.
-        outstanding_bytes_max: Bound on what is on the way over each link.
-        message_bytes_max: Bound on each frame received; larger ones end the connection unread.
+        keys: The cluster's keys; None without a secret.
+        context: The ZeroMQ context, needed for ``inproc``; None to make one.
+        outstanding_bytes_max: Bound on the outstanding bytes of each link, see ``Link.outstanding_bytes``.
+        message_bytes_max: Bound on each frame received; a larger one ends the connection unread.
 
     Attributes:
-        counters: What was met.
-        waiting: Whether ``poll`` has taken nothing yet: an exception that ends it then loses nothing.
+        counters: Counts since the links were made.
+        waiting: True while ``poll`` waits and has received nothing: an exception raised then loses no outcome.
 
-    Threads: one at a time, but for ``wake`` until ``close`` is called.
+    Threads: one at a time, except for ``wake``, which any thread may call until ``close`` is called.
     """
 
     def __init__(
@@ -595,16 +603,16 @@ class Links:
         self.close()
 
     def connect(self, bookie: Bookie, address: str, server_public: bytes | None = None) -> Link:
-        """Make a link to a bookie; returns at once, and what is sent meanwhile waits for the connection.
+        """Make a link to a bookie, without waiting for the connection; requests that are sent before it wait for it.
 
         Args:
-            bookie: Which bookie and instance is meant; another instance there answers ``WRONG_INSTANCE``.
-            address: Where its registration says.
-            server_public: Its CURVE key as its registration says; None if there is no secret.
+            bookie: The bookie and instance; another instance at the address answers ``WRONG_INSTANCE``.
+            address: The address in its registration.
+            server_public: The CURVE key in its registration; None without a secret.
 
         Raises:
-            UsageError: One end has a secret and the other has not, or the address is none.
-            TooManyRequestsError: This process gets no more sockets.
+            UsageError: One end has a secret and the other has not, or ``address`` is not an address.
+            TooManyRequestsError: The process has as many sockets as it may have.
         """
         if (server_public is None) is not (self._keys is None):
             which = "has a CURVE key" if server_public else "has no CURVE key"
@@ -622,39 +630,39 @@ class Links:
         return link
 
     def grant(self, ledger_id: int, description: bytes, key: RightsKey) -> None:
-        """Have each link prove the right to a ledger before its first request for it, in each session.
+        """Have each link prove the right to a ledger, in each session before the first request for the ledger.
 
         Args:
             ledger_id: The ledger.
-            description: What the bookies check, see ``Authorize``.
-            key: Signs.
+            description: The ledger's encoded description, see ``Authorize``.
+            key: The key that signs the proofs.
         """
         self._grants[ledger_id] = (description, key)
         for link in self._links:
             link._proved.discard(ledger_id)
 
     def revoke(self, ledger_id: int) -> None:
-        """Prove the right to a ledger no more; bookies forget it with the session."""
+        """Stop proving the right to a ledger; bookies forget it when the session ends."""
         self._grants.pop(ledger_id, None)
         for link in self._links:
             link._proved.discard(ledger_id)
 
     def wake(self) -> None:
-        """Have ``poll`` return at once, now or when it is called next; nothing once it is closed. Threads: any."""
+        """Make the current or the next ``poll`` return at once; does nothing after ``close``. Threads: any."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_ms: int) -> list[Outcome]:
-        """Wait for replies, and take all that are there.
+        """Wait for replies, and return the outcomes of all requests that have ended.
 
         Args:
-            timeout_ms: Milliseconds to wait for the first; 0 takes what is there.
+            timeout_ms: Milliseconds to wait for the first; 0 does not wait.
 
         Returns:
-            Each request that came to its end: with its reply, or None if its time is over, the connection broke, or
-            the bookie forgot the session. Empty after ``wake``, the time-out, or now and then before.
+            The outcomes: each with a reply, or None if the request timed out or the connection ended. The list is empty
+            after ``wake`` and after the time-out, and may be empty before.
 
-        Cost: 10 microseconds, 7 more per reply and the checksum of its entries.
+        Cost: 10 microseconds, and for each reply 7 more and the checksum of its entries.
         """
         now_ns = time.monotonic_ns()
         if now_ns >= self._due_ns:
@@ -675,7 +683,7 @@ class Links:
         return outcomes
 
     def _look_after(self, now_ns: int) -> None:
-        """End what takes too long, ping who is silent, and say when to look again."""
+        """End requests and connections that timed out, ping silent bookies, and set the time of the next check."""
         self._due_ns = now_ns + PING_NS
         for link in self._links:
             link._look_after(now_ns)
@@ -685,11 +693,11 @@ class Links:
         self._links.remove(link)
 
     def _look_at(self, time_ns: int) -> None:
-        """Look after the links at this time, if not before."""
+        """Have ``_look_after`` called at this time or earlier."""
         self._due_ns = min(self._due_ns, time_ns)
 
     def _encode(self, message: WireRequest) -> Outgoing:
-        """Encode a message, once for all bookies that it is sent to one after the other."""
+        """Encode a message; once if it is sent to several bookies in a row."""
         known, outgoing = self._encoded
         if message is not known:
             outgoing = encode(message)
@@ -697,24 +705,24 @@ class Links:
         return outgoing
 
     def _watch(self, socket: curve.Socket, take: Callable[[], None]) -> None:
-        """Have ``poll`` wait for a socket too, and call this when something came."""
+        """Have ``poll`` wait for a socket as well, and call ``take`` when something has arrived."""
         self._epoll.register(socket.fileno(), select.EPOLLIN)
         self._by_descriptor[socket.fileno()] = take
 
     def _watch_no_more(self, socket: curve.Socket) -> None:
-        """Wait for a socket no more, which is about to be closed."""
+        """Remove a socket that is about to be closed from those that ``poll`` waits for."""
         self._epoll.unregister(socket.fileno())
         del self._by_descriptor[socket.fileno()]
 
     def close(self) -> None:
-        """Close all links, also those that an interrupt left half open; what is outstanding stays without an answer."""
+        """Close all links, also those that an interrupt left half open; outstanding requests get no outcome."""
         try:
             for link in self._links:
                 link._disconnect()
             self._links.clear()
         finally:
             self._epoll.close()
-            wake, self._wake = self._wake, -1  # first: its number may be another file's as soon as it is closed
+            wake, self._wake = self._wake, -1  # before closing: the descriptor's number may be reused at once
             if wake >= 0:
                 os.close(wake)
             if self._own_context:

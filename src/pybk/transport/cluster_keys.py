@@ -1,4 +1,4 @@
-"""The keys that a cluster's secret means, and the proof that somebody may write a ledger. See ``docs/wire.md``."""
+"""The keys derived from a cluster's secret, the proofs of rights to a ledger, and LAC packets. See ``docs/wire.md``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zmq.utils import z85
 from pybk.errors import UsageError
 
 SECRET_BYTES_MIN: Final = 16
-"""Shortest cluster secret that is taken; 32 random bytes are a good one."""
+"""The shortest cluster secret that is accepted; 32 random bytes are a good one."""
 
 KEY_BYTES: Final = 32
 MAC_BYTES: Final = 16
@@ -28,7 +28,7 @@ SIGNATURE_BYTES: Final = 64
 LAC_PACKET_BYTES: Final = 32
 
 Mac = Callable[[bytes | memoryview], bytes]
-"""Makes the ``MAC_BYTES`` bytes that prove what they were made of."""
+"""Returns the MAC of some bytes, ``MAC_BYTES`` bytes."""
 
 _pack_lac = Struct(">qq").pack
 _unpack_lac = Struct(">qq").unpack_from
@@ -54,12 +54,12 @@ class CurvePair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterKeys:
-    """What a cluster's secret means; whoever knows the secret has the same.
+    """The keys that are derived from a cluster's secret, the same for all members.
 
     Attributes:
-        client: The CURVE pair that every client of the cluster has.
-        metadata_key: Key of the MACs of registrations and of ledgers' immutable metadata, ``KEY_BYTES`` bytes.
-        session_key: Key that sessions' keys are made of, ``KEY_BYTES`` bytes.
+        client: The CURVE key pair that all clients of the cluster share.
+        metadata_key: The key of the MACs of metadata values and ledger descriptions, ``KEY_BYTES`` bytes.
+        session_key: The key from which the MAC key of each session is derived, ``KEY_BYTES`` bytes.
     """
 
     client: CurvePair = field(repr=False)
@@ -71,11 +71,12 @@ class ClusterKeys:
         """Derive the keys.
 
         Args:
-            secret: The cluster's secret, at least ``SECRET_BYTES_MIN`` random bytes; no password.
-            cluster_id: Identity of the cluster, so that the same secret means other keys in another one.
+            secret: The cluster's secret, at least ``SECRET_BYTES_MIN`` random bytes; a password is too weak, because
+                no slow hash is applied.
+            cluster_id: The cluster's id, the salt: clusters with the same secret have different keys.
 
         Raises:
-            UsageError: The secret is no bytes or too short.
+            UsageError: The secret is not of type bytes, or too short.
 
         Cost: A tenth of a millisecond.
         """
@@ -93,17 +94,9 @@ class ClusterKeys:
             _expand(secret, cluster_id, b"session-mac"),
         )
 
-    def seal(self, data: bytes) -> bytes:
-        """Return the MAC of a registration or of immutable metadata, ``KEY_BYTES`` bytes."""
-        return hashlib.blake2b(data, key=self.metadata_key, digest_size=KEY_BYTES).digest()
-
-    def is_sealed(self, data: bytes, mac: bytes) -> bool:
-        """Tell whether somebody who knows the secret made this MAC of these bytes; in constant time."""
-        return compare_digest(self.seal(data), mac)
-
 
 def _expand(secret: bytes, cluster_id: bytes, purpose: bytes) -> bytes:
-    """Derive the key of a purpose; parts are prefixed with their size so that no two read the same."""
+    """Derive the key of a purpose; each part has its size as a prefix, so that no two inputs have the same bytes."""
     info = b"".join(len(part).to_bytes(4, "big") + part for part in (b"pybk-cluster/1", purpose))
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=cluster_id, info=info).derive(secret)
 
@@ -112,7 +105,7 @@ def _expand(secret: bytes, cluster_id: bytes, purpose: bytes) -> bytes:
 
 
 def keyed_mac(key: bytes) -> Mac:
-    """Make a MAC, keyed BLAKE2b of ``MAC_BYTES`` bytes; half a microsecond for a header."""
+    """Return a function that computes keyed BLAKE2b of ``MAC_BYTES`` bytes, in half a microsecond for a header."""
     start = hashlib.blake2b(key=key, digest_size=MAC_BYTES).copy
 
     def mac(data: bytes | memoryview) -> bytes:
@@ -124,7 +117,7 @@ def keyed_mac(key: bytes) -> Mac:
 
 
 def greeting_mac(keys: ClusterKeys | None) -> Mac:
-    """Return the MAC of messages outside sessions; without a secret, a checksum that only finds damage."""
+    """Return the MAC of messages outside of sessions; without a secret, a checksum that detects damage only."""
     return xxh3_128_digest if keys is None else keyed_mac(keys.session_key)
 
 
@@ -132,10 +125,10 @@ def session_mac(keys: ClusterKeys | None, session_id: bytes, nonces: tuple[bytes
     """Return the MAC of one session's messages.
 
     Args:
-        keys: The cluster's keys; None gives a checksum that only finds damage.
+        keys: The cluster's keys; None without a secret: the result is a checksum that detects damage only.
         session_id: The session.
-        nonces: The client's and the bookie's, all of one size.
-        instance: The bookie's.
+        nonces: The client's and the bookie's nonce, ``NONCE_BYTES`` each.
+        instance: The bookie's instance.
     """
     if keys is None:
         return xxh3_128_digest
@@ -147,13 +140,13 @@ def session_mac(keys: ClusterKeys | None, session_id: bytes, nonces: tuple[bytes
 
 
 class RightsKey:
-    """Proves that its holder may add to, fence and delete a ledger; made of the ledger's write-auth key.
+    """An Ed25519 key whose signatures prove that the signer may add to, fence and delete a ledger.
 
     Args:
-        seed: ``KEY_BYTES`` bytes.
+        seed: The ledger's write-auth key, ``KEY_BYTES`` bytes.
 
     Attributes:
-        public: What the proofs are checked with, ``KEY_BYTES`` bytes; the ledger's verifier.
+        public: The public key, ``KEY_BYTES`` bytes, which is the ledger's verifier.
 
     Raises:
         UsageError: The seed has another size.
@@ -170,37 +163,37 @@ class RightsKey:
         self.public: Final = self._key.public_key().public_bytes_raw()
 
     def __repr__(self) -> str:
-        """Name the public half."""
+        """Return the public key only."""
         return f"<RightsKey {self.public.hex()}>"
 
     def sign(self, session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
-        """Prove the right to write a ledger, to one bookie and for one session.
+        """Return a proof of the right to write a ledger, valid for one bookie and one session.
 
         Args:
             session_id: The session.
-            instance: The bookie's.
+            instance: The bookie's instance.
             ledger_id: The ledger.
 
         Returns:
-            ``SIGNATURE_BYTES`` bytes.
+            A signature of ``SIGNATURE_BYTES`` bytes.
 
         Cost: 50 microseconds.
         """
         return self._key.sign(_right(session_id, instance, ledger_id))
 
     def sign_deletion(self, ledger_id: int) -> bytes:
-        """Prove the right to have a ledger deleted by all who keep it; ``SIGNATURE_BYTES`` bytes."""
+        """Return a proof of the right to delete a ledger, valid for all bookies; ``SIGNATURE_BYTES`` bytes."""
         return self._key.sign(_deletion(ledger_id))
 
 
 def proves_right(public: bytes, signature: bytes, session_id: bytes, instance: bytes, ledger_id: int) -> bool:
-    """Tell whether a signature proves the right to write a ledger; False for anything else than a proof.
+    """Return whether a signature proves the right to write a ledger; False for any other bytes.
 
     Args:
         public: The ledger's verifier.
-        signature: What ``RightsKey.sign`` made of the same.
+        signature: The result of ``RightsKey.sign``.
         session_id: The session.
-        instance: The bookie's.
+        instance: The bookie's instance.
         ledger_id: The ledger.
 
     Cost: 100 microseconds.
@@ -215,7 +208,7 @@ def proves_right(public: bytes, signature: bytes, session_id: bytes, instance: b
 
 
 def proves_deletion(public: bytes, signature: bytes, ledger_id: int) -> bool:
-    """Tell whether a signature is ``RightsKey.sign_deletion`` of a ledger; False for anything else."""
+    """Return whether a signature is that of ``RightsKey.sign_deletion`` for a ledger; False for any other bytes."""
     if len(public) != KEY_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -226,35 +219,35 @@ def proves_deletion(public: bytes, signature: bytes, ledger_id: int) -> bool:
 
 
 def _deletion(ledger_id: int) -> bytes:
-    """Return what is signed to have a ledger deleted; a ledger is deleted once, so it may be shown again."""
+    """Return the bytes that are signed to delete a ledger; a replay does no harm, because a ledger is deleted once."""
     return b"pybk-deletion/1" + ledger_id.to_bytes(8, "big", signed=True)
 
 
 def _right(session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
-    """Return what is signed; both ids have one size for ever, so that no two rights read the same."""
+    """Return the bytes that are signed for a right: of a fixed size each, so no two rights have the same bytes."""
     return b"pybk-right/1" + session_id + instance + ledger_id.to_bytes(8, "big", signed=True)
 
 
-# ---- the LAC by itself -----------------------------------------------------------------------------------------------
+# ---- LAC packets -----------------------------------------------------------------------------------------------------
 
 
 def prove_lac(lac_key: bytes, ledger_id: int, lac: int) -> bytes:
-    """Make a LAC packet: ``ledger id | lac | MAC``, ``LAC_PACKET_BYTES`` bytes, which proves what the writer said.
+    """Return a LAC packet: ``ledger id | lac | MAC``, ``LAC_PACKET_BYTES`` bytes, which proves the writer's LAC.
 
     Args:
         lac_key: The ledger's lac-mac key.
         ledger_id: The ledger.
         lac: The last add confirmed.
     """
-    said = _pack_lac(ledger_id, lac)
-    return said + hashlib.blake2b(said, key=lac_key, digest_size=MAC_BYTES).digest()
+    claim = _pack_lac(ledger_id, lac)
+    return claim + hashlib.blake2b(claim, key=lac_key, digest_size=MAC_BYTES).digest()
 
 
 def proven_lac(lac_key: bytes, ledger_id: int, packet: bytes | memoryview) -> int | None:
-    """Return the last add confirmed that a packet proves, None if it proves nothing about this ledger."""
+    """Return the last add confirmed that a packet proves; None if it is not a valid packet of this ledger."""
     if len(packet) != LAC_PACKET_BYTES:
         return None
-    said_id, lac = _unpack_lac(packet)
-    if said_id != ledger_id or lac < -1 or not compare_digest(prove_lac(lac_key, ledger_id, lac), bytes(packet)):
+    claimed_id, lac = _unpack_lac(packet)
+    if claimed_id != ledger_id or lac < -1 or not compare_digest(prove_lac(lac_key, ledger_id, lac), bytes(packet)):
         return None
     return int(lac)

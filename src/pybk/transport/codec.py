@@ -1,10 +1,9 @@
-"""Messages to frames and back: the protocol's requests and replies, and the messages of sessions themselves.
+"""Encodes messages as frames and decodes them: the protocol's requests and replies, and those of sessions themselves.
 
-A new wire message is added in three places: its dataclass in ``pybk.replication.messages``, or here if only the
-transport knows it; its number in ``MessageKind`` (even for requests, odd for replies) with one encoder in
-``_ENCODERS`` and, for a request, one decoder in ``_REQUESTS``; and one row of the table in ``docs/wire.md``. Encoders
-and decoders are pure functions. A decoder must raise FrameError, and nothing else, for numbers that no such message
-may have.
+A new message is added in three places: its dataclass in ``pybk.replication.messages``, or here if only the transport
+uses it; its number in ``MessageKind`` (even for requests, odd for replies) with one encoder in ``_ENCODERS`` and, for
+a request, one decoder in ``_REQUESTS``; and one row of the table in ``docs/wire.md``. Encoders and decoders are pure
+functions. A decoder must raise FrameError, and nothing else, for numbers that no such message may have.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoin
 NONCE_BYTES: Final = 16
 SESSION_BYTES: Final = 16
 HELLO_ID: Final = (1 << 64) - 1
-"""Request id of a greeting: a ``NO_SESSION`` that answers it says that there are too many sessions."""
+"""Request id of HELLO: a ``NO_SESSION`` with this id says that the bookie has too many sessions."""
 
 PROBE_ID: Final = (1 << 64) - 1
-"""Request id of a reply that nobody asked for: a bookie finds out with it whether a client's connection is there."""
-
-"""Bound on the authenticated description of a ledger."""
+"""Request id of an unsolicited reply, which clients ignore: it shows a bookie whether a client is still connected."""
 
 _TIERS: Final = tuple(StorageHint)
 _FIRST_FLAG: Final = 1
@@ -46,7 +43,7 @@ _STATUSES: Final = {int(status): status for status in Status}
 
 
 class MessageKind(IntEnum):
-    """Which message; requests are even and replies odd, so that none passes for the other."""
+    """The number of each message; requests are even and replies odd, so that neither is taken for the other."""
 
     HELLO = 2
     WELCOME = 3
@@ -69,9 +66,9 @@ class Authorize:
 
     Attributes:
         ledger_id: The ledger.
-        description: What does not change about the ledger, its verifier included, under the cluster's MAC; at most
+        description: The ledger's encoded description, which includes its verifier and has the cluster's MAC; at most
             ``DESCRIPTION_BYTES_MAX`` bytes.
-        signature: ``RightsKey.sign`` of the session, the bookie's instance and the ledger.
+        signature: The result of ``RightsKey.sign`` for the session, the bookie's instance and the ledger.
     """
 
     ledger_id: int
@@ -85,7 +82,7 @@ class LacPacket:
 
     Attributes:
         ledger_id: The ledger.
-        packet: What ``keys.prove_lac`` made, ``LAC_PACKET_BYTES`` bytes.
+        packet: The result of ``cluster_keys.prove_lac``, ``LAC_PACKET_BYTES`` bytes.
     """
 
     ledger_id: int
@@ -94,12 +91,12 @@ class LacPacket:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to ``Read`` and ``ReadLac`` as it travels: entries and proofs, which the client checks.
+    """The answer to ``Read`` and ``ReadLac`` on the wire: entries and proofs, which the client verifies.
 
     Attributes:
         status: As in ``ReadReply`` and ``LacReply``.
-        run: The entries read; for ``ReadLac`` the bookie's last entry, whose header proves a LAC. None for none.
-        packet: The newest LAC packet that the bookie has, ``LAC_PACKET_BYTES`` bytes, or none.
+        run: The entries read; for ``ReadLac`` the bookie's last entry, whose header proves a LAC. None without entries.
+        packet: The newest LAC packet that the bookie has, ``LAC_PACKET_BYTES`` bytes; empty if it has none.
     """
 
     status: Status
@@ -109,7 +106,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Ask whether the bookie is there; answered by ``Reply``."""
+    """Ask the bookie for a sign of life; answered by ``Reply``."""
 
 
 WireRequest = Add | ReadLac | Read | Force | Move | LacPacket | Authorize | Ping
@@ -201,27 +198,27 @@ _REPLIES: Final = {
     for status in Status
     for watched in (False, True)
 }
-"""There are so few that each is encoded once."""
+"""All replies without entries, encoded once."""
 
 DAMAGED: Final = Outgoing(MessageKind.REPLY, Status.REFUSED | _DAMAGED)
-"""The reply to a request that came damaged: nothing was done about it, and it may be sent again."""
+"""The reply to a request that arrived damaged: it had no effect, and the client sends it again."""
 
 NO_SESSION: Final = Outgoing(MessageKind.NO_SESSION)
-"""The reply to a request of a session that the bookie does not know, or no more."""
+"""The reply to a request of a session that the bookie does not know or has forgotten."""
 
 
 # ---- from frames -----------------------------------------------------------------------------------------------------
 
 
 def decode_request(header: Header, head: bytes, frames: Sequence[memoryview]) -> WireRequest:
-    """Decode what a bookie received; ``header`` is authentic and ``frames.is_whole`` said yes.
+    """Decode a request that a bookie received; ``is_authentic`` and ``is_whole`` have returned True for it.
 
     Raises:
-        FrameError: It is no request, or says what no request can say.
+        FrameError: It is not a request, or its content is not that of a valid request.
     """
     decoder = _REQUESTS.get(header.kind)
     if decoder is None:
-        raise FrameError(f"a message of kind {header.kind} is no request")
+        raise FrameError(f"a message of kind {header.kind} is not a request")
     if header.ledger_id < 0:
         raise FrameError(f"ledger {header.ledger_id} in a request of kind {header.kind}")
     return decoder(header, head, frames)
@@ -261,7 +258,7 @@ def _decode_force(header: Header, head: bytes, _frames: Sequence[memoryview]) ->
 def _decode_move(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Move:
     blob(header, head, 0)
     if not 0 <= header.a < len(_TIERS):
-        raise FrameError(f"a move to tier {header.a}, of which there are {len(_TIERS)}")
+        raise FrameError(f"a move to tier {header.a}; tiers are 0 to {len(_TIERS) - 1}")
     return Move(header.ledger_id, _TIERS[header.a])
 
 
@@ -297,10 +294,10 @@ _REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireR
 
 
 def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> WireReply:
-    """Decode what a client received; ``header`` is authentic and ``frames.is_whole`` said yes.
+    """Decode a reply that a client received; ``is_authentic`` and ``is_whole`` have returned True for it.
 
     Raises:
-        FrameError: It is no reply, or says what no reply can say.
+        FrameError: It is not a reply, or its content is not that of a valid reply.
     """
     status = _STATUSES.get(header.flags & _STATUS_BITS)
     if status is None:
@@ -308,7 +305,7 @@ def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> W
     if header.kind == MessageKind.REPLY:
         return Reply(status, bool(header.flags & _WATCHED))
     if header.kind != MessageKind.ANSWER:
-        raise FrameError(f"a message of kind {header.kind} is no reply")
+        raise FrameError(f"a message of kind {header.kind} is not a reply")
     found = runs(header, head, frames)
     if len(found) > 1:
         raise FrameError(f"an answer of {len(found)} runs")
@@ -319,5 +316,5 @@ def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> W
 
 
 def says_damaged(header: Header) -> bool:
-    """Tell whether a reply is ``DAMAGED``."""
+    """Return whether a reply is ``DAMAGED``: the bookie received the request with a wrong checksum."""
     return header.kind == MessageKind.REPLY and bool(header.flags & _DAMAGED)

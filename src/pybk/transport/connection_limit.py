@@ -1,4 +1,4 @@
-"""A bound on the connections of a listening socket, also of those that have not said yet who they are."""
+"""Bounds on the connections of a listening socket, and on what a peer sends before it has authenticated itself."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 CONNECTIONS_MAX: Final = 4096
-"""Connections of a bookie."""
+"""Bound on the connections of a bookie."""
 
 GREETING_MAX: Final = 256
-"""Connections that have not shown yet, within the time of a handshake, that they are of the cluster."""
+"""Bound on the connections whose handshake has not ended."""
 
 GREETING_BYTES_MAX: Final = 16 << 10
-"""Bytes that a connection may send before its first message is received. A handshake and a greeting need about 1 KiB,
-and a client sends nothing else before the greeting is answered."""
+"""Bound on the bytes that a connection sends before its first message is received. A handshake and HELLO have about
+1 KiB, and a client sends nothing else before HELLO is answered."""
 
 GREETING_LOOK_MS: Final = 10
-"""How often that is looked at, while there are such connections."""
+"""Time between two checks of that bound, while there are such connections, milliseconds."""
 
 DESCRIPTORS_RESERVED: Final = 256
-"""File descriptors that connections leave to the rest of the process."""
+"""File descriptors that are left to the rest of the process."""
 
 _HANDSHAKE_NS: Final = (HANDSHAKE_MS + 1000) * 10**6
 _PRUNE_NS: Final = 10**9
@@ -55,7 +55,7 @@ _EVENTS: Final = (
 
 
 def connections_max() -> int:
-    """Return how many connections may be open: below the process's limit of open files."""
+    """Return how many connections may be open, which depends on the process's limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
@@ -65,18 +65,18 @@ def connections_max() -> int:
 class Connections:
     """Counts the connections of a socket by its monitor, and ends new ones beyond the bounds.
 
-    ZeroMQ has no such bound: strangers who connect and say nothing would take the process's descriptors, and each may
-    send as much as one message before its handshake fails. Its bound on messages is the same before and after the
-    handshake, so the kernel is asked how much a connection has sent.
+    ZeroMQ has no such bounds: unauthenticated peers that connect and send nothing would use up the process's
+    descriptors, and each may send as much as one message before its handshake fails. ZeroMQ's bound on messages is the
+    same before and after the handshake, so the number of bytes that a connection has sent is read from the kernel.
 
     Args:
         socket: The socket, before it is bound.
 
     Attributes:
-        monitor: To be polled; call ``look`` when it is readable.
+        monitor: The socket's monitor; the owner polls it and calls ``look`` when it is readable.
         ended: Connections that were ended.
-        greeting: Connections of which no message has been received, each with the time when it was accepted; one
-            that is there for longer than a handshake may take has ended its handshake, and is left out.
+        greeting: Descriptors of connections from which no message has been received, each with the time when it was
+            accepted. A connection that is older than a handshake may be has ended its handshake, and is left out.
 
     Threads: one at a time.
     """
@@ -96,20 +96,20 @@ class Connections:
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
         self._open: set[int] = set()
-        self._greeting: deque[int] = deque()  # when each was accepted whose handshake has not ended
+        self._greeting: deque[int] = deque()  # times at which the connections were accepted that are in their handshake
         self._pruned_ns = self._looked_ns = 0
         self.greeting: dict[int, int] = {}
         self._max = connections_max()
         self.ended = 0
         self.monitor: Any = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
-        self.look(())  # a new socket gives no signal before it was read to its end
+        self.look(())  # because a new socket signals nothing before it was read until it is empty
 
     def look(self, addresses: Collection[str]) -> None:
-        """Take everything that the monitor says: no signal comes for what is left.
+        """Receive and handle all events of the monitor, because it signals only new ones.
 
         Args:
-            addresses: Where the socket listens.
+            addresses: The addresses that the socket listens on.
         """
         while True:
             try:
@@ -147,12 +147,12 @@ class Connections:
         self._greeting.append(now_ns)
 
     def check_greeting(self, addresses: Collection[str]) -> None:
-        """End the connections that sent too much before their first message was received.
+        """End the connections that sent more than ``GREETING_BYTES_MAX`` before their first message was received.
 
         Args:
-            addresses: Where the socket listens.
+            addresses: The addresses that the socket listens on.
 
-        Cost: Nothing without such connections; else some microseconds for each of them, at most 200 times a second.
+        Cost: Some microseconds for each connection without a message, at most 200 times a second.
         """
         now_ns = time.monotonic_ns()
         if not self.greeting or now_ns - self._looked_ns < _LOOK_NS:
@@ -171,15 +171,15 @@ class Connections:
                 _shut(descriptor, addresses)
 
     def heard(self, frame: zmq.Frame, addresses: Collection[str]) -> None:
-        """Take note that a message of a connection was received, so that its handshake has ended.
+        """Note that a message of a connection was received, so that its handshake has ended.
 
         The monitor is read first. ZeroMQ reports a connection before it receives anything from it, so the descriptor
         then is that of the connection, and not of an earlier one whose end was not read yet. Nothing is kept of a
         connection that has ended, because a later one may have its descriptor.
 
         Args:
-            frame: Of the message.
-            addresses: Where the socket listens.
+            frame: The first frame of the message.
+            addresses: The addresses that the socket listens on.
 
         Cost: Some microseconds, only for a message that belongs to no session.
         """
@@ -191,7 +191,7 @@ class Connections:
         self.greeting.pop(descriptor, None)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Close the monitor; connections are no longer counted."""
         self._socket.disable_monitor()
         self.monitor.close()
 
@@ -199,7 +199,7 @@ class Connections:
 def _shut(descriptor: int, addresses: Collection[str]) -> None:
     """End a connection that ZeroMQ has just accepted; ZeroMQ closes the descriptor itself when it reads the end.
 
-    The connection may be gone, and the number another file's: only a connection of these addresses is shut down.
+    The connection may be gone and its descriptor reused, so only a connection to one of these addresses is shut down.
     """
     if _is_connection(descriptor, addresses):
         with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
@@ -207,7 +207,7 @@ def _shut(descriptor: int, addresses: Collection[str]) -> None:
 
 
 def _received_bytes(descriptor: int, addresses: Collection[str]) -> int:
-    """Return how many bytes a TCP connection to one of these addresses has received; 0 if it is another file."""
+    """Return how many bytes a TCP connection to one of these addresses has received; 0 for any other descriptor."""
     with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
         if connection.family != system.AF_UNIX and _is_connection(descriptor, addresses):
             info = connection.getsockopt(system.IPPROTO_TCP, system.TCP_INFO, _TCP_INFO_BYTES)
@@ -217,7 +217,7 @@ def _received_bytes(descriptor: int, addresses: Collection[str]) -> int:
 
 
 def _is_connection(descriptor: int, addresses: Collection[str]) -> bool:
-    """Return whether a descriptor is that of a connection to one of these addresses."""
+    """Return whether a descriptor is that of a connection to one of these listening addresses."""
     with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
         mine = connection.getsockname()
         end = f":{mine[1]}" if isinstance(mine, tuple) else str(mine)

@@ -1,7 +1,23 @@
-"""CURVE on both ends, and the proof at each start that a stranger is refused. See ``docs/wire.md``.
+"""CURVE, ZeroMQ's encryption and authentication, for bookies and clients; a test at each start that it works.
 
-A CURVE server without a handler of its authentication protocol (ZAP) lets everybody in; so a server has its own, which
-knows one key, is bound before the server's socket is, and is required by the socket.
+Theory of operation
+-------------------
+
+All clients of a cluster have one CURVE key pair, derived from the cluster secret; each bookie makes a pair of its own
+when it starts, and publishes the public key in its registration. A client accepts a bookie with that public key alone
+(``secure_client``). A bookie must accept clients with the cluster's key alone (``secure_server``), but CURVE by itself
+does not check that: a ZeroMQ server asks an authentication handler (ZAP, a REP socket at a fixed ``inproc`` address of
+the context) for each handshake, and admits *every* client if there is no handler. So
+
+1. ``ZapAuthenticator`` is bound before the server's socket is, and answers 200 for the cluster's key and 400 otherwise;
+2. the server's socket sets ``ZAP_ENFORCE_DOMAIN``, so that it refuses all clients if the handler is missing;
+3. ``prove_closed`` connects to the very socket that will serve, over loopback and before it listens anywhere else: with
+   a random key, which must be refused, and with the cluster's key, which must be accepted. If either fails, the server
+   does not start.
+
+libzmq asks the handler from its I/O thread and waits for the answer without blocking others; the server's thread
+answers in its loop (``ZapAuthenticator.serve``). So a handshake takes effect only while that loop runs. See
+``docs/wire.md``.
 """
 
 from __future__ import annotations
@@ -20,14 +36,14 @@ from pybk.errors import PybkError, UsageError
 from pybk.transport.cluster_keys import CurvePair
 
 LIBZMQ_MIN: Final = (4, 3, 3)
-"""Older ones let a stranger write into the server's memory, or stop it."""
+"""Older versions have vulnerabilities by which an unauthenticated peer writes to the server's memory or crashes it."""
 
 HANDSHAKE_MS: Final = 3_000
-"""How long a peer may take to say who it is, milliseconds."""
+"""How long a handshake may take, milliseconds."""
 
 HEARTBEAT_MS: Final = 300
 SILENCE_MS: Final = 1_500
-"""How long a process may be silent before it counts as gone, milliseconds."""
+"""A connection ends when its peer answers no heartbeat for this long, milliseconds."""
 
 _ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
@@ -38,7 +54,7 @@ _ACCEPTED: Final = zmq.Event.HANDSHAKE_SUCCEEDED
 
 
 class InsecureError(PybkError):
-    """What should keep strangers out does not; nothing was served."""
+    """CURVE is missing, outdated, or failed its test at the start; nothing was served."""
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -46,10 +62,10 @@ Socket = zmq.Socket[bytes]
 
 
 def check_library() -> None:
-    """Check that ZeroMQ has CURVE, and none of the holes that were found in it.
+    """Check that libzmq has CURVE, and is at least ``LIBZMQ_MIN``.
 
     Raises:
-        InsecureError: It has not, or has.
+        InsecureError: It has no CURVE, or is older.
     """
     version = zmq.zmq_version_info()
     if version < LIBZMQ_MIN or not zmq.has("curve"):
@@ -69,7 +85,7 @@ def check_address(address: str, *, secret: bool) -> None:
         secret: Whether there is a cluster secret.
 
     Raises:
-        UsageError: It is none of these; or others than this host's processes reach it, and there is no secret.
+        UsageError: It is none of these, or it is reachable from other hosts and there is no secret.
     """
     parts = None
     try:
@@ -77,7 +93,7 @@ def check_address(address: str, *, secret: bool) -> None:
         sound = parts.scheme in ("tcp", "ipc", "inproc") and address != f"{parts.scheme}://"
         if parts.scheme == "tcp":
             sound = bool(parts.hostname) and (parts.netloc.endswith(":*") or parts.port is not None)
-    except ValueError:  # as of a port that is no number, or a bracket that is not closed
+    except ValueError:  # for example the port is not a number, or a bracket is not closed
         sound = False
     if parts is None or not sound or not address.isprintable():
         raise UsageError(f"{address[:200]!r} is no address: use tcp://host:port, ipc://path or inproc://name")
@@ -96,18 +112,18 @@ def _is_loopback(host: str) -> bool:
 
 
 class ZapAuthenticator:
-    """Answers, for one context, ZeroMQ's question whether a client may come in: only who has the cluster's key.
+    """The authentication handler of one ZeroMQ context: admits clients that have the cluster's key.
 
     Args:
-        context: The context of the sockets that ask.
-        client_public: The cluster's client key, Z85.
+        context: The context of the server's socket.
+        client_public: The public half of the clients' key, Z85.
 
     Attributes:
-        socket: To be polled; ``serve`` when it is readable.
-        refused: Clients turned away.
+        socket: The handler's socket; the owner polls it and calls ``serve`` when it is readable.
+        refused: Clients that were refused.
 
     Raises:
-        UsageError: Somebody else answers for this context.
+        UsageError: The context has a handler already.
 
     Threads: one at a time.
     """
@@ -124,10 +140,12 @@ class ZapAuthenticator:
             self.socket.bind(_ZAP_ADDRESS)
         except zmq.ZMQError as error:
             self.socket.close()
-            raise UsageError("another bookie keeps the door of this ZeroMQ context: give each its own") from error
+            raise UsageError(
+                "another bookie authenticates the clients of this ZeroMQ context: give each bookie its own context"
+            ) from error
 
     def serve(self) -> None:
-        """Answer every question that waits."""
+        """Answer all requests that wait."""
         while True:
             try:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -140,7 +158,7 @@ class ZapAuthenticator:
             self.socket.send_multipart([_ZAP_VERSION, number, *verdict])
 
     def _knows(self, question: list[bytes]) -> bool:
-        """Tell whether a question is about the cluster's key; NULL and PLAIN have none and are refused."""
+        """Return whether a request shows the cluster's key; those of the mechanisms NULL and PLAIN have no key."""
         if len(question) != 7:
             return False
         version, _, domain, _, _, mechanism, key = question
@@ -149,12 +167,12 @@ class ZapAuthenticator:
         )
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop answering; the server's socket then refuses all clients."""
         self.socket.close()
 
 
 def secure_server(socket: Socket, pair: CurvePair) -> None:
-    """Have a socket that is not bound yet take CURVE clients only, and of those whom the door keeper knows."""
+    """Have a socket, before it is bound, admit only CURVE clients that the authentication handler accepts."""
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.curve_secretkey = pair.secret
@@ -163,11 +181,11 @@ def secure_server(socket: Socket, pair: CurvePair) -> None:
 
 
 def secure_client(socket: Socket, pair: CurvePair, server_public: bytes) -> None:
-    """Have a socket that is not connected yet talk to the server of this public key only.
+    """Have a socket, before it is connected, accept only the server with this public key.
 
     Args:
         socket: The socket.
-        pair: The cluster's client keys.
+        pair: The key pair of the cluster's clients.
         server_public: The bookie's public key, Z85.
     """
     socket.curve_serverkey = server_public
@@ -175,18 +193,20 @@ def secure_client(socket: Socket, pair: CurvePair, server_public: bytes) -> None
     socket.curve_publickey = pair.public
 
 
-def prove_closed(context: Context, socket: Socket, door: ZapAuthenticator, pair: CurvePair, client: CurvePair) -> None:
-    """Prove on the very socket that will serve that it refuses a random key and takes the cluster's.
+def prove_closed(
+    context: Context, socket: Socket, authenticator: ZapAuthenticator, pair: CurvePair, client: CurvePair
+) -> None:
+    """Verify, on the very socket that will serve, that it refuses a random key and accepts the cluster's.
 
     Args:
-        context: The socket's.
-        socket: Set up and not bound; it is bound to a port of the loopback for a moment.
-        door: Its door keeper.
-        pair: The server's keys.
-        client: The cluster's client keys.
+        context: The socket's context.
+        socket: The server's socket, with all options set and not bound; it is bound to a loopback port meanwhile.
+        authenticator: The context's authentication handler.
+        pair: The server's key pair.
+        client: The key pair of the cluster's clients.
 
     Raises:
-        InsecureError: A stranger came in, or the cluster's key did not.
+        InsecureError: The random key was accepted, or the cluster's key refused.
 
     Cost: Some 10 ms.
     """
@@ -194,7 +214,7 @@ def prove_closed(context: Context, socket: Socket, door: ZapAuthenticator, pair:
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     try:
         for keys, expected in ((CurvePair.random(), _REFUSED), (client, _ACCEPTED)):
-            event = _knock(context, address, door, keys, pair.public)
+            event = _try_handshake(context, address, authenticator, keys, pair.public)
             if event != expected:
                 who = "the cluster's own key" if keys is client else "a random key"
                 raise InsecureError(
@@ -203,39 +223,39 @@ def prove_closed(context: Context, socket: Socket, door: ZapAuthenticator, pair:
                 )
     finally:
         socket.unbind(address)
-    door.refused = 0
+    authenticator.refused = 0
 
 
-def _knock(
-    context: Context, address: str, door: ZapAuthenticator, keys: CurvePair, server_public: bytes
+def _try_handshake(
+    context: Context, address: str, authenticator: ZapAuthenticator, keys: CurvePair, server_public: bytes
 ) -> zmq.Event | None:
-    """Try to come in, and return how that went; None if nothing was heard in time."""
-    knocker = context.socket(zmq.DEALER)
-    knocker.linger = 0
-    knocker.setsockopt(zmq.RECONNECT_IVL, -1)
-    secure_client(knocker, keys, server_public)
-    monitor: Any = knocker.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    """Attempt a handshake, and return the monitor's event that ended it; None if none came in ``_TEST_MS``."""
+    probe = context.socket(zmq.DEALER)
+    probe.linger = 0
+    probe.setsockopt(zmq.RECONNECT_IVL, -1)
+    secure_client(probe, keys, server_public)
+    monitor: Any = probe.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
     try:
-        knocker.connect(address)
+        probe.connect(address)
         poller = zmq.Poller()
         poller.register(monitor, zmq.POLLIN)
-        poller.register(door.socket, zmq.POLLIN)
+        poller.register(authenticator.socket, zmq.POLLIN)
         end = time.monotonic() + _TEST_MS / 1000
         while (left := end - time.monotonic()) > 0:
             ready = dict(poller.poll(int(left * 1000) + 1))
-            if door.socket in ready:
-                door.serve()
+            if authenticator.socket in ready:
+                authenticator.serve()
             if monitor in ready:
                 return zmq.Event(parse_monitor_message(monitor.recv_multipart())["event"])
         return None
     finally:
-        knocker.disable_monitor()
+        probe.disable_monitor()
         monitor.close()
-        knocker.close()
+        probe.close()
 
 
 def set_heartbeat(socket: Socket) -> None:
-    """Have a socket's connections end when the other process says nothing for a while, stopped or cut off."""
+    """Have a socket's connections end after ``SILENCE_MS`` without an answer, as of a peer that is suspended."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
     socket.setsockopt(zmq.HEARTBEAT_TTL, SILENCE_MS)

@@ -1,7 +1,7 @@
-"""The bytes of a message: a head with its MAC, what fits beside it, and frames for large runs. See ``docs/wire.md``.
+"""The bytes of a message: a head with its MAC, small contents in the same frame, large runs of entries in frames.
 
-Every length is checked against what was received before anything is made of it, and whatever cannot be a message raises
-``FrameError`` and nothing else.
+``docs/wire.md`` has the layout. Decoding checks every length against the received bytes before it uses it, and raises
+``FrameError``, and nothing else, for bytes that are not a message.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pybk.transport.cluster_keys import MAC_BYTES, Mac
 MAGIC: Final = b"PB"
 VERSION: Final = 1
 VERSION_MIN: Final = max(1, VERSION - 1)
-"""A bookie and a client one version apart still talk."""
+"""The oldest version that is read: a bookie and a client one version apart understand each other."""
 
 RUNS_MAX: Final = 64
-"""Runs of one message: as many as a write quorum has bookies."""
+"""Most runs of one message: as many as a write quorum can have bookies."""
 
 MESSAGE_BYTES_MAX: Final = 24 << 20
 """Default bound on one message: a batch of 16 MiB, or one entry of 5 MiB, and a margin."""
 
 _INLINE_BYTES_MAX: Final = 8 << 10
-"""Up to here a run travels beside the head: copying is cheaper than another frame."""
+"""Entries of up to this size are copied into the head's frame, because a copy is cheaper than another frame."""
 
 _INT_MAX: Final = (1 << 63) - 1
 _SIZE_MAX: Final = (1 << 32) - 1
@@ -53,31 +53,31 @@ _new_tuple = tuple.__new__
 
 
 class FrameError(PybkError):
-    """What was received is no message; nothing was done about it."""
+    """The received bytes are not a valid message; they had no effect."""
 
 
 class Header(NamedTuple):
-    """The fixed part of a head, as received; what it says is to be believed only once the MAC is checked.
+    """The fixed part of a head, as received; not to be trusted before ``is_authentic`` has verified the MAC.
 
     Attributes:
         magic: ``MAGIC``.
-        version: Format version.
-        kind: Which message.
+        version: The version of the format.
+        kind: A ``MessageKind``.
         flags: Depend on the kind.
-        head_bytes: Bytes that the MAC covers and follows.
-        request_id: Names the request among those of its session.
-        counter: Of a request: larger than that of each before it.
-        taken_bytes: Of a request: bytes of replies that the client has received in this session.
-        instance: The bookie's.
+        head_bytes: Bytes before the MAC, which covers them.
+        request_id: Identifies the request in its session.
+        counter: Of a request: larger than that of every request before it in the session; of a reply 0.
+        taken_bytes: Of a request: bytes of replies that the client has received in the session; of a reply 0.
+        instance: Of a request: the bookie instance it is meant for; of a reply: the one that answers.
         ledger_id: The ledger.
-        a: A number; what it means depends on the kind.
+        a: A number; its meaning depends on the kind.
         b: A number.
         c: A number.
         d: A number.
-        runs: Runs in the table that follows.
-        frames: Frames that follow the head's: none, or one per run.
-        inline_bytes: Bytes that follow the MAC.
-        checksum: XXH3-128 over these and the frames.
+        runs: Runs in the table that follows the fixed part.
+        frames: Frames after the head's frame: none, or one per run.
+        inline_bytes: Bytes after the MAC in the head's frame.
+        checksum: XXH3-128 over the inline bytes and the frames.
     """
 
     magic: bytes
@@ -101,24 +101,25 @@ class Header(NamedTuple):
 
 
 class Outgoing:
-    """An encoded message, but for what depends on the session: made once, sent to any number of bookies.
+    """An encoded message without the fields that depend on the session: made once, sent to any number of bookies.
 
     Args:
-        kind: Which message.
+        kind: A ``MessageKind``.
         flags: Depend on the kind.
         ledger_id: The ledger.
-        numbers: Four, what they mean depends on the kind.
-        runs: Entries.
-        blob: Bytes that are not entries; a message has runs or a blob.
+        numbers: Four numbers, whose meaning depends on the kind.
+        runs: Runs of entries; a message has runs or a blob.
+        blob: Bytes that are not entries.
 
     Attributes:
         size: Bytes of all frames together.
-        frames: What follows the head's frame.
+        frames: The frames after the head's frame.
 
     Raises:
-        UsageError: There are more than ``RUNS_MAX`` runs, or sizes that no message can have.
+        UsageError: There are more than ``RUNS_MAX`` runs, or a run is larger than a message can be.
 
-    Cost: Two microseconds, the checksum of the entries, and their copy up to 64 KiB; ZeroMQ refers to larger ones.
+    Cost: Two microseconds, the checksum of the entries, and their copy if they have up to 64 KiB. ZeroMQ refers to the
+    buffers of larger ones, which must not change until the message was sent.
     """
 
     __slots__ = ("_flags", "_head_bytes", "_inline", "_kind", "_shared", "frames", "size")
@@ -155,7 +156,7 @@ class Outgoing:
         self.size = self._head_bytes + MAC_BYTES + len(inline) + sum(map(len, frames))
 
     def head(self, request_id: int, counter: int, taken_bytes: int, instance: bytes, mac: Mac, version: int) -> bytes:
-        """Make the first frame of the message for one session; for the arguments see ``Header``.
+        """Return the first frame of the message for one session; ``Header`` explains the arguments.
 
         Cost: A microsecond.
         """
@@ -169,7 +170,7 @@ class Outgoing:
 
 
 def _pack_runs(runs: Sequence[EntryRun]) -> tuple[bytes, list[bytes | memoryview]]:
-    """Return the table of runs, and the bytes of each."""
+    """Return the table of runs, and the entries of each."""
     if len(runs) > RUNS_MAX:
         raise UsageError(f"a message of {len(runs)} runs; it takes at most {RUNS_MAX}: send several")
     table = []
@@ -197,21 +198,21 @@ def _checksum(inline: bytes | memoryview, bodies: Sequence[bytes | memoryview]) 
     return state.digest()
 
 
-# ---- received --------------------------------------------------------------------------------------------------------
+# ---- receiving -------------------------------------------------------------------------------------------------------
 
 
 def decode_head(head: bytes) -> Header:
-    """Take a head apart.
+    """Decode the fixed part of a head, and check its lengths; the MAC is not verified.
 
     Args:
         head: The first frame of a message.
 
     Raises:
-        FrameError: It is none of a version that this pybk reads, or its lengths are not what was received.
+        FrameError: It is not a message of a version that this pybk reads, or its lengths do not match the frame.
     """
     size = len(head)
     if size < _HEADER.size + MAC_BYTES:
-        raise FrameError(f"{size} bytes are no message: the head alone has {_HEADER.size + MAC_BYTES}")
+        raise FrameError(f"{size} bytes are not a message: the head alone has {_HEADER.size + MAC_BYTES}")
     header = _new_tuple(Header, _unpack_header(head))
     if header.magic != MAGIC:
         raise FrameError(f"a message begins with {MAGIC!r}, not {header.magic!r}")
@@ -219,7 +220,7 @@ def decode_head(head: bytes) -> Header:
         raise FrameError(
             f"a message of version {header.version}; this pybk reads {VERSION_MIN} to {VERSION}: upgrade the older end"
         )
-    # What a newer pybk adds to the head stands after the runs: covered by the MAC, and skipped.
+    # A newer pybk adds fields after the runs: the MAC covers them, and they are skipped here.
     if header.head_bytes < _HEADER.size + header.runs * _RUN.size or header.runs > RUNS_MAX:
         raise FrameError(f"{header.runs} runs in a head of {header.head_bytes} bytes")
     if header.head_bytes + MAC_BYTES + header.inline_bytes != size:
@@ -230,18 +231,18 @@ def decode_head(head: bytes) -> Header:
 
 
 def is_authentic(header: Header, head: bytes, mac: Mac) -> bool:
-    """Tell whether the head, and with it the checksum of what follows, has the MAC that it should have."""
+    """Return whether the MAC of a head is right; the head includes the checksum of all that follows."""
     end = header.head_bytes
     return compare_digest(mac(memoryview(head)[:end]), head[end : end + MAC_BYTES])
 
 
 def is_whole(header: Header, head: bytes, frames: Sequence[memoryview]) -> bool:
-    """Tell whether what follows the head is what was sent.
+    """Return whether the inline bytes and the frames match the checksum in the head.
 
     Args:
-        header: Of ``open_head``.
+        header: The result of ``decode_head``.
         head: The first frame.
-        frames: The others.
+        frames: The other frames.
     """
     inline = memoryview(head)[header.head_bytes + MAC_BYTES :]
     if not frames:
@@ -250,10 +251,10 @@ def is_whole(header: Header, head: bytes, frames: Sequence[memoryview]) -> bool:
 
 
 def blob(header: Header, head: bytes, size_max: int) -> bytes:
-    """Return what ``Outgoing`` got as its blob.
+    """Return the blob of a message, which was given to ``Outgoing``.
 
     Raises:
-        FrameError: There are runs instead, or more than ``size_max`` bytes.
+        FrameError: The message has runs instead, or more than ``size_max`` bytes.
     """
     if header.runs or header.inline_bytes > size_max:
         raise FrameError(f"{header.runs} runs and {header.inline_bytes} bytes; expected none and at most {size_max}")
@@ -264,40 +265,40 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Ent
     """Return the runs of a message; they refer to its frames.
 
     Args:
-        header: Of ``open_head``.
+        header: The result of ``decode_head``.
         head: The first frame.
-        frames: The others; ``is_whole`` said yes.
+        frames: The other frames; ``is_whole`` returned True.
 
     Raises:
-        FrameError: The table of runs is not that of what follows.
+        FrameError: The table of runs does not match the bytes that follow.
     """
     table = list(_RUN.iter_unpack(memoryview(head)[_HEADER.size : _HEADER.size + header.runs * _RUN.size]))
     view = memoryview(head)
-    place = header.head_bytes + MAC_BYTES
-    body_place = place + 4 * sum([count for _, _, count, _ in table])
-    if body_place > len(head):
-        raise FrameError(f"sizes up to byte {body_place} in a frame of {len(head)}")
+    at = header.head_bytes + MAC_BYTES
+    body_at = at + 4 * sum([count for _, _, count, _ in table])
+    if body_at > len(head):
+        raise FrameError(f"sizes up to byte {body_at} in a frame of {len(head)}")
     found = []
     for number, (first, stride, count, body_bytes) in enumerate(table):
         if not count or first < 0 or not 0 < stride <= STRIDE_MAX or first + (count - 1) * stride > _INT_MAX:
-            raise FrameError(f"{count} entries from {first} with stride {stride} are no run")
-        sizes = _unpack_sizes(view[place : place + 4 * count], count, body_bytes)
-        place += 4 * count
+            raise FrameError(f"{count} entries from {first} with stride {stride} are not a run")
+        sizes = _unpack_sizes(view[at : at + 4 * count], count, body_bytes)
+        at += 4 * count
         if frames:
             body = frames[number].toreadonly()
         else:
-            body = view[body_place : body_place + body_bytes]
-            body_place += body_bytes
+            body = view[body_at : body_at + body_bytes]
+            body_at += body_bytes
         if len(body) != body_bytes:
             raise FrameError(f"{len(body)} bytes instead of a run of {body_bytes}")
         found.append(_new_tuple(EntryRun, (first, stride, sizes, (body,))))
-    if body_place != len(head):
-        raise FrameError(f"{len(head) - body_place} bytes after the last run")
+    if body_at != len(head):
+        raise FrameError(f"{len(head) - body_at} bytes after the last run")
     return tuple(found)
 
 
 def _unpack_sizes(packed: memoryview, count: int, body_bytes: int) -> array[int]:
-    """Return the sizes of a run's entries, which add up to what its body has."""
+    """Return the sizes of a run's entries, after checking that they add up to the size of its body."""
     if count < _VECTOR_MIN:
         values = unpack(f"<{count}I", packed)
         sizes = array("q", values)

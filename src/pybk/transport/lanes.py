@@ -1,13 +1,26 @@
-"""What each connection of a bookie has sent and is owed, within bounds, and whose turn it is.
+"""Fair queueing of the messages that a bookie receives, and bounds on what each connection makes it keep.
 
-A connection's messages wait in its *lane* until a turn serves them. A turn serves every lane that has something: of
-each at most ``SHARE_MESSAGES`` messages or ``SHARE_BYTES`` bytes, so that one that floods delays the others by no more
-than that. A lane that is alone, and was for a while, is served as much as a turn takes.
+Theory of operation
+-------------------
 
-What was sent to a connection is *unwritten* until ZeroMQ has given it to the system. ZeroMQ does not say how much that
-is, but it lets go of a frame when the frame is written, and writes a connection's frames in order: so now and then a
-frame is *marked*, and once it is let go of, everything before it is written. What the client says of itself is not
-asked for this.
+Each connection has a *lane*: the queue of its messages that were received and not served, and the count of its bytes
+that were sent and not written.
+
+Receiving. The server puts each message that it receives into the lane of its connection (``Lanes.put``). A lane that
+would exceed ``LANE_BYTES_MAX`` loses all its messages, and the server then ends the session; when all lanes together
+exceed ``WAITING_BYTES_MAX`` (``full``), the server receives nothing until a turn has served some. A *turn*
+(``Lanes.turn``) visits the busy lanes in order. While several are busy, it serves at most ``SHARE_MESSAGES`` messages
+or ``SHARE_BYTES`` bytes of each, so that a connection that floods the bookie delays the others by no more than that. A
+lane that it served and that still has messages moves to the end, so a turn that ran out of bytes is continued by the
+next one. A lane that was alone for ``_COMPANY_NS`` gets the whole turn.
+
+Sending. Bytes sent to a connection are *unwritten* until ZeroMQ has written them to the system. ZeroMQ does not report
+how many those are. But it releases a frame once it is written, and writes the frames of a connection in order. So
+after every ``MARK_BYTES`` bytes the server *marks* a frame, which means that it has ZeroMQ track it: once a marked
+frame is released, everything before it is written, too. This measures what a client leaves unread without relying on
+what the client reports.
+
+The server's thread is the only one that uses lanes; there are no locks.
 """
 
 from __future__ import annotations
@@ -18,33 +31,35 @@ from typing import Final, NamedTuple, Protocol
 
 TURN_MESSAGES: Final = 1024
 TURN_BYTES: Final = 32 << 20
-"""What one turn serves of all connections together, but for one message of each that it comes to."""
+"""Bound on what one turn serves of all connections together; the message that reaches it is still served whole."""
 
 SHARE_MESSAGES: Final = 64
 SHARE_BYTES: Final = 1 << 20
-"""What one turn serves of one connection while there are others; one message is served even if larger."""
+"""Bound on what one turn serves of one connection while others are busy; one message is served even if it is larger."""
 
 LANE_BYTES_MAX: Final = 96 << 20
-"""Bytes that may wait of one connection, with ``MESSAGE_COST`` for each message: a client of this pybk has at most
-32 MiB on the way, so one with more does not keep to the protocol, and loses its session."""
+"""Bound on the waiting bytes of one connection, with ``MESSAGE_COST`` for each message. A client of this pybk has at
+most 32 MiB outstanding, so one with more violates the protocol, and loses its session."""
 
 WAITING_BYTES_MAX: Final = 256 << 20
-"""Bytes that may wait of all connections together; more is not taken from ZeroMQ before some of it was served."""
+"""Bound on the waiting bytes of all connections together; beyond it nothing is received until some were served."""
 
 MESSAGE_COST: Final = 256
+"""Bytes that count for each waiting message in addition to its own, for the objects that hold it."""
+
 MARK_BYTES: Final = 64 << 10
-"""After so many bytes sent to a connection, a frame is marked."""
+"""A frame is marked after this many bytes were sent to a connection."""
 
 _COMPANY_NS: Final = 100_000_000
-"""For so long after two connections were served in one turn, each gets its share only, also when it is alone."""
+"""For this long after a turn with several busy lanes, each lane gets only its share, even if it is alone."""
 
 
 class WriteTracker(Protocol):
-    """What says whether a frame was let go of; ``zmq.MessageTracker`` is one."""
+    """Reports whether ZeroMQ has released a frame; ``zmq.MessageTracker`` is one."""
 
     @property
     def done(self) -> bool:
-        """Whether it was."""
+        """Whether the frame was released."""
 
 
 class Waiting(NamedTuple):
@@ -52,8 +67,8 @@ class Waiting(NamedTuple):
 
     Attributes:
         head: Its first frame.
-        bodies: The others.
-        size: Bytes of all.
+        bodies: Its other frames.
+        size: Bytes of all frames.
     """
 
     head: bytes
@@ -62,13 +77,13 @@ class Waiting(NamedTuple):
 
 
 class Lane:
-    """One connection. Made and used by ``Lanes``, and by the server for what it sends.
+    """The queue and the counts of one connection; made by ``Lanes.of``.
 
     Attributes:
         routing_id: ZeroMQ's name of the connection.
-        waiting: Messages to be served, in order.
-        waiting_bytes: Their bytes and costs.
-        unwritten: Bytes sent that are not known to be written.
+        waiting: Messages to be served, in the order of their arrival.
+        waiting_bytes: Bytes of the waiting messages, with ``MESSAGE_COST`` for each.
+        unwritten: Bytes sent, up to the last mark, that are not known to be written.
     """
 
     __slots__ = ("_marks", "_unmarked", "routing_id", "unwritten", "waiting", "waiting_bytes")
@@ -83,7 +98,7 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits, and nothing that was marked is unwritten."""
+        """Whether no message waits and everything up to the last mark is written."""
         return not self.waiting and not self._marks
 
 
@@ -91,8 +106,8 @@ class Lanes:
     """The lanes of all connections. Threads: one at a time.
 
     Attributes:
-        waiting_bytes: Bytes and costs of what waits in all lanes.
-        unwritten: Bytes sent that are not known to be written, of all lanes.
+        waiting_bytes: Sum over all lanes.
+        unwritten: Sum over all lanes.
     """
 
     def __init__(self) -> None:
@@ -104,27 +119,26 @@ class Lanes:
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits."""
+        """Whether any message waits."""
         return bool(self._busy)
 
     @property
     def full(self) -> bool:
-        """Whether as much waits as may."""
+        """Whether as many bytes wait as may, so that no more messages must be received."""
         return self.waiting_bytes >= WAITING_BYTES_MAX
 
     def of(self, routing_id: bytes) -> Lane:
-        """Return the lane of a connection."""
+        """Return the lane of a connection, and make it if there is none."""
         lane = self._lanes.get(routing_id)
         if lane is None:
             lane = self._lanes[routing_id] = Lane(routing_id)
         return lane
 
     def put(self, routing_id: bytes, message: Waiting) -> bool:
-        """Have a message wait.
+        """Append a message to the lane of its connection.
 
         Returns:
-            False if more than ``LANE_BYTES_MAX`` would wait of this connection: then everything that waits of it is
-            dropped with it.
+            False if the lane would exceed ``LANE_BYTES_MAX``: the message and all others in the lane are dropped.
         """
         lane = self.of(routing_id)
         cost = message.size + MESSAGE_COST
@@ -144,10 +158,10 @@ class Lanes:
         self._busy.pop(lane.routing_id, None)
 
     def turn(self, now_ns: int) -> Iterator[tuple[bytes, Waiting]]:
-        """Yield what one turn serves, each with its connection; those that it does not come to are first next time.
+        """Yield the messages that one turn serves, each with its connection; lanes it does not reach come first next.
 
         Args:
-            now_ns: The time.
+            now_ns: The monotonic time, nanoseconds.
         """
         busy = list(self._busy.values())
         if len(busy) > 1:
@@ -174,14 +188,14 @@ class Lanes:
             if waiting:
                 self._busy[lane.routing_id] = lane  # at the end
 
-    # ---- what is sent --------------------------------------------------------------------------------------------
+    # ---- sending -------------------------------------------------------------------------------------------------
 
     def wants_mark(self, lane: Lane, size: int) -> bool:
-        """Return whether the last frame of a message of ``size`` bytes that is sent now is to be marked."""
+        """Return whether the last frame of a message of ``size`` bytes must be marked when it is sent now."""
         return lane._unmarked + size >= MARK_BYTES
 
     def sent(self, lane: Lane, size: int, mark: WriteTracker | None) -> None:
-        """Note a message that was given to ZeroMQ, with what says that it was written, None if it was not marked."""
+        """Count a message that was given to ZeroMQ; ``mark`` tracks its last frame, None if that was not marked."""
         lane._unmarked += size
         if mark is not None:
             lane.unwritten += lane._unmarked
@@ -191,7 +205,7 @@ class Lanes:
             self._lanes[lane.routing_id] = lane
 
     def check_written(self, lane: Lane) -> None:
-        """See what of a lane's messages was written meanwhile."""
+        """Subtract the bytes of a lane that were written since the last check."""
         marks = lane._marks
         while marks and marks[0][0].done:
             size = marks.popleft()[1]
@@ -199,7 +213,7 @@ class Lanes:
             self.unwritten -= size
 
     def check_all_written(self) -> None:
-        """See what was written meanwhile, and forget the lanes of which nothing is left."""
+        """Subtract the bytes of all lanes that were written since the last check, and forget idle lanes."""
         for lane in list(self._lanes.values()):
             self.check_written(lane)
             if lane.idle:

@@ -1,4 +1,4 @@
-"""A bound on what peers can make a bookie write to its log."""
+"""A rate limit on the lines that peers can make a bookie write to its log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PERIOD_SECONDS: Final = 60.0
 class LogLimit(logging.Filter):
     """Passes at most ``LINES_MAX`` records of each kind in ``PERIOD_SECONDS``, and says how many it dropped.
 
-    A kind is a call of the logger: its level and its message before the arguments. What peers send is in the arguments,
-    so peers cannot make more kinds than the code has. The first record of a kind after a period in which some were
-    dropped has their number at its end.
+    Records are of one kind if they have the same level and the same message before its arguments are inserted. Data
+    from peers is in the arguments only, so peers cannot cause more kinds than the code has. The first record of a kind
+    after a period in which some were dropped ends with their number.
 
     Threads: any.
     """

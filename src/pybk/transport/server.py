@@ -9,13 +9,13 @@ counter, instance, checksum, content. Greetings, pings, proofs of rights and wro
 other requests are returned, and the bookie answers them with ``reply``.
 
 A connection has no session until its HELLO is answered with WELCOME (``_greet``); a second HELLO replaces the
-session. A session ends when its client is gone or does not read, when it sends more than its lane takes, or when it
-is idle and another client needs its place. ``take_ended`` returns the ended sessions. A request without a session is
+session. A session ends when its client is gone or does not read, when it sends more than its lane holds, or when it
+is idle and another client needs a session. ``take_ended`` returns the ended sessions. A request without a session is
 answered NO_SESSION, and the client greets again.
 
-Three descriptors wake ``receive`` besides the socket: ``wake``, the ZAP authenticator (``curve``), and the monitor
-that bounds the connections (``connection_limit``). One thread uses a server at a time; only ``wake`` may be called by
-any.
+``receive`` waits for the socket and for three more descriptors: ``wake``, the authentication handler (``curve``), and
+the monitor that bounds the connections (``connection_limit``). One thread uses a server at a time; only ``wake`` may
+be called by any thread.
 """
 
 from __future__ import annotations
@@ -70,34 +70,35 @@ logger.addFilter(LogLimit())
 
 SESSIONS_MAX: Final = 1024
 RIGHTS_MAX: Final = 16 << 10
-"""Ledgers that one session may have proved its right to; the oldest is forgotten, and proved again when needed."""
+"""Bound on the rights of one session; beyond it the oldest is forgotten, and the client proves it again when needed."""
 
 RIGHTS_BYTES_MAX: Final = 64 << 20
-"""Bound on the descriptions that come with one session's rights, in the same way."""
+"""Bound on the bytes of the descriptions that one session's rights hold; the oldest rights are forgotten beyond it."""
 
 UNREAD_BYTES_MAX: Final = 64 << 20
-"""Bytes of replies that a client may leave unread; more than a client of this pybk asks for at a time."""
+"""Bound on the bytes of replies that a client leaves unread by its own count; a client of this pybk requests less."""
 
 UNWRITTEN_BYTES_MAX: Final = 96 << 20
-"""Bytes of replies to a client that the system has not taken yet, whatever the client says that it received."""
+"""Bound on the bytes of replies to a client that the system has not accepted yet, whatever the client's own count."""
 
 UNREAD_TOTAL_BYTES_MAX: Final = 256 << 20
-"""Bytes of replies that all clients together may leave unread; then those with more than a share are refused."""
+"""Bound on the unwritten bytes of replies to all clients; beyond it, clients above their share are refused."""
 
 UNREAD_SHARE_BYTES: Final = 1 << 20
+"""A client with no more unwritten bytes than this is served even beyond ``UNREAD_TOTAL_BYTES_MAX``."""
 
 _SMALL_BYTES: Final = 1 << 10
-"""Answers up to this size are not refused for what is unread: ZeroMQ bounds their number."""
+"""Replies up to this size are never refused for unread bytes, because ZeroMQ bounds their number."""
 
 _RECEIVED_MAX: Final = 1024
 _RECEIVED_BYTES_MAX: Final = 32 << 20
 _QUEUE_MESSAGES: Final = 16 << 10
 _SILENCE_NS: Final = 600 * 10**9
-"""After this long without a word from a client, it is found out whether its connection is still there."""
+"""A session that was silent for this long is probed when another client greets: its connection may be gone."""
 
 _PROBE_NS: Final = 10**9
 _IDLE_NS: Final = 60 * 10**9
-"""A session without rights that is silent for this long makes room for a new one when there are too many."""
+"""A session without rights that was silent for this long is ended when a new one needs its slot."""
 
 _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
@@ -108,12 +109,12 @@ _REFUSED: Final = Reply(Status.REFUSED)
 
 
 class Peer:
-    """One session of a client, as ``Server.receive`` names it.
+    """One session of a client; ``Server.receive`` returns it with each request.
 
     Attributes:
-        session_id: Names the session, in signatures too.
-        rights: Ledgers that it may add to, fence and delete, each with its description as the bookie found it right;
-            at most ``RIGHTS_MAX``.
+        session_id: The session's random id, which signatures of rights include.
+        rights: Ledgers that the session may add to, fence and delete, oldest first, each with the description that
+            the bookie verified; at most ``RIGHTS_MAX``.
     """
 
     __slots__ = (
@@ -142,7 +143,7 @@ class Peer:
         self._seen_ns = time.monotonic_ns()
 
     def grant(self, ledger_id: int, description: bytes) -> None:
-        """Note a right; the oldest ones are forgotten beyond ``RIGHTS_MAX`` rights or ``RIGHTS_BYTES_MAX`` bytes."""
+        """Add a right, and forget the oldest ones beyond ``RIGHTS_MAX`` rights or ``RIGHTS_BYTES_MAX`` bytes."""
         rights = self.rights
         self._rights_bytes += len(description) - len(rights.pop(ledger_id, b""))
         rights[ledger_id] = description
@@ -154,26 +155,26 @@ class Peer:
         self._rights_bytes -= len(self.rights.pop(ledger_id, b""))
 
     def __repr__(self) -> str:
-        """Name the session; never its key."""
+        """Return the start of the session's id, and how many rights it has; never a key."""
         return f"<Peer {self.session_id[:4].hex()}, rights to {len(self.rights)} ledgers>"
 
 
 @dataclass(slots=True)
 class ServerCounters:
-    """What a server met since it was opened.
+    """Counts of what a server received, since it was opened.
 
     Attributes:
-        received: Requests handed to the bookie.
-        garbage: Messages that were none.
+        received: Requests returned to the bookie.
+        garbage: Frames that are not messages.
         forged: Messages without the right MAC.
-        replayed: Messages that had come before.
-        damaged: Requests of which the entries were not what was sent; they are sent again.
-        refused: Authentic messages that say what no request can say.
-        faults: Authentic messages that failed in a way that no message should be able to cause.
-        strangers: Messages of no session.
-        flooded: Connections that had more on the way than a client may, and lost what waited, and their session.
-        unread: Answers with entries that were refused because the client had left too much unread.
-        dropped: Sessions that ended because the client was gone or did not read, or was idle and others came.
+        replayed: Messages whose counter did not grow.
+        damaged: Requests whose frames do not match their checksum; clients send them again.
+        refused: Authentic messages whose content is not a valid request.
+        faults: Authentic messages whose decoding failed with an unexpected error; each is a defect of pybk.
+        strangers: Requests without a session.
+        flooded: Connections that exceeded the bytes of their lane, and lost their waiting messages and their session.
+        unread: Replies that became ``REFUSED`` because the client had left too much unread.
+        dropped: Sessions that ended because the client was gone or did not read, or was idle when others needed a slot.
         turned_away: Clients that got no session because there were too many.
     """
 
@@ -196,24 +197,24 @@ class Server:
 
     Args:
         addresses: Where to listen: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``, ``inproc://name``.
-        instance: The bookie's; requests for another are answered ``WRONG_INSTANCE``.
-        keys: The cluster's; None for no secret: no CURVE, and checksums where there would be MACs.
-        authorize: Tells whether a proof is right: ``authorize(session id, proof)`` checks the MAC of the description
-            and the signature. None refuses all.
-        context: The ZeroMQ context, needed for ``inproc``; None for one of its own. A context with a secret has one
-            server.
-        message_bytes_max: Bound on each frame received; larger ones end the connection unread.
+        instance: The bookie's instance; requests for another are answered ``WRONG_INSTANCE``.
+        keys: The cluster's keys; None without a secret: no CURVE, and checksums in the place of MACs.
+        authorize: Returns whether a proof is valid: ``authorize(session id, proof)`` verifies the MAC of the
+            description and the signature. None refuses all proofs.
+        context: The ZeroMQ context, needed for ``inproc``; None to make one. With a secret, a context can have only
+            one server.
+        message_bytes_max: Bound on each frame received; a larger one ends the connection unread.
 
     Attributes:
-        addresses: As bound, with the ports that were given.
-        public_key: The CURVE key for clients to expect, Z85; None without a secret.
-        counters: What was met.
+        addresses: The bound addresses, with the ports that the system chose.
+        public_key: The CURVE public key that clients must expect, Z85; None without a secret.
+        counters: Counts since the server was opened.
 
     Raises:
         UsageError: An address cannot be listened on, or must not be without a secret.
-        InsecureError: CURVE does not keep strangers out here.
+        InsecureError: CURVE is missing, outdated, or failed its test.
 
-    Threads: one at a time, but for ``wake``.
+    Threads: one at a time, except for ``wake``.
     """
 
     def __init__(
@@ -243,13 +244,13 @@ class Server:
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
-        self._door: curve.ZapAuthenticator | None = None
+        self._authenticator: curve.ZapAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._connections: Connections | None = None
         try:
             _set_options(self._socket, message_bytes_max)
             if keys is not None:
-                self._door = self._keep_door(keys)
+                self._authenticator = self._require_authentication(keys)
             if not all(address.startswith("inproc:") for address in addresses):
                 self._connections = Connections(self._socket)
             self.addresses: Final = tuple(map(self._bind, addresses))
@@ -257,8 +258,8 @@ class Server:
             self.close()
             raise
         self._watched: dict[int, Callable[[], object]] = {}
-        if self._door is not None:
-            self._watched[self._door.socket.fileno()] = self._door.serve
+        if self._authenticator is not None:
+            self._watched[self._authenticator.socket.fileno()] = self._authenticator.serve
         if self._connections is not None:
             self._watched[self._connections.monitor.fileno()] = partial(self._connections.look, self.addresses)
         for descriptor in (self._socket.fileno(), *self._watched):
@@ -273,19 +274,19 @@ class Server:
         """Close the server."""
         self.close()
 
-    def _keep_door(self, keys: ClusterKeys) -> curve.ZapAuthenticator:
-        """Let in only who has the cluster's key, and prove it."""
+    def _require_authentication(self, keys: ClusterKeys) -> curve.ZapAuthenticator:
+        """Have the socket admit only clients with the cluster's key, verify that it does, and return the handler."""
         curve.check_library()
         pair = CurvePair.random()
-        door = curve.ZapAuthenticator(self._context, keys.client.public)
+        authenticator = curve.ZapAuthenticator(self._context, keys.client.public)
         try:
             curve.secure_server(self._socket, pair)
-            curve.prove_closed(self._context, self._socket, door, pair, keys.client)
+            curve.prove_closed(self._context, self._socket, authenticator, pair, keys.client)
         except BaseException:
-            door.close()
+            authenticator.close()
             raise
         self.public_key = pair.public
-        return door
+        return authenticator
 
     def _bind(self, address: str) -> str:
         try:
@@ -295,24 +296,24 @@ class Server:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def wake(self) -> None:
-        """Have ``receive`` return at once, now or when it is called next. Threads: any."""
+        """Make the current or the next ``receive`` return at once. Threads: any."""
         os.eventfd_write(self._wake, 1)
 
     def receive(self, timeout_ms: int) -> list[tuple[Peer, int, WireRequest]]:
-        """Wait for requests and take those whose turn it is.
+        """Wait for requests, and return those of one turn.
 
         Args:
-            timeout_ms: Milliseconds to wait for the first; 0 takes what is there.
+            timeout_ms: Milliseconds to wait for the first; 0 does not wait.
 
         Returns:
-            Session, request id and request of each, in the order of each client; none after ``wake``, the time-out, or
-            now and then before. What one call returns of one client is bounded while there are others (``Lanes``).
-            Their entries refer to the frames received, which live as long as they are referred to.
+            Session, request id and request of each; those of one client are in its order. The list is empty after
+            ``wake`` and after the time-out, and may be empty before. While several clients send, one call returns a
+            bounded share of each (``Lanes``). Entries refer to the received frames, which live as long as they do.
 
         Cost: 10 microseconds per request, and the checksum of its entries.
         """
         lanes = self._lanes
-        more = self._drain()  # replying may have taken the signal that something came
+        more = self._drain()  # without a signal, because sending replies may have consumed it
         connections = self._connections
         if connections is not None and connections.greeting:
             connections.check_greeting(self.addresses)
@@ -335,10 +336,10 @@ class Server:
         return arrived
 
     def _drain(self) -> bool:
-        """Put what waits in the socket into the lanes, up to a bound.
+        """Receive messages from the socket into the lanes, up to a bound.
 
         Returns:
-            Whether more may wait, of which no signal will tell.
+            Whether the socket may have more, so that the caller must drain it again without waiting for a signal.
         """
         socket = self._socket
         recv = socket.recv
@@ -357,7 +358,7 @@ class Server:
             while option(zmq.RCVMORE):
                 body = recv(_DONT_WAIT, copy=False).buffer
                 size += len(body)
-                if len(bodies) <= RUNS_MAX and size <= self._message_bytes_max:  # else it counts as damaged
+                if len(bodies) <= RUNS_MAX and size <= self._message_bytes_max:  # else the message counts as damaged
                     bodies.append(body)
                     kept = size
             drained += size
@@ -368,7 +369,7 @@ class Server:
         return True
 
     def _first_head(self) -> bytes:
-        """Receive the head of a message of no session, which may be the first one of its connection."""
+        """Receive the head of a message without a session, which may be the first message of its connection."""
         frame = self._socket.recv(_DONT_WAIT, copy=False)
         if self._connections is not None:
             self._connections.heard(frame, self.addresses)
@@ -377,7 +378,7 @@ class Server:
     def _admit(
         self, routing_id: bytes, head: bytes, bodies: Sequence[memoryview], now_ns: int
     ) -> tuple[Peer, int, WireRequest] | None:
-        """Check one message, answer it if that needs no bookie, and return it otherwise."""
+        """Check one message; answer it here if that is possible, otherwise return it for the bookie to answer."""
         try:
             header = decode_head(head)
         except FrameError:
@@ -416,7 +417,7 @@ class Server:
         except FrameError:
             self.counters.refused += 1
             answer = _REFUSED
-        except Exception:  # the barrier: whatever an authentic message says ends nothing
+        except Exception:  # a barrier: the content of an authentic message must not end the bookie
             self.counters.faults += 1
             logger.exception("a request was refused that could not be decoded or authorized; this is a defect")
             answer = _REFUSED
@@ -424,14 +425,14 @@ class Server:
         return None
 
     def _grant(self, peer: Peer, proof: Authorize) -> bool:
-        """Note a right that was proved; tell whether it was."""
+        """Verify a proof of a right, and add the right to the session; False if the proof is not valid."""
         if self._authorize is None or not self._authorize(peer.session_id, proof):
             return False
         peer.grant(proof.ledger_id, proof.description)
         return True
 
     def _greet(self, routing_id: bytes, header: Header, head: bytes) -> None:
-        """Begin a session."""
+        """Answer HELLO: begin a session and send WELCOME, or send NO_SESSION if there are too many sessions."""
         try:
             client_nonce = blob(header, head, NONCE_BYTES)
         except FrameError:
@@ -442,7 +443,7 @@ class Server:
         if not is_authentic(header, head, self._greeting_mac):
             self.counters.forged += 1
             return
-        if not self._make_room(routing_id):
+        if not self._free_session_slot(routing_id):
             self.counters.turned_away += 1
             self._send(routing_id, NO_SESSION, header.request_id, self._greeting_mac, header.version)
             return
@@ -458,14 +459,14 @@ class Server:
         )
         self._send(routing_id, welcome, header.request_id, mac, header.version)
 
-    def _make_room(self, routing_id: bytes) -> bool:
-        """Return whether there is room for another session, after ending those whose clients are gone.
+    def _free_session_slot(self, routing_id: bytes) -> bool:
+        """Return whether another session can begin, after ending sessions whose clients are gone, or an idle one.
 
-        A session with a right to a ledger is a writer's, and stays however long it is idle: a writer whose session ends
-        has to prove its rights again. Of the others, an idle one makes room.
+        A session with a right to a ledger is a writer's, and stays however long it is idle, because a writer whose
+        session ends must prove its rights again. Of the other sessions, the one that was silent longest is ended.
         """
         if routing_id in self._peers:
-            return True  # it takes the place of the connection's own
+            return True  # the new session replaces that of the same connection
         now_ns = time.monotonic_ns()
         full = len(self._peers) >= SESSIONS_MAX
         if now_ns >= self._probe_ns:
@@ -485,13 +486,13 @@ class Server:
         """Answer a request; never waits.
 
         Args:
-            peer: Whose request.
-            request_id: The request's.
-            message: The answer.
+            peer: The session of the request.
+            request_id: The request's id.
+            message: The reply. It is replaced by ``REFUSED`` if the client has left too many bytes unread.
 
         Returns:
-            False if the client is gone or does not read: its session has ended, and it will take what it asked for
-            as unanswered. While more than ``UNREAD_BYTES_MAX`` are unread, answers with entries become ``REFUSED``.
+            False if the client is gone or does not read: its session has ended, and the client counts the request as
+            unanswered.
 
         Cost: 4 microseconds.
         """
@@ -510,9 +511,9 @@ class Server:
         return True
 
     def _leaves_unread(self, peer: Peer, size: int) -> bool:
-        """Return whether a client would leave too much unread with an answer of this size.
+        """Return whether a client would have too much unread with a further reply of this size.
 
-        That is judged by what the client says, and apart from that by what is known to have been written to it.
+        There are two measures: what the client itself reports as received, and what the system has accepted.
         """
         claimed = peer._sent_bytes - min(peer._taken_bytes, peer._sent_bytes)
         lanes = self._lanes
@@ -526,7 +527,7 @@ class Server:
         return False
 
     def _send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac, version: int) -> bool:
-        """Send a message; tell whether the client is there and has room for it."""
+        """Send a message; False if the client is gone, or ZeroMQ's queue for it is full."""
         send = self._socket.send
         bodies: list[zmq.Frame] = answer.frames
         head: bytes | zmq.Frame = answer.head(request_id, 0, 0, self._instance, mac, version)
@@ -542,8 +543,8 @@ class Server:
         try:
             send(routing_id, _MORE)
             send(head, _MORE if bodies else _DONT_WAIT, copy=mark is None)
-            for place, body in enumerate(bodies, 1):
-                send(body, _MORE if place < len(bodies) else _DONT_WAIT, copy=False)
+            for number, body in enumerate(bodies, 1):
+                send(body, _MORE if number < len(bodies) else _DONT_WAIT, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
@@ -557,19 +558,19 @@ class Server:
         del self._peers[peer._routing_id]
 
     def take_ended(self) -> list[Peer]:
-        """Return the sessions that have ended since the last call, whose clients wait for nothing any more."""
+        """Return the sessions that ended since the last call, so that the bookie drops their unanswered requests."""
         ended, self._ended = self._ended, []
         return ended
 
     def close(self) -> None:
-        """Stop listening; what was not sent is not."""
+        """Stop listening and end all connections; replies that were not sent yet are dropped."""
         self._peers.clear()
         self._epoll.close()
         if self._connections is not None:
             self._connections.close()
         self._socket.close(linger=0)
-        if self._door is not None:
-            self._door.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
@@ -578,7 +579,7 @@ class Server:
 
 
 def _set_options(socket: curve.Socket, message_bytes_max: int) -> None:
-    """Bound what a socket keeps, and have it say when a client is gone instead of dropping its replies."""
+    """Bound the queues of a socket, and have sending to a client that is gone fail instead of dropping the message."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes_max
     socket.sndhwm = _QUEUE_MESSAGES
