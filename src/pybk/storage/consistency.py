@@ -30,7 +30,7 @@ from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, decod
 from pybk.storage.index.catalog_files import catalog_ids, catalog_path
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.tiers.tier import ENTRIES, LOG
+from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
@@ -150,32 +150,22 @@ def log_file_end(volumes: Volumes, row: FileRow) -> int:
 
 
 def short_files(volumes: Volumes, rows: Iterable[FileRow]) -> dict[FileRow, int]:
-    """Return the log files and cold segments that are shorter than the index says, each with its size, bytes.
+    """Return the files that are shorter than the index says, each with its size, bytes; LMDB environments left out.
 
-    Files that are missing are not among them. Costs a look at each file's size.
+    Missing files are not among them. Cost: asks for each file's size.
     """
     found = {}
     for row in rows:
-        if row.kind == ENTRIES:
+        tier = volumes.tier_of(row)
+        if tier.uses_environments:
             continue
         try:
-            size = volumes.fs.file_bytes(volumes.path_of(row))
+            size = tier.file_bytes(volumes.fs, volumes.path_of(row))
         except FileNotFoundError:
             continue
         if size < row.bytes:
             found[row] = size
     return found
-
-
-def _is_block_of_zeros(fs: FileSystem, path: str, size: int) -> bool:
-    """Return whether a salvage put a file in the place of one that was missing, and so has recorded the loss."""
-    if size != BLOCK_BYTES:
-        return False
-    file = fs.open(path)
-    try:
-        return not any(file.read(0, size))
-    finally:
-        file.close()
 
 
 def older_environments(
@@ -213,18 +203,18 @@ def refuse_older(
             than the index, or the SSD tier is newer in what was removed.
     """
     for row, size in short_files(volumes, files.values()).items():
-        if _is_block_of_zeros(volumes.fs, volumes.path_of(row), size):
+        if volumes.tier_of(row).is_placeholder(volumes.fs, volumes.path_of(row), size):
             continue  # an older pybk left the size of the missing file in the index
         raise CorruptError(
             f"{volumes.path_of(row)} has {size} bytes, but the index says that it has {row.bytes}: it was cut, or is "
             f"an older copy; restore it from a backup, or run `pybk rebuild-index {os.fspath(volumes.root)}`, which "
-            "lists the entries that are missing and continues without them if told so",
+            "lists the entries that are missing, and continues without them if asked to",
             path=volumes.path_of(row),
             offset=size,
         )
     remedy = (
         f"put the newer one back; or run `pybk rebuild-index {os.fspath(volumes.root)}`, which lists the entries that "
-        "are missing and goes on without them if told so"
+        "are missing, and continues without them if asked to"
     )
     for row, end in older_log_files(volumes, files.values()).items():
         raise CorruptError(

@@ -33,8 +33,9 @@ from pybk.storage.index.catalog_files import CATALOG_PREFIX, catalog_ids, catalo
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.io.lmdb_file import LMDB_FILE
-from pybk.storage.tiers.tier import COLD, ENTRIES, LOG
+from pybk.storage.tiers.lmdb_tier import LOST_SUFFIX, environment_is_there
+from pybk.storage.tiers.registry import TIERS
+from pybk.storage.tiers.tier import ENTRIES, LOG
 from pybk.storage.volumes import Directory, Volumes, load_directories, named_paths, plan_directories, save_directories
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ OpenEnvironment = Callable[[str], Environment]
 
 
 _PLANNED: Final = "cookie.planned"
-_LOST: Final = ".lost"
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
@@ -203,7 +203,7 @@ def check_doubtful(
     """
     for directory in doubtful:
         mine = [row for row in files.values() if (row.tier, row.directory) == (directory.tier.value, directory.number)]
-        if not any(_is_there(volumes, row) for row in mine) and not _has_log_file(volumes, directory, store_id):
+        if not any(volumes.exists(row) for row in mine) and not _has_log_file(volumes, directory, store_id):
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {volumes.root} keeps its {directory.tier} "
                 "tier there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if this "
@@ -293,15 +293,11 @@ def check_reachable(volumes: Volumes, files: Mapping[int, FileRow]) -> None:
 
     Raises:
         CookieError: A file lies in a directory that is not named.
+        UnsupportedFormatError: A file is of a tier that this pybk does not have.
     """
     for row in files.values():
         volumes.directory_of(row)
-
-
-def environment_is_there(fs: FileSystem, path: str) -> bool:
-    """Return whether an LMDB environment has a file, and not an empty one, which LMDB takes for a new one."""
-    file = os.path.join(path, LMDB_FILE)
-    return fs.exists(file) and fs.file_bytes(file) > 0
+        volumes.tier_of(row)
 
 
 def check_index_present(fs: FileSystem, path: str, root: str) -> None:
@@ -331,12 +327,12 @@ def checked_mark(index: Index, cookie: Cookie, root: str) -> CheckpointMark:
 
 def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
     """Remove the files that an interrupted checkpoint made and the index does not name."""
-    found = volumes.found(LOG, COLD)
+    found = volumes.found()
     for file_id, row in found.items():
         volumes.reserve_ids(file_id + 1)
         if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
             logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
-            volumes.fs.unlink(volumes.path_of(row))
+            volumes.unlink(row)
     for name in volumes.fs.list_directory(volumes.root):
         path = os.path.join(volumes.root, name)
         if name.startswith(CATALOG_PREFIX) and path != catalog_path(volumes.root, mark.catalog_file_id):
@@ -348,29 +344,14 @@ def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
 
 def missing_files(volumes: Volumes) -> list[FileRow]:
     """Return the files that the index names and that are not there. LMDB, once opened, has made its own."""
-    return [row for row in volumes.rows.values() if not _is_there(volumes, row)]
-
-
-def _is_there(volumes: Volumes, row: FileRow) -> bool:
-    path = volumes.path_of(row)
-    if row.kind != ENTRIES:
-        return volumes.fs.exists(path)
-    return environment_is_there(volumes.fs, path) and not volumes.fs.exists(path + _LOST)
+    return [row for row in volumes.rows.values() if not volumes.exists(row)]
 
 
 def note_lost_environments(volumes: Volumes) -> None:
-    """Note, durably, which LMDB environments are missing, because once opened they are merely empty."""
+    """Note, durably, which LMDB environments are missing, because opening them makes empty ones."""
     for row in missing_files(volumes):
-        if row.kind == ENTRIES and not volumes.fs.exists(volumes.path_of(row) + _LOST):
-            replace_file(volumes.fs, volumes.path_of(row) + _LOST, b"")
-
-
-def forget_lost_environments(volumes: Volumes, missing: Iterable[FileRow]) -> None:
-    """Have empty LMDB environments taken for those that were missing, durably."""
-    for row in missing:
-        if row.kind == ENTRIES:
-            volumes.fs.unlink(volumes.path_of(row) + _LOST)
-            volumes.fs.sync_directory(volumes.directory_of(row))
+        if volumes.tier_of(row).uses_environments and not volumes.fs.exists(volumes.path_of(row) + LOST_SUFFIX):
+            replace_file(volumes.fs, volumes.path_of(row) + LOST_SUFFIX, b"")
 
 
 def check_present(volumes: Volumes) -> None:
@@ -378,7 +359,7 @@ def check_present(volumes: Volumes) -> None:
     for row in missing_files(volumes):
         raise CorruptError(
             f"{volumes.path_of(row)} is missing or empty, and the index says that entries lie in it; restore it from a "
-            f"backup, or run `pybk rebuild-index {volumes.root}` to go on without it"
+            f"backup, or run `pybk rebuild-index {volumes.root}` to continue without it"
         )
 
 
@@ -394,7 +375,7 @@ def create_store(
     can be taken up again, and no directory of another store is ever mistaken for a leftover.
 
     Raises:
-        UsageError: ``tiers`` is malformed or names something that is no directory.
+        UsageError: ``tiers`` is malformed or names a path that is not a directory.
         CookieError: A directory belongs to a store already; nothing was changed.
     """
     directories = plan_directories(root, tiers)
@@ -454,8 +435,9 @@ def _check_free(fs: FileSystem, root: str, directories: Sequence[Directory], pla
                 f"of store {found.store_id.hex()}, so no new store may take it; name an empty directory, or open that "
                 "store (if that one lost its own cookie, restore it from a backup)"
             )
+        suffixes = tuple(f".{tier.kind}" for tier in TIERS if not tier.uses_environments)
         for name in names:
-            if name.endswith((f".{LOG}", f".{COLD}")) or (found is None and name in (INDEX, ENTRIES)):
+            if name.endswith(suffixes) or (found is None and name in (INDEX, ENTRIES)):
                 raise CookieError(
                     f"{path} has no cookie of a store, but {os.path.join(path, name)} is there, as of a store that "
                     "lost its cookie; name an empty directory, or restore that store's cookies from a backup"

@@ -28,7 +28,7 @@ from pybk.storage.io.lmdb_file import LMDB_FILE
 from pybk.storage.log.recovery import apply_commit
 from pybk.storage.log.replay import OpenLogFile, scan_commits
 from pybk.storage.store_reader import StoreReader
-from pybk.storage.tiers.tier import ENTRIES, LOG
+from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ReadOnlyStore(StoreReader):
             mark = checked_mark(index, cookie, root)
             for row in index.files().values():
                 volumes.add(row)
-                if row.kind == ENTRIES:
+                if volumes.tier_of(row).uses_environments:
                     entries[row.file_id] = environment(volumes.path_of(row))
             watermark = Watermark.open(fs, os.path.join(root, "watermark"), cookie.store_id, writable=False)
             return cls(cookie, config, volumes, index, index_environment, entries, watermark, mark)

@@ -92,7 +92,6 @@ from pybk.storage.directories import (
     OpenEnvironment,
     create_store,
     find_cookie,
-    forget_lost_environments,
     make_directory,
     mend_cookies,
     missing_files,
@@ -346,8 +345,7 @@ class Store(StoreReader):
         for row, used in salvage.files:
             self.supply.adopt(row, used)
         try:
-            replace_missing(self.volumes, [row for row in salvage.missing if row.kind != ENTRIES])
-            forget_lost_environments(self.volumes, salvage.missing)
+            replace_missing(self.volumes, salvage.missing)
             self._take_older_parts()
             if salvage.new_watermark:
                 keep_watermark(self.fs, self.volumes.root)

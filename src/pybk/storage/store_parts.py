@@ -45,7 +45,6 @@ from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.salvage import open_watermark
-from pybk.storage.tiers.tier import ENTRIES
 from pybk.storage.volumes import Directory, Volumes
 
 logger = logging.getLogger(__name__)
@@ -151,7 +150,7 @@ class PartsOpener:
             raise self.meaning(error, newer) from error
         entries = {}
         for row in files.values():
-            if row.kind == ENTRIES:
+            if volumes.tier_of(row).uses_environments:
                 entries[row.file_id] = self.environment(volumes.path_of(row))
                 undo.callback(entries[row.file_id].close)
         if problem is None:

@@ -21,6 +21,7 @@ from pybk.storage.io.failures import is_passing, refused
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.mapped_memory import CHUNK_BYTES, Mapped, populate, unreadable
 from pybk.storage.tiers.registry import tiers_by_kind
+from pybk.storage.tiers.tier import Tier
 
 _DIRECTORIES_FORMAT: Final = 1
 
@@ -170,6 +171,20 @@ class Volumes:
         """Return the path of a file."""
         directory = self.directory_of(row)
         return os.path.join(directory, self._tiers[row.kind].file_name(row.file_id))
+
+    def tier_of(self, row: FileRow) -> Tier:
+        """Return the tier that keeps a file.
+
+        Raises:
+            UnsupportedFormatError: A newer pybk wrote the file, in a tier that this one does not have.
+        """
+        try:
+            return self._tiers[row.kind]
+        except KeyError:
+            raise UnsupportedFormatError(
+                f"file {row.file_id:016x} is of kind {row.kind}; this pybk reads {', '.join(sorted(self._tiers))}; "
+                "open the store with the pybk that wrote it, or newer"
+            ) from None
 
     def directory_of(self, row: FileRow) -> str:
         """Return the directory a file lies in."""

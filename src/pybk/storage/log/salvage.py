@@ -237,14 +237,10 @@ def keep_watermark(fs: FileSystem, root: str) -> None:
 
 
 def replace_missing(volumes: Volumes, rows: Iterable[FileRow]) -> None:
-    """Put blocks of zeros in the places of files that are missing, durably.
+    """Put placeholders in the places of missing files, durably; LMDB environments come last.
 
     Their entries are still known, and reading those fails, as with any damaged file.
     """
-    for row in rows:
-        file = volumes.fs.create(volumes.path_of(row), BLOCK_BYTES)
-        try:
-            file.sync()
-        finally:
-            file.close()
+    for row in sorted(rows, key=lambda row: volumes.tier_of(row).uses_environments):
+        volumes.tier_of(row).replace_missing(volumes.fs, volumes.path_of(row))
         volumes.fs.sync_directory(volumes.directory_of(row))

@@ -22,7 +22,6 @@ from pybk.storage.consistency import log_file_end, older_environments
 from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
-    environment_is_there,
     find_cookie,
     mend_cookies,
     store_directories,
@@ -42,7 +41,8 @@ from pybk.storage.io.permissions import access_of
 from pybk.storage.log.replay import OpenLogFile, Replay
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.tiling import tile
-from pybk.storage.tiers.tier import COLD, ENTRIES, LOG, OpenedFiles
+from pybk.storage.tiers.lmdb_tier import environment_is_there
+from pybk.storage.tiers.tier import COLD, LOG, OpenedFiles
 from pybk.storage.volumes import Volumes
 
 logger = logging.getLogger(__name__)
@@ -298,13 +298,13 @@ class _Rebuilder:
             watermark.close()
 
     def _gather(self) -> tuple[RunLocations, RunLocations]:
-        """Return the records in the files that the catalog names, and those in cold segments that it does not."""
-        found = self._volumes.found(LOG, COLD)
+        """Return the records in the files that the catalog names, and those in moved files that it does not."""
+        found = self._volumes.found()
         taken = [*found, *catalog_ids(self._fs, self._root), self._state.mark.next_file_id - 1]
         self._volumes.reserve_ids(max(taken) + 1)
         for row in self._state.files.values():
             self._volumes.add(row)
-            if row.kind == ENTRIES:
+            if self._volumes.tier_of(row).uses_environments:
                 self._open_entries(row)
             elif row.file_id not in found:
                 self._problems.append(f"{self._volumes.path_of(row)} is missing")
@@ -317,7 +317,11 @@ class _Rebuilder:
                     f"{self._volumes.path_of(row)} is older: it ends after {end} of {row.bytes} bytes"
                 )
                 self._files[row.file_id] = row._replace(bytes=end)
-        strays = [row for row in found.values() if row.kind == COLD and row.file_id not in self._state.files]
+        strays = [
+            row
+            for row in found.values()
+            if self._volumes.tier_of(row).is_written_by_moves and row.file_id not in self._state.files
+        ]
         total = sum(row.bytes for row in (*self._files.values(), *strays))
         known = np.fromiter(self._state.ledgers, np.int64)
         found_rows: list[RunLocations] = [np.empty(0, FOOTER_DTYPE)]

@@ -48,7 +48,6 @@ from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from
 from pybk.storage.repair.rebuild import Progress
-from pybk.storage.tiers.registry import tier_of_kind
 from pybk.storage.tiers.tier import LOG, OpenedFiles
 from pybk.storage.volumes import Volumes
 
@@ -288,7 +287,7 @@ class _Check:
             return {}
         for row in files.values():
             self._volumes.add(row)
-            if tier_of_kind(row.kind).uses_environments and row.file_id not in self._entries:
+            if self._volumes.tier_of(row).uses_environments and row.file_id not in self._entries:
                 environment = self._try(partial(self._environment, self._volumes.path_of(row)))
                 if environment is not None:
                     self._entries[row.file_id] = environment
@@ -369,7 +368,7 @@ class _Check:
     def _check_file(self, row: FileRow) -> Iterable[Problem]:
         """Check a file that the index names, apart from the records that were found damaged already."""
         assert self._index is not None, "the caller looked"
-        tier = tier_of_kind(row.kind)
+        tier = self._volumes.tier_of(row)
         path = self._volumes.path_of(row)
         try:
             if row.kind == LOG:

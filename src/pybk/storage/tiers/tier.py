@@ -15,7 +15,7 @@ A further tier is one module, and one line in ``registry.TIERS``. The module pro
 - ``rows``: all records of a file, from the file alone, because ``rebuild-index`` has no index.
 - ``check``: the damage of a file that reading its entries does not find, for ``verify``.
 - For records that do not lie in files of a directory, as in an object store: ``file_name`` and ``file_ids``,
-  ``exists``, ``file_bytes``, ``disk_bytes`` and ``unlink``.
+  ``exists``, ``file_bytes``, ``disk_bytes``, ``unlink``, ``replace_missing`` and ``is_placeholder``.
 
 Records keep their header wherever they lie, so a tier that stores whole records gets identity and checksums from
 ``checked_record``.
@@ -308,13 +308,23 @@ class Tier(ABC):
         fs.unlink(path)
 
     def replace_missing(self, fs: FileSystem, path: str) -> None:
-        """Put something in the place of a missing file, durably, so that the store opens and its entries fail to read.
+        """Put a placeholder in the place of a missing file, durably, so that the store opens.
 
-        A block of zeros is taken for such a file by ``consistency.refuse_older``.
+        Reading the file's entries must fail as corruption.
         """
         file = fs.create(path, BLOCK_BYTES)
         try:
             file.sync()
+        finally:
+            file.close()
+
+    def is_placeholder(self, fs: FileSystem, path: str, size: int) -> bool:
+        """Return whether a file of ``size`` bytes is one that ``replace_missing`` made: a block of zeros."""
+        if size != BLOCK_BYTES:
+            return False
+        file = fs.open(path)
+        try:
+            return not any(file.read(0, size))
         finally:
             file.close()
 
