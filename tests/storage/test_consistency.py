@@ -169,7 +169,7 @@ def outcome(root: Path, newer: Entries, older: Entries, caplog: pytest.LogCaptur
             assert entries_of(manager) == found
     if found != newer:
         assert found == older, "entries are lost"
-        return "cannot be told"
+        return "cannot be detected"
     return "rebuilt" if made_again else "opens"
 
 
