@@ -1,4 +1,35 @@
-"""Ledgers that live on the bookies of a cluster: what ``LedgerManager.connect`` and ``open(..., metadata=...)`` use."""
+"""The backend whose ledgers live on bookies, for ``LedgerManager.connect`` and ``open(..., metadata=...)``.
+
+Theory of operation
+-------------------
+
+One ``ClusterBackend`` is one client of a cluster. It owns these parts, and most of its calls only combine them:
+
+| part | task |
+|---|---|
+| ``Membership`` | which bookies are available; reads and writes of the metadata store |
+| ``BookieWire`` | the links to the bookies; checks replies |
+| ``Driver`` | runs the conversations, one for each writer, read and recovery: performs the effects of their machines |
+| ``Followers`` | long polls and metadata watches for readers that wait for the next entry |
+| ``LimboRepair`` | fills up the ledgers in limbo of the bookie in this process; absent without a bookie |
+| local reader | reads entries from the files of a bookie on this host; absent if there is none |
+
+A call of a handle runs as follows.
+
+- **Append.** ``log_of`` returns the ``AppendQueue`` of the ledger's ``Writing``. From then on handles stage entries
+  there, and this module is not involved until ``force`` or ``close_ledger``.
+- **Read.** ``read_verified`` tries the entry that the last long poll brought, then the local reader, then the bookies.
+- **Recovery, close, move, re-replication.** Each is a conversation that ``Driver.run`` completes before it returns.
+- **Metadata.** A change is a compare-and-set on the version that this client read. If another client was faster, the
+  metadata are read again and the change is repeated or refused.
+
+Locks: none here. A descriptor has its own (``LedgerDescriptor.lock``), and the driver serializes all conversations. The
+two weak dictionaries are changed by any thread, with single operations of ``dict``; readers copy the references first.
+
+``close`` waits for appends first. Then limbo repair and followers stop, and the driver ends what is still under way
+with ``ClosedError``. Last, the links, the bookie and the metadata store are closed, each even if closing another
+failed. A forked child never closes them: they are the parent's.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +90,16 @@ if TYPE_CHECKING:
     from pybk.transport.client_links import Links
 
 STRAGGLER_BYTES: Final = 16 << 20
-"""Confirmed bytes that a bookie may owe before it is replaced."""
+"""A bookie is replaced once it has not acknowledged more confirmed bytes than this."""
 
 _PAGE: Final = 500
+"""Ledgers that one request for a listing asks for."""
+
 _DEFAULTS: Final = Quorums(3, 3, 2)
 _ENTRIES_GUESSED: Final = 64
-_CUT_OFF: Final = "the manager was closed while this was under way; open it again, and see whether it was done"
+"""Entries that the first read of a ledger asks for, while their size is unknown."""
+
+_CUT_OFF: Final = "the manager was closed while this was under way; open it again, and check whether it was done"
 
 
 logger = logging.getLogger(__name__)
@@ -84,10 +119,10 @@ class InProcessBookie(LimboBookie, Protocol):
     """The bookie that serves in this process."""
 
     def health(self) -> Health:
-        """Return how it is."""
+        """Return its health."""
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
 
 
 class LocalEntries(Protocol):
@@ -96,22 +131,23 @@ class LocalEntries(Protocol):
     def read_verified(
         self, ledger_id: int, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
     ) -> EntryBatch | None:
-        """Return entries from ``first`` on, at least one and verified; None if bookies are to be asked."""
+        """Return at least one entry from ``first`` on, all verified; None if they must be read from the bookies."""
 
     def close(self) -> None:
         """Close the files."""
 
 
 class ClusterBackend:
-    """The ledgers of a cluster; see ``LedgerBackend`` for what is not said here.
+    """The ledgers of a cluster; ``LedgerBackend`` documents the calls.
 
     Args:
-        where: Names the metadata store in messages; no secret is in it.
-        membership: Who is there.
+        where: Names the metadata store in messages; it contains no secret.
+        membership: The available bookies, and the metadata store.
         make_links: Makes the links to the bookies.
         config: Settings of handles.
-        bookie: The bookie of this process, closed with this; None for none.
-        local_reader: Reads the files of a bookie on this host before any is asked; closed with this; None for none.
+        bookie: The bookie of this process, closed with this backend; None: this process is not a bookie.
+        local_reader: Reads the files of a bookie on this host, before bookies are asked; closed with this backend.
+            None: all reads go to the bookies.
 
     Threads: any.
     """
@@ -144,9 +180,9 @@ class ClusterBackend:
         self.driver: Final = Driver(self._wire, membership)
         self._followers = Followers(self.driver, membership)
         self._open_ledgers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
-        """The ledgers that somebody has, by identity."""
+        """The descriptors that handles still refer to, by ``id``: a ledger has one for each handle."""
         self._writings: WeakValueDictionary[int, Writing] = WeakValueDictionary()
-        """The writers of this client by ledger id; a handle and its futures keep theirs alive through its appender."""
+        """Have each writer that lacks a bookie look for a replacement, because bookies registered or left."""
         self._limbo_repair = None if bookie is None else LimboRepair(self.driver, membership, bookie)
         membership.on_change = self._bookies_changed
         _BACKENDS.add(self)
@@ -155,13 +191,13 @@ class ClusterBackend:
 
     @property
     def identity(self) -> BackendIdentity:
-        """That of the cluster."""
+        """The identity of the cluster."""
         found = self._metadata.identity
         return BackendIdentity(found.cluster_id, found.salt, found.cost)
 
     @property
     def feature_level(self) -> FeatureLevel:
-        """That of the cluster."""
+        """The feature level of the cluster."""
         return self._metadata.feature_level
 
     def check_usable(self) -> None:
@@ -172,7 +208,7 @@ class ClusterBackend:
             raise ClosedError(f"the manager of {self.where} is closed; open it again")
 
     def _bookies_changed(self) -> None:
-        """Have writers search again for bookies that replace those without which they continued."""
+        """Have each writer that lacks a bookie look for a replacement, because bookies came or went."""
 
         def look_again() -> None:
             for writing in self._live_writings():
@@ -185,7 +221,7 @@ class ClusterBackend:
         self.check_usable()
 
     def after_fork(self) -> None:
-        """Be of no use in a forked child; called in it before anything else."""
+        """Make every handle raise in a forked child, and replace locks that a thread of the parent may hold."""
         self.forked = self.ended = True
         self._followers.end()
         self.driver.after_fork()
@@ -200,12 +236,12 @@ class ClusterBackend:
         return ForkedProcessError(f"{self.where} was opened before this process was forked; open it here again")
 
     def close(self) -> None:
-        """Wait for what is outstanding, and record what bookies miss of closed ledgers; open ledgers stay open."""
+        """Wait for outstanding appends, record what bookies miss, and stop all parts; open ledgers stay open."""
         for writing in self._live_writings():
             if writing.appender.error is None:
                 self._finish_appends(writing)
         self.ended = True
-        with ExitStack() as closing:  # each step is done, whichever of those before it fails
+        with ExitStack() as closing:  # the rest is closed even if one step fails; callbacks run last to first
             closing.callback(self._metadata.close)
             if self._local_reader is not None:
                 closing.callback(self._local_reader.close)
@@ -229,10 +265,10 @@ class ClusterBackend:
             else:
                 writing.appender.flush()
         except PybkError as error:
-            logger.warning("ledger %d: what was appended last may be lost: %s", writing.ledger.ledger_id, error)
+            logger.warning("ledger %d: the entries appended last may be lost: %s", writing.ledger.ledger_id, error)
 
     def health(self) -> Health:
-        """Return how the client is."""
+        """Return the health of this process's bookie if it has one, else of the client."""
         outstanding = sum(writing.appender.outstanding_bytes for writing in self._live_writings())
         if self.bookie is not None:
             health = self.bookie.health()
@@ -240,15 +276,15 @@ class ClusterBackend:
         return client_health(self.where, len(self.membership.bookies), outstanding)
 
     def catch_up(self) -> None:
-        """Nothing to do: what others did is asked for each ledger."""
+        """Do nothing: each call reads the state of its ledger anew."""
 
     def checkpoint(self) -> None:
-        """Nothing to do: bookies look after their disks."""
+        """Do nothing: bookies checkpoint their own stores."""
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
-        """Fill in what was not asked for: 3 bookies, written to all, acknowledged by 2, or what the others allow."""
+        """Replace each None by its default: 3 bookies, 3 copies, 2 acknowledgements, or what the given ones allow."""
         ensemble, write, ack = asked
         ensemble = _DEFAULTS.ensemble_size if ensemble is None else ensemble
         write = min(_DEFAULTS.write_quorum, ensemble) if write is None else write
@@ -261,19 +297,19 @@ class ClusterBackend:
         return Quorums(ensemble, write, ack)
 
     def verifier(self, keys: LedgerKeys) -> bytes:
-        """Return the public half of the key that shows bookies the right to write."""
+        """Return the public half of the key that proves the right to write to bookies."""
         return RightsKey(keys.right_key).public
 
     def new_ledger_id(self) -> int:
-        """Return an id that the cluster never gave."""
+        """Return an id that no ledger of the cluster ever had."""
         return self._metadata.new_ledger_id()
 
     def new_creation_sequence(self) -> int:
-        """Return a number above those of ledgers that this process created before."""
+        """Return the time in nanoseconds, so that ledgers of one process sort in the order of their creation."""
         return time.time_ns()
 
     def create(self, metadata: LedgerMetadata) -> RemoteLedger:
-        """Choose an ensemble and record the ledger."""
+        """Choose an ensemble, and write the metadata of a new ledger."""
         ensemble = self.membership.ensemble(metadata)
         metadata = replace(metadata, fragments=(Fragment(0, ensemble),))
         return self._hold(metadata, self._metadata.create_ledger(metadata))
@@ -286,7 +322,7 @@ class ClusterBackend:
         return ledger
 
     def _ledgers(self) -> list[RemoteLedger]:
-        """Return the ledgers that somebody has; other threads may open some meanwhile."""
+        """Return the descriptors in use; other threads may open more meanwhile."""
         return [ledger for reference in self._open_ledgers.valuerefs() if (ledger := reference()) is not None]
 
     def _live_writings(self) -> list[Writing]:
@@ -305,11 +341,11 @@ class ClusterBackend:
         return self._hold(*self._metadata.read_ledger(ledger_id))
 
     def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
-        """Have entries checked, rights shown, and the ledger sealed when it is closed."""
+        """Give the ledger its keys: they prove rights, verify entries, and seal the metadata at close."""
         _remote(descriptor).unlock(keys, seal)
 
     def log_of(self, descriptor: LedgerDescriptor) -> AppendQueue:
-        """Begin to write a ledger that was just created."""
+        """Return the append queue of a new writer for a ledger that was just created."""
         ledger = _remote(descriptor)
         writing = Writing(
             self.driver,
@@ -322,14 +358,14 @@ class ClusterBackend:
         return writing.appender
 
     def recover(self, descriptor: LedgerDescriptor) -> None:
-        """Fence, find the end, write back, close."""
+        """Fence the ledger, find its end, complete its last entries, and close it; nothing if it is closed."""
         ledger = _remote(descriptor)
         if ledger.metadata.state is not LedgerState.CLOSED:
             recovering = Recovering(self.driver, ledger)
             self.driver.run(recovering, recovering.machine.start)
 
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
-        """Close behind everything appended."""
+        """Wait for all appends, then close the ledger after the last confirmed entry."""
         ledger = _remote(descriptor)
         writing = self._writing(ledger)
         if writing.completion.done:
@@ -351,7 +387,7 @@ class ClusterBackend:
             ledger.last_prefix = bytes(batch.buffer[int(batch.offsets[0]) :][: ENTRY_HEADER_BYTES + ledger.digest.size])
 
     def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
-        """Record the seal by compare-and-swap; tier and bookies may have changed since the ledger was checked."""
+        """Write the seal by compare-and-set; repeat it if only tier or bookies changed since the ledger was checked."""
         ledger = _remote(descriptor)
         while True:
             found = self._metadata.read_ledger(ledger.ledger_id)
@@ -367,7 +403,7 @@ class ClusterBackend:
             return
 
     def force(self, descriptor: LedgerDescriptor) -> int:
-        """Have everything pushed so far made durable by its quorums."""
+        """Have the bookies sync everything pushed so far; return the last add confirmed."""
         ledger = _remote(descriptor)
         writing = self._writing(ledger)
         if ledger.is_final:
@@ -388,7 +424,7 @@ class ClusterBackend:
                 raise commit.error.with_traceback(None)
 
     def delete(self, descriptor: LedgerDescriptor) -> None:
-        """Leave a tombstone; bookies drop the entries when they see it."""
+        """Replace the metadata by a tombstone; each bookie drops the entries once it has read the tombstone."""
         ledger_id = descriptor.ledger_id
         proof = RightsKey(_remote(descriptor).keys.right_key).sign_deletion(ledger_id)
         while True:
@@ -403,14 +439,14 @@ class ClusterBackend:
             ledger.deleted = True
         writing = self._writings.get(ledger_id)
         if writing is not None:
-            # The driver may be finishing the ledger's appends, so the driver alone fails them. It is not waited for,
-            # because it may be the frame that a signal handler interrupted to delete the ledger.
+            # The driver may be finishing the appends of the ledger at this moment, so only the driver may fail them.
+            # This thread does not wait for it: a signal handler may have interrupted the driver to delete the ledger.
             self.driver.post(partial(writing.appender.fail, gone))
         for ledger in held:
             ledger.wake_followers()
 
     def move(self, descriptor: LedgerDescriptor, tier: StorageHint) -> None:
-        """Record the tier, so that later bookies know it, and have those that there are move what they have."""
+        """Write the tier to the metadata, for bookies that join later; then move the replicas that exist."""
         ledger = _remote(descriptor)
         while ledger.metadata.tier is not tier:
             moved = replace(ledger.metadata, tier=tier, version=ledger.metadata.version + 1)
@@ -421,12 +457,12 @@ class ClusterBackend:
         move(self.driver, ledger, tier)
 
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
-        """Move ledgers one after the other: each has bookies of its own."""
+        """Move ledgers one after the other, because each has its own bookies."""
         for descriptor in descriptors:
             self.move(descriptor, tier)
 
     def replicate(self, what: int | str) -> Replicated:
-        """Complete a ledger, or all ledgers that a bookie is missing from."""
+        """Re-replicate a ledger, or all ledgers whose ensembles name a bookie, as if it were lost."""
         replicator = Rereplicator(self.driver, self.membership)
         if isinstance(what, str):
             self._check_known(what)
@@ -437,7 +473,7 @@ class ClusterBackend:
         """Raise unless the cluster knows a bookie of this name: registered, with a cookie, or named by a ledger.
 
         Raises:
-            UsageError: It does not; the error names those that it knows.
+            UsageError: The name is unknown; the message lists the known ones.
         """
         known = {cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()} | self.membership.bookies.keys()
         if bookie_id not in known and not any(self._ledgers_on(bookie_id)):
@@ -451,7 +487,7 @@ class ClusterBackend:
                 yield found
 
     def metadata(self, ledger_id: int) -> LedgerMetadata:
-        """Return what the metadata store has."""
+        """Return a ledger's metadata as the metadata store has them now."""
         return self._metadata.read_ledger(ledger_id).metadata
 
     def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
@@ -460,7 +496,7 @@ class ClusterBackend:
             yield found.metadata
 
     def confirmed(self, ledger_id: int) -> None:
-        """Return None: only the bookies know."""
+        """Return None: only the bookies know the last add confirmed."""
 
     def bookies(self) -> list[BookieRegistration]:
         """Return the registrations in the metadata store."""
@@ -474,7 +510,7 @@ class ClusterBackend:
     # ---- entries -------------------------------------------------------------------------------------------------
 
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
-        """See how far an open ledger is: the LAC first, then the metadata, whose end is final.
+        """Update the LAC and the state of an open ledger: the LAC first, because an end in the metadata is final.
 
         A follower looks once, when it begins to wait: from then on ``Followers`` reports every change. If that look
         fails because too few bookies answer, the long poll of ``Followers`` finds what it missed.
@@ -489,7 +525,7 @@ class ClusterBackend:
             try:
                 self._look(ledger)
             except (LedgerRecoveryError, EntryUnknownError, MetadataError) as error:
-                logger.warning("ledger %d: how far it is cannot be seen now: %s", ledger.ledger_id, error)
+                logger.warning("ledger %d: its last add confirmed cannot be read now: %s", ledger.ledger_id, error)
             ledger.looked = True
 
     def _look(self, ledger: RemoteLedger) -> None:
@@ -510,7 +546,7 @@ class ClusterBackend:
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
     ) -> EntryBatch:
-        """Read from the nearest replica with sound copies."""
+        """Read from the nearest replica with sound copies; replicas that were found damaged are repaired afterwards."""
         ledger = _remote(descriptor)
         newest = ledger.newest_from(first)
         if newest is not None:
@@ -534,27 +570,27 @@ class ClusterBackend:
 
     @staticmethod
     def _guess(ledger: RemoteLedger, max_bytes: int) -> int:
-        """Guess how many entries have so many bytes, from those read last."""
+        """Estimate how many entries have ``max_bytes`` bytes, from those read last."""
         if ledger.entry_bytes:
             return max(1, max_bytes // ledger.entry_bytes)
         return min(_ENTRIES_GUESSED, max_bytes)
 
     def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
-        """Nothing lies here."""
+        """Return None: no entry can be read without a request."""
         return None
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
-        """Have bookies sync what they took from a deferred writer, and see how far that goes."""
+        """Have the bookies sync the entries of a deferred writer, and update the LAC."""
         ledger = _remote(descriptor)
         if not ledger.is_final:
             flush(self.driver, ledger)
             self._look(ledger)
 
     def check_space(self) -> None:
-        """Bookies say for themselves when they are full."""
+        """Do nothing: a bookie that is full refuses adds."""
 
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
-        """Wait until fewer bytes are outstanding; a deferred writer forces."""
+        """Wait until fewer bytes are outstanding; a deferred ledger is forced, because else nothing is confirmed."""
         ledger = _remote(descriptor)
         writing = self._writing(ledger)
         if ledger.deferred:

@@ -27,13 +27,13 @@ class Broadcast(Conversation[BroadcastMachine]):
     """Sends one request to several bookies and collects the replies.
 
     Attributes:
-        refused: The bookies that did not do it, and their replies.
+        refused: The bookies that did not do it, each with its status; None: it did not answer.
     """
 
     refused: tuple[tuple[Bookie, Status | None], ...] = ()
 
     def take(self, effect: Effect) -> None:
-        """End, as all have answered or will not."""
+        """Log and keep the refusals, and end: each bookie has answered, or its request has failed."""
         assert type(effect) is BroadcastEnded
         self.refused = effect.refused
         for bookie, status in effect.refused:
@@ -46,10 +46,10 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
     """Send sound entries of a batch to bookies that have no sound copies; returns at once, any thread.
 
     Args:
-        driver: The driver.
-        ledger: The ledger, opened with its password, which gives the right to this.
-        batch: What was read.
-        bad: Bookies and the entries that they could not give.
+        driver: Sends the requests.
+        ledger: The ledger, unlocked: bookies accept these adds only with a proof of its password.
+        batch: The entries that were read; those it does not have are not repaired.
+        bad: Pairs of a bookie and the id of an entry of which it has no sound copy.
     """
     places = {entry_id: number for number, entry_id in enumerate(batch.entry_ids.tolist())}
     adds = []
@@ -67,10 +67,10 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
 
 
 def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
-    """Have every bookie of a ledger bring what it has to a tier; returns when all have.
+    """Have each bookie of a ledger move its replica to a tier; returns when all have answered.
 
     Raises:
-        StorageFullError: Some did not; what they have stays readable where it is.
+        StorageFullError: Some did not move it; their replicas stay readable on the tier where they are.
     """
     bookies = dict.fromkeys(bookie for fragment in ledger.metadata.fragments for bookie in fragment.ensemble)
     broadcast = Broadcast(
@@ -85,7 +85,7 @@ def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
 
 
 def flush(driver: Driver, ledger: RemoteLedger) -> None:
-    """Have the bookies of a ledger's last fragment sync what they acknowledged before; returns when they answered."""
+    """Have the last fragment's bookies sync what they acknowledged; returns when each has answered or failed."""
     ensemble = ledger.metadata.fragments[-1].ensemble
     broadcast = Broadcast(driver, ledger, BroadcastMachine((bookie, Force(ledger.ledger_id)) for bookie in ensemble))
     driver.run(broadcast, broadcast.machine.start)

@@ -1,4 +1,30 @@
-"""The end of limbo: a bookie that may have lost entries gets them back from its peers."""
+"""Limbo repair: refills a bookie that may have lost entries from its peers, and then ends the limbo of its ledgers.
+
+Theory of operation
+-------------------
+
+*Limbo* is BookKeeper's word (``limbo`` in its bookie) for a ledger of a bookie that ended by accident: it may lack
+entries or a fence that it acknowledged, and it does not know which. Until the limbo ends the bookie refuses writers,
+and answers reads of entries that it lacks with *unknown* (D6 in ``docs/replication.md``). ``LimboRepair`` runs in the
+process of the bookie and ends limbo, ledger by ledger:
+
+| metadata of the ledger | action |
+|---|---|
+| gone | none: the bookie drops the ledger once it has seen the tombstone twice |
+| in recovery | wait: the recovery may have fenced the ledger here, and the fence may be lost |
+| a fragment of this bookie has no end yet | wait: the writer replaces this bookie, or a recovery closes the ledger |
+| otherwise | copy the entries that this bookie lacks in each of its fragments, then end the limbo |
+
+Waiting for a recovery does not block it: after its durable fence, this bookie may deny it the entries that it lacks.
+They were never forced here, and after the fence they never will be, so this bookie never counts for them. Where durable
+entries may be missing, it denies nothing, and the other bookies of the ensemble must suffice.
+
+An open ledger was never fenced, because a recovery marks the metadata before it fences (AR1). A closed ledger may have
+been fenced, so ``end_limbo(closed=True)`` fences it again.
+
+A ledger whose repair fails is tried again after a pause that doubles, from ``RETRY_SECONDS`` to ``PAUSE_MAX_SECONDS``.
+One thread does all of this, so its fields need no lock.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +49,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 2.0
-"""How often it looks what is in limbo while something is."""
+"""Seconds between two passes while any ledger is in limbo, and the first pause of a ledger that failed."""
 
 REST_FACTOR: Final = 5
-"""How much longer it rests while nothing is: ledgers get into limbo when the bookie starts, and hardly later."""
+"""Factor on that while none is: ledgers enter limbo when the bookie starts, and hardly ever later."""
 
 PAUSE_MAX_SECONDS: Final = 60.0
-"""The longest pause before it tries again what could not be mended; the pauses grow."""
+"""The longest pause before a ledger that could not be repaired is tried again."""
 
 
 class LimboBookie(Protocol):
-    """A bookie some of whose ledgers may be in limbo."""
+    """A bookie, as the repair of its limbo uses it."""
 
     @property
     def bookie(self) -> Bookie:
@@ -43,21 +69,26 @@ class LimboBookie(Protocol):
         """Return the ledgers in limbo."""
 
     def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
-        """End a ledger's limbo, which is closed or, else, was open after the limbo began; any thread."""
+        """End the limbo of a ledger; any thread.
+
+        Args:
+            ledger_id: The ledger.
+            closed: Whether it is closed, and so is fenced again; else it was open after the limbo began.
+        """
 
 
 class LimboRepair:
-    """Brings back what ledgers in limbo may lack, in the background, whenever there are any.
+    """Repairs ledgers in limbo in the background, from its creation until ``stop``; see the module.
 
-    A fragment that has an end is filled up from its other bookies. The open last fragment of a ledger has to wait: its
-    writer is refused here and takes another bookie, or a recovery closes the ledger. It can, as bookies in limbo answer
-    its reads: what was never forced was never confirmed. Where durable entries may be missing, they answer nothing, and
-    its other bookies have to do.
+    Args:
+        driver: Runs the copies.
+        membership: Reads the metadata.
+        bookie: The bookie of this process.
 
-    A ledger in recovery has to wait, too: the recovery may have fenced it here, and the fence be lost. An open one was
-    never fenced, as recoveries mark it before (AR1); a closed one is fenced anew.
+    Raises:
+        StorageRefusedError: The operating system gives no thread.
 
-    Threads: one of its own, until ``stop``.
+    Threads: one of its own; ``stop`` any.
     """
 
     def __init__(self, driver: Driver, membership: Membership, bookie: LimboBookie) -> None:
@@ -66,6 +97,7 @@ class LimboRepair:
         self._bookie = bookie
         self._stopping = threading.Event()
         self._pauses: dict[int, tuple[float, float]] = {}
+        """By ledger in limbo that was tried: its next pause in seconds, and the monotonic time of its next try."""
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)
         start_thread(self._thread)
 
@@ -74,7 +106,7 @@ class LimboRepair:
             self._stopping.wait(RETRY_SECONDS * (1 if self._look() else REST_FACTOR))
 
     def _look(self) -> bool:
-        """Repair the ledgers in limbo, except those that failed a short time ago; return whether there were any."""
+        """Repair each ledger in limbo whose pause is over; return whether any ledger is in limbo."""
         in_limbo = self._bookie.in_limbo()
         self._pauses = {each: self._pauses[each] for each in in_limbo if each in self._pauses}
         for ledger_id in in_limbo:
@@ -86,21 +118,21 @@ class LimboRepair:
         return bool(in_limbo)
 
     def _try(self, ledger_id: int) -> bool:
-        """Repair a ledger, and return whether entries were copied for that, or would have been."""
+        """Repair a ledger, or log why that failed; return False if it has to wait, which costs one metadata read."""
         try:
             return self._repair(ledger_id)
         except PybkError as error:
             logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self._bookie.bookie, error)
-        except Exception:  # or no ledger would be mended any more
+        except Exception:  # this thread must survive, or no ledger would be repaired any more
             logger.exception("ledger %d stays in limbo at %s", ledger_id, self._bookie.bookie)
         return True
 
     def _repair(self, ledger_id: int) -> bool:
-        """Fill up the fragments of one ledger, and lift its limbo; False if something may be missing still."""
+        """Fill up the fragments of a ledger, and end its limbo; False if that has to wait, see the table above."""
         try:
             metadata, version = self._membership.metadata.read_ledger(ledger_id)
         except NoSuchLedgerError:
-            return False  # dropped when its tombstone was seen twice
+            return False  # the bookie drops it once it has seen the tombstone twice
         if metadata.state is LedgerState.IN_RECOVERY:
             return False
         own = [number for number, each in enumerate(metadata.fragments) if self._bookie.bookie in each.ensemble]
@@ -112,7 +144,7 @@ class LimboRepair:
         return True
 
     def _fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
-        """Copy a fragment's entries from its other bookies to this one; those that are here are only compared."""
+        """Copy a fragment's entries from its other bookies to this one; entries that are here are only compared."""
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
         own = frozenset((self._bookie.bookie,))
         copy = FragmentCopy(
@@ -121,7 +153,7 @@ class LimboRepair:
         self._driver.run(copy, copy.machine.start)
 
     def stop(self) -> None:
-        """Mend no more; returns when the copy under way has ended."""
+        """Stop the thread; returns when the copy under way has ended."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

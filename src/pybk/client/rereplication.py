@@ -1,4 +1,24 @@
-"""Re-replication: what lost bookies held is copied, byte for byte, to others that take their places."""
+"""Re-replication: completes the fragments of ledgers from the bookies that are left.
+
+Theory of operation
+-------------------
+
+``Rereplicator`` looks at one ledger after the other. A bookie of a fragment is *lost* if it is not registered, if
+another instance of it is, or if the caller wants it emptied (``leaving``). It is *short* if it is available and a mark
+of under-replication in the metadata store names it: it misses entries that its writer could not add.
+
+- A lost bookie is replaced: its entries are copied to a bookie that takes its place in the ensemble.
+- A short bookie is filled up, and keeps its place (``stay``).
+
+One ``FragmentCopy`` does both for a fragment; ``pybk.replication.rereplication`` has the machine, and says why its
+order of copy, sync and compare-and-set is safe. A fragment without an end is not copied: its writer replaces bookies
+itself, and if the writer is gone, a recovery has to close the ledger first.
+
+The marks of a ledger are removed only if all its fragments were completed, and the ledger is not in recovery: a
+recovery may have marked bookies of an ensemble that it has not written to the metadata yet. The marks are read before
+the metadata, so each mark that is removed was covered by the copies. Anything that fails leaves marks and metadata as
+they were, and is reported in ``Replicated.left``: calling again continues.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +45,10 @@ logger = logging.getLogger(__name__)
 
 
 class FragmentCopy(Conversation[RereplicationMachine]):
-    """Copies one fragment."""
+    """The conversation that copies one fragment."""
 
     def take(self, effect: Effect) -> None:
-        """End with the copy."""
+        """End when the machine has ended, with its error if it failed."""
         if type(effect) is Done:
             self.end()
         elif type(effect) is Failed:
@@ -36,7 +56,7 @@ class FragmentCopy(Conversation[RereplicationMachine]):
 
 
 class Rereplicator:
-    """Finds fragments that bookies are missing from, and has them copied.
+    """Finds fragments that are not complete, and completes them; used for one call of ``replicate``.
 
     Threads: one at a time.
     """
@@ -45,14 +65,19 @@ class Rereplicator:
         self._driver = driver
         self._membership = membership
         self._fragments = 0
+        """How many fragments were completed."""
         self._left: list[str] = []
+        """What could not be done, and why: one text each."""
 
     def replicate(self, ledgers: Iterable[tuple[LedgerMetadata, int]], leaving: str | None) -> Replicated:
-        """Complete the fragments of some ledgers.
+        """Complete the fragments of ledgers, as far as that is possible now.
 
         Args:
             ledgers: Metadata and version of each.
-            leaving: A bookie that counts as lost though it may be there; None for none.
+            leaving: Name of a bookie that counts as lost even if it is available; None: none does.
+
+        Returns:
+            What was done, and what is left with its reason; a ledger that cannot be completed raises nothing.
         """
         self._membership.refresh()
         count = 0
@@ -63,39 +88,39 @@ class Rereplicator:
 
     def _complete(self, metadata: LedgerMetadata, version: int, leaving: str | None) -> None:
         """Complete the fragments of one ledger."""
-        records = list(self._records(metadata.ledger_id))
-        if records:  # they may be of bookies that came into an ensemble since the metadata were read
+        marks = list(self._marks(metadata.ledger_id))
+        if marks:  # a marked bookie may have joined the ensemble after the caller read the metadata
             try:
                 metadata, version = self._membership.metadata.read_ledger(metadata.ledger_id)
             except LedgerDeletedError:
-                self._cross_out(records)
+                self._unmark(marks)
                 return
             except PybkError as error:
                 logger.warning("ledger %d cannot be completed now: %s", metadata.ledger_id, error)
                 self._left.append(f"ledger {metadata.ledger_id}: {error}")
                 return
-        short = {record.bookie for record in records}
+        short = {mark.bookie for mark in marks}
         done = True
         for number, fragment in enumerate(metadata.fragments):
             lost = {bookie for bookie in fragment.ensemble if self._is_lost(bookie, leaving)}
             filled = short.intersection(fragment.ensemble) - lost
             if lost or filled:
                 done &= self._copy(metadata, version, number, frozenset(lost | filled), frozenset(filled))
-        # A recovery that has not closed the ledger yet may have records of bookies that no metadata name as yet.
+        # A recovery may have marked bookies of an ensemble that it has not written to the metadata yet.
         if done and metadata.state is not LedgerState.IN_RECOVERY:
-            self._cross_out(records)
+            self._unmark(marks)
 
-    def _cross_out(self, records: Iterable[UnderReplicatedLedger]) -> None:
-        for record in records:
-            self._membership.metadata.unmark_under_replicated(record)
+    def _unmark(self, marks: Iterable[UnderReplicatedLedger]) -> None:
+        for mark in marks:
+            self._membership.metadata.unmark_under_replicated(mark)
 
     def _is_lost(self, bookie: Bookie, leaving: str | None) -> bool:
         return bookie.bookie_id == leaving or self._membership.find(bookie) is None
 
-    def _records(self, ledger_id: int) -> Iterator[UnderReplicatedLedger]:
-        for record in self._membership.metadata.list_under_replicated(after=ledger_id - 1):
-            if record.ledger_id == ledger_id:
-                yield record
+    def _marks(self, ledger_id: int) -> Iterator[UnderReplicatedLedger]:
+        for mark in self._membership.metadata.list_under_replicated(after=ledger_id - 1):
+            if mark.ledger_id == ledger_id:
+                yield mark
 
     def _copy(
         self, metadata: LedgerMetadata, version: int, number: int, lost: frozenset[Bookie], stay: frozenset[Bookie]
