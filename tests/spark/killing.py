@@ -23,7 +23,8 @@ from pybk.writer import LedgerWriter
 from pyspark_pybk import DefaultSource
 
 ACTIONS: Final[tuple[tuple[type, str], ...]] = (
-    (LedgerManager, "_create_ledger"),
+    (LedgerManager, "create_ledger"),
+    (LedgerManager, "create_system_ledger"),
     (LedgerManager, "delete_ledger"),
     (LedgerWriter, "append_many"),
     (LedgerWriter, "append_many_async"),
@@ -35,7 +36,7 @@ ACTIONS: Final[tuple[tuple[type, str], ...]] = (
 
 @contextmanager
 def stepping(reach: Callable[[str], None]) -> Iterator[None]:
-    """Call ``reach`` before each action that a sink takes, behind each compare-and-set, and at the end."""
+    """Call ``reach`` before each action that a sink takes, after each compare-and-set, and at the end."""
     originals = [getattr(owner, name) for owner, name in ACTIONS]
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -289,8 +289,14 @@ def test_orphans_go_and_nothing_else_does(place: Connection) -> None:
     with place.manager.create_ledger(ensemble_size=1, insecure=True) as other:
         pass
     assert commit(sink, 0, good)
-    with place.manager._create_ledger(
-        LedgerType.METADATA, custom_metadata={SINK_KEY: b"orphans"}, quorums=QUORUMS, insecure=True
+    ensemble_size, write_quorum, ack_quorum = QUORUMS
+    with place.manager.create_system_ledger(
+        LedgerType.METADATA,
+        custom_metadata={SINK_KEY: b"orphans"},
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        insecure=True,
     ) as spare:
         pass
     assert collect_orphans(place, older_than=3600.0) == {}
@@ -320,7 +326,7 @@ def test_orphans_are_collected_by_the_url_of_a_cluster(cluster: Inside, place: C
     assert "url" not in another
     assert manifest.collect(cluster.url, cluster_secret=SECRET, older_than=0.0)["url"] == [bad.ledger_id]
     assert left(place, "url") == {good.ledger_id}
-    with pytest.raises(UsageError, match="no known kind"):
+    with pytest.raises(UsageError, match="unknown scheme"):
         manifest.collect("/srv/data")
 
 

@@ -15,11 +15,12 @@ pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test 
 import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from pybk.arrow import binary_array
 from pybk.entry import EntryBatch
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.spark.options import source_options
-from pybk.spark.source.columns import LedgerColumns, check_schema, payloads, schema_of
+from pybk.spark.source.columns import LedgerColumns, check_schema, schema_of
 from tests.storage.real_store import open_quick
 
 
@@ -45,7 +46,7 @@ def test_payloads_are_those_of_the_entries(seed: int, digest_bytes: int) -> None
     chance = random.Random(seed)
     sizes = [chance.choice([0, 0, 1, 5, 1000]) for _ in range(chance.randrange(1, 30))]
     batch, wanted = scattered(chance, sizes, digest_bytes)
-    found = payloads(batch)
+    found = binary_array(batch.buffer, batch.payload_offsets, batch.payload_sizes)
     found.validate(full=True)
     assert found.type == pa.binary()
     assert found.to_pylist() == wanted
@@ -54,7 +55,8 @@ def test_payloads_are_those_of_the_entries(seed: int, digest_bytes: int) -> None
 
 def test_nothing_but_empty_payloads() -> None:
     batch, wanted = scattered(random.Random(1), [0, 0, 0], 0)
-    assert payloads(batch).to_pylist() == wanted == [b"", b"", b""]
+    found = binary_array(batch.buffer, batch.payload_offsets, batch.payload_sizes)
+    assert found.to_pylist() == wanted == [b"", b"", b""]
 
 
 @pytest.fixture

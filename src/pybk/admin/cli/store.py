@@ -11,8 +11,9 @@ from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passw
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table, progress_bar
 from pybk.admin.dump import dump_store
 from pybk.credentials import PASSWORD
-from pybk.storage.repair.rebuild import Rebuilt, rebuild_index
-from pybk.storage.repair.verify import Problem, Verified, verify_store
+from pybk.repair import rebuild_index, verify
+from pybk.storage.repair.rebuild import Rebuilt
+from pybk.storage.repair.verify import Problem, Verified
 
 _LAST_COLUMN: Final = 100
 
@@ -25,9 +26,9 @@ def add_dump(commands: Any) -> None:
 def add_verify(commands: Any) -> None:
     """Add ``pybk verify``."""
     text = "check everything up to the durable watermark; the store may be open for writing meanwhile"
-    verify = add_command(commands, "verify", _verify, text)
-    takes_password(verify)
-    takes_passwords(verify)
+    command = add_command(commands, "verify", _verify, text)
+    takes_password(command)
+    takes_passwords(command)
 
 
 def add_rebuild_index(commands: Any) -> None:
@@ -54,7 +55,7 @@ def _dump(parsed: argparse.Namespace) -> int:
 
 def _verify(parsed: argparse.Namespace) -> int:
     with progress_bar("verify") as progress:
-        found = verify_store(directory_of(parsed), passwords=passwords_of(parsed), progress=progress)
+        found = verify(directory_of(parsed), passwords=passwords_of(parsed), progress=progress)
     status = DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
     if parsed.json:
         problems = [problem._asdict() for problem in found.problems]

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from pybk.arrow import binary_array
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class LedgerColumns:
             case "entry_id":
                 return pa.array(entries.entry_ids)
             case "payload":
-                return payloads(entries)
+                pieces = binary_array(entries.buffer, entries.payload_offsets, entries.payload_sizes)
+                return pieces.cast(pa.binary())  # Spark has no large_binary
             case "length":
                 return pa.array(entries.payload_sizes)
             case "ledger_type":
@@ -103,25 +105,3 @@ class LedgerColumns:
             case _:
                 value = sorted(metadata.custom_metadata.items())
         return pa.array([value], field.type).take(pa.array(np.zeros(len(entries), np.int64)))
-
-
-def payloads(entries: EntryBatch) -> pa.Array:
-    """Return payloads as an array of Arrow's ``binary``.
-
-    The buffer is taken as an array in which what lies before a payload and the payload itself take turns, and of that
-    every second one: so Arrow copies all of them in one call.
-
-    Raises:
-        pyarrow.ArrowInvalid: They have 2 GiB or more together.
-    """
-    count = len(entries)
-    starts, sizes = entries.payload_offsets, entries.payload_sizes
-    order = np.argsort(starts, kind="stable")
-    ends = np.zeros(2 * count + 1, np.int64)
-    ends[1::2] = starts[order]
-    ends[2::2] = (starts + sizes)[order]
-    places = np.empty(count, np.int64)
-    places[order] = np.arange(1, 2 * count, 2)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(entries.buffer)]
-    every = pa.Array.from_buffers(pa.large_binary(), 2 * count, buffers)
-    return every.take(pa.array(places)).cast(pa.binary())
