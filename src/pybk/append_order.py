@@ -1,4 +1,4 @@
-"""The order in which appends of one ledger wait for space: the queue of its log, with the ledger's lock held or not."""
+"""Makes appends of one ledger wait for space in order, in the admission queue of its log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ S = TypeVar("S")
 
 
 class AppendOrder:
-    """Makes a writer's appends wait for space in order; used only after one found too little.
+    """Makes a writer's appends wait for space in order; used only after an append found too little space.
 
     Threads: any, except where a method says what the caller holds.
     """
@@ -31,6 +31,9 @@ class AppendOrder:
             stage: Called with the ledger's lock held; returns None, with nothing done, if there is no space.
             nbytes: Bytes that it needs.
             wait: False raises at once.
+
+        Raises:
+            TooManyRequestsError: ``wait`` is False.
         """
         if not wait:
             self.refuse(nbytes)
@@ -38,7 +41,7 @@ class AppendOrder:
 
         def when_first(ticket: Ticket) -> S:
             with lock:
-                staged = stage()  # there may be space again; if not, no other append of this ledger joins before
+                staged = stage()  # space may be back; if not, the lock keeps other appends from joining first
                 if staged is not None:
                     return staged
                 self._log.admission.join(ticket)
@@ -65,7 +68,7 @@ class AppendOrder:
         return self._with_ticket(when_first, nbytes)
 
     def _with_ticket(self, work: Callable[[Ticket], S], nbytes: int) -> S:
-        """Return what ``work`` returns for a ticket, which has left the queue afterwards, also after an exception."""
+        """Call ``work`` with a ticket, and return its result; the ticket leaves the queue also after an exception."""
         ticket = Ticket(self._descriptor, nbytes)
         try:
             try:
@@ -78,7 +81,7 @@ class AppendOrder:
             raise
 
     def _stage_with(self, ticket: Ticket, stage: Callable[[], S | None]) -> S | None:
-        """Call ``stage`` as the append that the ticket belongs to; the caller holds the ledger's lock."""
+        """Call ``stage`` for the append of this ticket; the caller holds the ledger's lock."""
         before = self._descriptor.ticket
         self._descriptor.ticket = ticket
         try:
@@ -87,11 +90,11 @@ class AppendOrder:
             self._descriptor.ticket = before
 
     def refuse(self, size: int) -> NoReturn:
-        """Raise for an append that would have to wait and may not."""
+        """Raise ``TooManyRequestsError`` for an append of ``size`` bytes, or the error of a store that is full."""
         self._backend.check_space()
         waiting = self._log.admission.waiting_bytes
         raise TooManyRequestsError(
             f"{self._log.outstanding_bytes} bytes are appended and not durable yet"
-            f"{f', {waiting} bytes wait for room' if waiting else ''}, and {size} more are beyond "
+            f"{f', {waiting} bytes wait for space' if waiting else ''}, and {size} more are beyond "
             f"max_outstanding_bytes {self._backend.config.max_outstanding_bytes}; wait for some futures, then try again"
         )

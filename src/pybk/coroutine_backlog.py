@@ -1,4 +1,4 @@
-"""Appends of coroutines that wait for space: a thread makes them, in order, so that no event loop stops."""
+"""Appends of coroutines that wait for space: a thread makes them, in order, so that no event loop is blocked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pybk.storage.io.failures import start_thread
 
 
 class _Waiting(NamedTuple):
-    """One append that waits: the call that makes it, and where its future is delivered."""
+    """One append that waits: the call that makes it, and the loop's future that gets the result."""
 
     append: Callable[[], AppendFuture[int]]
     loop: asyncio.AbstractEventLoop
@@ -23,27 +23,31 @@ class _Waiting(NamedTuple):
 
 
 class CoroutineBacklog:
-    """The appends of one writer that wait for space in a thread, so that no event loop has to.
+    """The appends of one writer that wait for space in a thread, so that no event loop is blocked.
 
-    The thread runs only while anything waits. It cannot be a task of a loop: a loop that is busy would then keep the
-    appends of all others waiting. Threads: any.
+    The thread runs only while an append waits. It is not a task of a loop, because a busy loop would then delay the
+    appends of all others.
+
+    Threads: any.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
+        """In order; an append is removed after it was made. Guarded by ``_lock``."""
         self._running = False
+        """Whether the thread runs. Guarded by ``_lock``."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits. While an append waits, later ones must be added, too, to keep the order."""
+        """Whether no append waits. While one does, later ones must be added, too, to keep the order."""
         return not self._waiting
 
     def add(self, append: Callable[[], AppendFuture[int]]) -> asyncio.Future[AppendFuture[int]]:
-        """Have ``append`` called by the thread, after all that was added before; called in an event loop.
+        """Have the thread call ``append`` after all that were added before; called in an event loop.
 
         Returns:
-            A future of that loop of what ``append`` returns or raises. Cancelling it does not cancel the append.
+            A future of that loop for the result or error of ``append``. Cancelling it does not cancel the append.
 
         Raises:
             StorageRefusedError: The operating system gives no thread; nothing was added.
@@ -68,7 +72,7 @@ class CoroutineBacklog:
             deliver: Callable[[], None]
             try:
                 deliver = partial(_succeed, delivered, append())
-            except BaseException as error:  # noqa: BLE001  # it belongs to the coroutine that waits
+            except BaseException as error:  # noqa: BLE001  # passed to the coroutine that waits
                 deliver = partial(_fail, delivered, error)
             with self._lock:
                 self._waiting.popleft()

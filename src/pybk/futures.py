@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ACKNOWLEDGED: Final = Completion.finished(None)
-"""The commit of appends that are acknowledged when they are made."""
+"""The completion of appends that are acknowledged when they are staged (``DEFERRED_FORCE``)."""
 
 _LOOK_SECONDS: Final = 0.1
-"""How often an append that waits for entries before it looks whether they can still come."""
+"""How often an append that waits for entries before it checks whether they can still come."""
 
 
 def _seconds(timeout: object) -> float | None:
-    """Return a time to wait, None for as long as it takes."""
+    """Return a valid timeout in seconds, None for as long as it takes."""
     if timeout is None:
         return None
     if isinstance(timeout, (int, float)) and timeout <= threading.TIMEOUT_MAX:
@@ -45,7 +45,7 @@ def _seconds(timeout: object) -> float | None:
 class AppendFuture(Generic[T]):
     """The outcome of an append: an entry id, or a range of them.
 
-    It refers to the completion of its commit, so that completing a commit completes all its futures at once.
+    It refers to the completion of its commit or batch, so completing that completes all its futures at once.
 
     In an event loop, ``await`` it or give it to ``asyncio.gather``, ``wait``, ``wait_for``, ``shield`` or
     ``as_completed``. ``asyncio.create_task`` and ``TaskGroup`` take coroutines alone: give them
@@ -63,7 +63,7 @@ class AppendFuture(Generic[T]):
         self._value = value
 
     def __repr__(self) -> str:
-        """Name the entries and how the append is; asking changes nothing."""
+        """Return the entries and the state of the append; has no side effects."""
         value = self._value
         if not isinstance(value, range):
             which = f"entry {value}"
@@ -86,16 +86,16 @@ class AppendFuture(Generic[T]):
         """Wait for the append.
 
         Args:
-            timeout: Seconds; None waits for as long as it takes, and the waiting thread itself writes and syncs if no
-                other does, which is what makes appends of one thread quick.
+            timeout: Seconds. None waits for as long as it takes; this thread then writes and syncs if no other does,
+                which makes appends of a single thread fast.
 
         Returns:
             The entry id, or the range of ids.
 
         Raises:
-            UsageError: ``timeout`` is no number of seconds.
-            AppendTimeoutError: Not done in time; it continues and may still succeed.
-            PybkError: It failed; ``outcome_unknown`` says whether the entry may be there all the same.
+            UsageError: ``timeout`` is not a number of seconds.
+            AppendTimeoutError: Not done in time; the append continues and may still succeed.
+            PybkError: It failed. If ``outcome_unknown`` is set, the entry may still be in the ledger.
         """
         timeout = _seconds(timeout)
         commit = self._commit
@@ -109,19 +109,19 @@ class AppendFuture(Generic[T]):
         return self._value
 
     def _error(self, error: PybkError) -> PybkError:
-        """Return what to raise for the error of the commit, which all its futures share."""
+        """Return the error to raise, given the commit's error, which all its futures share."""
         return error.with_traceback(None)
 
     def _wait_for(self, commit: Completion, timeout: float) -> None:
-        """Wait for a time while the committer thread works: a sync that this thread drives could not be cut short."""
+        """Wait while the background thread leads: if this one led, a slow sync would exceed the timeout."""
         finished = threading.Event()
         self._log.when_done(commit, finished.set)
         if not finished.wait(timeout) and not commit.done:
-            raise AppendTimeoutError(f"the append was not durable after {timeout} s; it goes on: ask the future again")
+            raise AppendTimeoutError(f"the append was not durable after {timeout} s; it continues; wait again")
 
     def exception(self, timeout: float | None = None) -> PybkError | None:
         """Wait like ``result``; return the error instead of raising it, None if there was none."""
-        timeout = _seconds(timeout)  # what is wrong with it is not the append's error
+        timeout = _seconds(timeout)  # a wrong timeout is raised, because it is not the append's error
         try:
             self.result(timeout)
         except AppendTimeoutError:
@@ -131,7 +131,7 @@ class AppendFuture(Generic[T]):
         return None
 
     def cancelled(self) -> bool:
-        """Return False: what waits for an append can be cancelled, the append itself cannot."""
+        """Return False: waiting for an append can be cancelled, the append cannot."""
         return False
 
     def add_done_callback(
@@ -140,9 +140,9 @@ class AppendFuture(Generic[T]):
         """Have ``callback(self)`` called once when done.
 
         Args:
-            callback: Called in the event loop that runs in this thread, as ``asyncio.Future`` does; if none does, in a
-                background thread of the store, so it must be short. It is dropped if that loop is closed before.
-            context: What it runs in; None for a copy of the current one in a loop, and for the thread's own elsewhere.
+            callback: Called in the event loop that runs in this thread, as with ``asyncio.Future``; dropped if that
+                loop is closed before. If no loop runs here, called in a background thread, so it must be short.
+            context: The context to run it in. None means a copy of the current one in a loop, else the thread's own.
         """
         loop = running_loop()
         if loop is not None:
@@ -153,7 +153,7 @@ class AppendFuture(Generic[T]):
             self._when_done(lambda: callback(self))
 
     def remove_done_callback(self, callback: Callable[[AppendFuture[T]], Any]) -> int:
-        """Have a callback that was added in this event loop not called; returns how many times it was added."""
+        """Remove a callback that was added in this event loop; return how many times it was added."""
         loop = running_loop()
         return 0 if loop is None else self._forget_in_loop(loop, callback)
 
@@ -191,7 +191,7 @@ class AppendFuture(Generic[T]):
         return 0 if waker is None else int(waker.forget(self, callback))
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait in an event loop; all that one commit finishes is woken by one call into the loop."""
+        """Wait in an event loop; one call into the loop wakes all that wait for the same commit."""
         commit = self._commit
         if not commit.done:
             loop = asyncio.get_running_loop()
@@ -204,8 +204,8 @@ class AppendFuture(Generic[T]):
 class PiecesFuture(AppendFuture[range]):
     """The outcome of a batch whose pieces are in several commits.
 
-    The batch is done with its last piece. If only later pieces fail, the entries of the earlier ones are there, so
-    the error then says that the outcome is unknown.
+    The batch is done with its last piece. If only later pieces fail, the entries of earlier ones are in the ledger, so
+    ``outcome_unknown`` of the error is set.
 
     Threads: any.
     """
@@ -217,7 +217,7 @@ class PiecesFuture(AppendFuture[range]):
         self._first = first
 
     def _error(self, error: PybkError) -> PybkError:
-        # A commit that fails has its error before those that formed after it have theirs.
+        # A commit gets its error before later commits get theirs, so the first piece's error is known by now.
         failed = self._first.error
         if error.outcome_unknown or (failed is not None and not failed.outcome_unknown):
             return super()._error(error)
@@ -225,7 +225,7 @@ class PiecesFuture(AppendFuture[range]):
 
 
 def of_batch(error: PybkError, first: int, last: int) -> PybkError:
-    """Return the error of a batch of which some of the entries ``first`` to ``last`` may be there."""
+    """Return a copy of ``error`` saying that some of the entries ``first`` to ``last`` may be in the ledger."""
     unknown = copy(error)
     unknown.args = (f"{error}; entries {first} to {last} of the batch may be there",)
     unknown.outcome_unknown = True
@@ -240,9 +240,9 @@ def _without(callbacks: _Callbacks, callback: Callable[[Any], Any]) -> _Callback
 
 
 class _LoopWaker:
-    """Wakes what waits in one event loop for one commit, by one call into the loop.
+    """Wakes all futures and callbacks of one event loop that wait for one commit, by one call into the loop.
 
-    Threads: the loop's, but for ``__call__``.
+    Threads: the loop's, except ``__call__``.
     """
 
     __slots__ = ("_callbacks", "_loop", "_waiters")
@@ -262,7 +262,7 @@ class _LoopWaker:
         return waker
 
     def add(self, waiter: asyncio.Future[None]) -> None:
-        """Have a future of the loop finished when the commit is done."""
+        """Complete a future of the loop when the commit is done."""
         self._waiters.append(waiter)
 
     def add_callback(
@@ -272,7 +272,7 @@ class _LoopWaker:
         self._callbacks.setdefault(future, []).append((callback, context))
 
     def forget(self, future: AppendFuture[Any], callback: Callable[[Any], Any]) -> int:
-        """Call a callback of a future no more; return how many times it was added."""
+        """Remove a callback of a future; return how many times it was added."""
         before = self._callbacks.pop(future, [])
         after = _without(before, callback)
         if after:
@@ -280,7 +280,7 @@ class _LoopWaker:
         return len(before) - len(after)
 
     def __call__(self) -> None:
-        """Called by a background thread when the commit is done; in a loop that was closed nobody waits."""
+        """Wake the loop; called by a background thread when the commit is done. Does nothing if the loop is closed."""
         if not call_in(self._loop, self._wake):
             self._waiters = []
             self._callbacks = {}
@@ -296,9 +296,9 @@ class _LoopWaker:
 
 
 class AdvancedFuture(AppendFuture[T]):
-    """An append to an advanced ledger: it joins a commit only when all entries before it were given.
+    """An append to an advanced ledger: it is staged in a commit only when all entries before it were appended.
 
-    Threads: any.
+    Threads: any. ``_lock`` guards ``_callbacks``, and ``_commit``, which is set once, before the event ``_staged``.
     """
 
     __slots__ = ("_callbacks", "_descriptor", "_in_loops", "_lock", "_looking", "_staged")
@@ -310,12 +310,12 @@ class AdvancedFuture(AppendFuture[T]):
         self._lock = threading.Lock()
         self._staged = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
-        # Of the time before it is staged; the callbacks of a loop are changed by that loop's thread alone.
+        # Used before it is staged. The callbacks of a loop are changed by that loop's thread alone.
         self._in_loops: dict[asyncio.AbstractEventLoop, _Callbacks] = {}
         self._looking: set[asyncio.AbstractEventLoop] = set()
 
     def staged(self, commit: Completion | None, failed: PybkError | None = None) -> None:
-        """Take note of the commit it is part of now, or of why it will be part of none."""
+        """Set the append's commit, or the error with which it ends without one; the first call counts."""
         with self._lock:
             if self._staged.is_set():
                 return
@@ -337,19 +337,19 @@ class AdvancedFuture(AppendFuture[T]):
         return self._staged.is_set() and self._commit.done
 
     def _fail_if_stuck(self) -> None:
-        """Fail if the entries before it cannot come any more, because the ledger or the store takes none for good."""
+        """Fail if the entries before it cannot come any more, because ledger or store take no entries for good."""
         error = self._descriptor.final_error or self._log.error
         if error is not None:
             self.staged(None, error)
 
     def _look(self) -> None:
-        """Look again at each change of the ledger, until it is known how this ends."""
+        """Check at each change of the ledger whether this has failed, until it is staged."""
         self._fail_if_stuck()
         if not self._staged.is_set():
             self._descriptor.when_advanced(self._look)
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait like any append, first for the entries before it; arguments and errors are the same."""
+        """Wait as ``AppendFuture.result`` does, first for the entries before it; arguments and errors are the same."""
         timeout = _seconds(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._staged.wait(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
@@ -395,7 +395,7 @@ class AdvancedFuture(AppendFuture[T]):
             loop.call_soon(callback, self, context=context)
 
     def _look_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look now and then, while anything in a loop waits, whether the entries before it can still come."""
+        """Check regularly, while a callback of the loop waits, whether the entries before it can still come."""
         self._fail_if_stuck()
         if self._in_loops.get(loop) and not self._staged.is_set():
             loop.call_later(_LOOK_SECONDS, self._look_in, loop)

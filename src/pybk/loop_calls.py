@@ -1,4 +1,4 @@
-"""Calls that other threads make into an event loop; calls that come together wake the loop once."""
+"""Calls that other threads post to an event loop; several calls in a row wake the loop once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LoopCalls:
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> LoopCalls:
-        """Return the one object of a loop."""
+        """Return the ``LoopCalls`` of a loop; each loop has one."""
         with _LOCK:
             calls = _OF_LOOPS.get(loop)
             if calls is None:
@@ -43,9 +43,9 @@ class LoopCalls:
         return calls
 
     def post(self, call: Callable[[], object]) -> None:
-        """Have ``call`` made in the loop; dropped if the loop was closed, because nothing runs there any more."""
+        """Have ``call`` made in the loop; drop it if the loop is closed, because nothing runs there any more."""
         self._calls.append(call)
-        if not self._woken:  # else the loop takes this call, too: it clears the mark before it takes calls
+        if not self._woken:  # otherwise the loop takes this call, too, because it clears the flag before it takes calls
             self._woken = True
             loop = self._loop()
             if loop is None or not call_in(loop, self._run):
@@ -56,7 +56,7 @@ class LoopCalls:
         loop = self._loop()
         assert loop is not None, "the loop runs this"
         while self._calls:
-            loop.call_soon(self._calls.popleft())  # so that an exception of one is logged and ends no other
+            loop.call_soon(self._calls.popleft())  # an exception of a call made here would end the others
 
 
 def call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> bool:

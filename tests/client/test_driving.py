@@ -23,7 +23,7 @@ def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
         driver = cluster_backend_of(client).driver
         begin = time.perf_counter()
         for _ in range(5):
-            driver.have_done(lambda: None)
+            driver.call_as_leader(lambda: None)
         assert time.perf_counter() - begin < WAIT_S
 
 

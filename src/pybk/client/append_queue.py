@@ -1,7 +1,7 @@
-"""Appends to one replicated ledger: the batches that form, and those sent and not acknowledged yet.
+"""Appends to one replicated ledger: the batches that form, and those that are sent and not acknowledged yet.
 
 A batch is *formed* from its first entry on, and takes more entries until the leader sends it. It is *sent* until enough
-bookies have acknowledged it, and then *done*. Batches are sent and done in order.
+bookies have acknowledged it, and then *done*. Batches are sent and completed in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.log.admission import Admission
 
 BATCH_BYTES_MAX: Final = 8 << 20
-"""Encoded bytes of one batch, unless a single piece is longer."""
+"""Encoded bytes of one batch at most, unless a single call stages more."""
 
 BATCHES_UNDER_WAY: Final = 4
 """Batches of one ledger that are sent and not acknowledged; the next one forms meanwhile."""
@@ -45,7 +45,7 @@ class AppendBatch(Completion):
 
 
 class AppendQueue:
-    """The ``AppendLog`` of one replicated ledger, whose methods are described there.
+    """The append queue of one replicated ledger; implements ``AppendLog``, which documents the shared methods.
 
     Args:
         ledger: The ledger.
@@ -54,8 +54,9 @@ class AppendQueue:
         bytes_max: Bytes that may be outstanding.
 
     Attributes:
-        formed: Batches that are not sent, in order. Guarded by the queue's mutex; the leader may look whether there
-            are any.
+        error: Why the queue takes no entries; final once set.
+        formed: Batches that are not sent, in order. Guarded by the queue's mutex; the leader may read without it
+            whether there are any.
         wait: ``GroupCommit.wait``.
         when_done: ``GroupCommit.when_done``.
 
@@ -75,9 +76,12 @@ class AppendQueue:
         self._bytes_max = bytes_max
         self._mutex = threading.Lock()
         self._sent: deque[AppendBatch] = deque()
+        """Batches that are sent and not acknowledged, in order. Changed by the leader, under the mutex."""
         self._newest: AppendBatch | None = None
+        """The batch that formed last. Guarded by the mutex; ``kick`` reads it without."""
         self._outstanding = 0
-        # Bound here, because an append then makes one call less for each.
+        """Encoded bytes of all batches in ``formed`` and ``_sent``. Guarded by the mutex."""
+        # Bound methods instead of wrappers, because that saves a call per append.
         self.wait = group.wait
         self.when_done = group.when_done
 
@@ -100,7 +104,7 @@ class AppendQueue:
         overhead: int,
         wanted: bool,
     ) -> Completion | None:
-        """Stage entries; None when too much is outstanding."""
+        """Stage entries; return None if too many bytes are outstanding."""
         with self._mutex:
             entries = self._open_entries(descriptor, first_entry_id, nbytes, base_length, overhead)
             if entries is None:
@@ -119,7 +123,7 @@ class AppendQueue:
         overhead: int,
         wanted: bool,
     ) -> Completion | None:
-        """Stage one entry; None when too much is outstanding."""
+        """Stage one entry; return None if too many bytes are outstanding."""
         size = overhead + len(payload)
         with self._mutex:
             entries = self._open_entries(descriptor, entry_id, size, base_length, overhead)
@@ -133,7 +137,7 @@ class AppendQueue:
     def _open_entries(
         self, descriptor: LedgerDescriptor, first: int, nbytes: int, base_length: int, overhead: int
     ) -> StagedEntries | None:
-        """Return the entries of the batch that forms, to stage some bytes; None if they must wait for space.
+        """Return the ``StagedEntries`` of the batch that forms, for more to join; None if they must wait for space.
 
         The caller holds the mutex.
         """
@@ -159,14 +163,14 @@ class AppendQueue:
             entries = batch.entries = StagedEntries(
                 batch, descriptor, first, base_length, overhead, time.monotonic_ns()
             )
-            # While as many are sent as may be, the leader need not be interrupted: it looks after each acknowledgement.
+            # If BATCHES_UNDER_WAY are sent, the leader need not be interrupted: it sends after an acknowledgement.
             batch.unseen = len(self._sent) < BATCHES_UNDER_WAY
             formed.append(batch)
             descriptor.staging = entries
             self._newest = batch
             if len(formed) == 1:
                 self._on_formed()
-                if self.ledger.deferred:  # no thread waits for it, so none would send it
+                if self.ledger.deferred:  # no thread waits for the batch, so none would send it
                     self._group.announce()
         elif len(entries.parts) != 2 * len(entries.sizes):
             entries.trim()
@@ -177,14 +181,14 @@ class AppendQueue:
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def kick(self) -> None:
-        """Have what is staged sent soon although no thread waits; the leader is interrupted once for each batch."""
+        """Have staged entries sent soon although no thread waits; interrupts the leader once for each batch."""
         batch = self._newest
         if batch is not None and batch.unseen:
             self._group.announce()
             batch.unseen = False
 
     def flush(self) -> None:
-        """Return when everything staged before the call is acknowledged; raises if it could not be."""
+        """Return when all entries staged before the call are acknowledged; raise the error if they failed."""
         with self._mutex:
             batch = self.formed[-1] if self.formed else self._sent[-1] if self._sent else None
         if batch is not None:
@@ -195,7 +199,7 @@ class AppendQueue:
             raise self.error.with_traceback(None)
 
     def wait_for_space(self) -> None:
-        """Return when fewer bytes are outstanding, or all failed."""
+        """Return when fewer bytes are outstanding than now, or all entries have failed."""
         with self._mutex:
             batch = self._sent[0] if self._sent else self.formed[0] if self.formed else None
         if batch is not None:
@@ -207,7 +211,7 @@ class AppendQueue:
         """Return the next batches to send, with their entries frozen, as many as may be under way."""
         taken: list[AppendBatch] = []
         with self._mutex:
-            # Batches of deferred ledgers stay under way until they are forced, and are bounded by their bytes alone.
+            # Batches of deferred ledgers stay in ``_sent`` until they are forced, and are bounded by their bytes alone.
             while self.formed and (len(self._sent) < BATCHES_UNDER_WAY or self.ledger.deferred):
                 batch = self.formed[0]
                 batch.unseen = False
@@ -222,7 +226,7 @@ class AppendQueue:
         return taken
 
     def acknowledged(self, last: int) -> list[StagedEntries]:
-        """Complete the batches up to an entry, and return their entries."""
+        """Complete the batches whose last entry is at most ``last``, and return their entries."""
         finished = []
         sent, ledger = self._sent, self.ledger
         while sent and sent[0].last <= last:
@@ -240,14 +244,14 @@ class AppendQueue:
         return finished
 
     def fail(self, error: PybkError, under_way: PybkError | None = None) -> None:
-        """Take no more entries, and fail what is sent and what is staged; called by the leader, or when closing.
+        """Take no more entries, and fail those that are sent or staged; called by the leader, or when closing.
 
         May be repeated, because a batch stays in the queue until it is completed.
 
         Args:
-            error: Why.
-            under_way: The error of entries that were sent or staged, if it is another. It covers staged entries
-                because they may end a batch whose first entries were sent.
+            error: The error of later appends.
+            under_way: The error of entries that were sent or staged; None if it is ``error``. It is also that of staged
+                entries, because they may end a caller's batch whose first entries were sent.
         """
         with self._mutex:
             self.ledger.error = error
@@ -261,7 +265,7 @@ class AppendQueue:
         self._outstanding = 0
 
     def after_fork(self, error: PybkError) -> None:
-        """Be of no use in a forked child: nothing is locked or pending, and all that is asked raises ``error``."""
+        """Disable the queue in a forked child: locks are free, nothing is pending, and each call raises ``error``."""
         self._mutex = threading.Lock()
         self.error = self.ledger.error = error
         for batch in (*self._sent, *self.formed):

@@ -1,4 +1,25 @@
-"""Drives the protocol's machines: performs their effects, and returns the outcomes to them as events."""
+"""Drives the protocol's machines: performs their effects, and passes the outcomes to them as events.
+
+Theory of operation
+===================
+
+**Conversations.** A machine of ``pybk.replication`` decides; it does no I/O. A ``Conversation`` joins one machine, its
+ledger and the completion that callers wait for. ``start`` begins one: its machine returns effects, ``perform`` executes
+them, and each outcome (reply, missing reply, metadata, time) comes back through ``pass_event``, which returns effects
+again. The conversation ends when its machine says so, or when the driver gives it up.
+
+**One thread at a time.** The leader of the client's group commit calls ``step``: make the posted calls, send formed
+batches, receive, handle replies. So machines, ``_asked`` and the wire need no lock. Other threads hand work to the
+leader through ``_posted``, ``_formed`` and ``_fresh``, whose single operations are atomic in CPython, and interrupt its
+pause. Metadata requests may take long, so they run in threads of their own, which post the outcome.
+
+**Interrupts.** An exception in the middle of a step may leave machines half changed. ``_broken`` marks that; the next
+step gives up all conversations with errors that say that outcomes are unknown, and drops all links. An interrupt of
+the pause alone, ``Wire.waiting``, loses nothing. ``_fresh`` and ``_unmet`` have calls that an interrupt may have lost
+after they were taken from ``_posted``.
+
+**Closing.** ``_closed`` is set by the leader. From then on a step only ends conversations.
+"""
 
 from __future__ import annotations
 
@@ -62,50 +83,50 @@ _LATE_SECONDS: Final = 0.3
 """How long closing waits for bookies that have not answered adds and fences of closed ledgers."""
 _LATE_LOOKS: Final = 100
 _REPORT_SECONDS: Final = 5.0
-"""How long closing waits until it is recorded what bookies miss."""
+"""How long closing waits until the metadata store has recorded which entries bookies miss."""
 
 
 class Machine(Protocol):
     """A machine of ``pybk.replication``."""
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take an event; return what is to be done."""
+        """Handle an event; return the effects to perform."""
 
 
 class Wire(Protocol):
-    """The links to bookies; used by the leader alone, but for ``interrupt``."""
+    """The links to bookies; used by the leader alone, except ``interrupt``."""
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
-        """Send a request, now or when there is room; False if the bookie is not there."""
+        """Send a request, now or when the link has space; return False if the bookie cannot be reached."""
 
     def poll(self, timeout_ms: int) -> list[tuple[int, Reply | LacReply | ReadReply | None]]:
-        """Return replies by request id, None for those that will not come; waits for the first of them."""
+        """Return replies by request id, None for those that will not come; wait ``timeout_ms`` for the first."""
 
     @property
     def waiting(self) -> bool:
         """Whether ``poll`` has taken nothing yet, so that an exception that ends it loses nothing."""
 
     def begin_turn(self) -> None:
-        """Take note that ``poll`` is not waiting."""
+        """Clear ``waiting``."""
 
     def begin_again(self) -> None:
-        """Drop all links and what was asked; may be repeated."""
+        """Drop all links and pending requests; may be repeated."""
 
     def interrupt(self) -> None:
-        """Have ``poll`` return at once, now or the next time; any thread."""
+        """Make the current call of ``poll``, or else the next one, return at once. Threads: any."""
 
 
 class MetadataRequests(Protocol):
-    """The metadata store as machines use it; each call may take long and is made in a thread of its own."""
+    """The requests that machines make to the metadata store; each may block and runs in a worker thread."""
 
     def read(self, ledger: RemoteLedger) -> Event:
         """Read a ledger's metadata."""
 
     def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
-        """Compare-and-swap a ledger's metadata, settling ambiguous outcomes."""
+        """Compare-and-swap a ledger's metadata; if the answer is lost, find out whether the change was made."""
 
     def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
-        """Find bookies for places of an ensemble."""
+        """Choose bookies for positions of an ensemble."""
 
     def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
         """Record that a bookie misses entries."""
@@ -121,20 +142,20 @@ class Writer(Protocol):
         """Send the LAC to bookies if no add will carry it."""
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
-        """Fail for good, unless it has ended; what was sent or staged with the second error."""
+        """Fail for good, unless it has ended; entries that were sent or staged fail with ``under_way``."""
 
 
 M_co = TypeVar("M_co", bound=Machine, covariant=True)
 
 
 class Conversation(ABC, Generic[M_co]):
-    """One machine, the ledger it is about, and who waits for it.
+    """One machine, its ledger, and the completion that callers wait for.
 
     Attributes:
         ledger: The ledger.
         machine: The machine.
         completion: Done when the conversation has ended.
-        unrecorded: What bookies miss that is not recorded in the metadata store yet.
+        unrecorded: Entries that bookies miss and that the metadata store has not recorded yet.
     """
 
     def __init__(self, driver: Driver, ledger: RemoteLedger, machine: M_co) -> None:
@@ -147,10 +168,10 @@ class Conversation(ABC, Generic[M_co]):
 
     @abstractmethod
     def take(self, effect: Effect) -> None:
-        """Act on an effect that is not the driver's business; called by the driver."""
+        """Perform an effect that ``Driver.perform`` does not know; called by the leader."""
 
     def end(self, error: PybkError | None = None) -> None:
-        """End the conversation; called by the driver."""
+        """End the conversation, with an error or none; called by the leader."""
         self.driver.ended(self, error)
 
 
@@ -158,7 +179,7 @@ AnyConversation = Conversation[Any]
 
 
 class _Asked(NamedTuple):
-    """What a request id stands for."""
+    """The request of a request id: its conversation, and the machine's token for it."""
 
     conversation: AnyConversation
     token: int
@@ -176,23 +197,36 @@ class Driver:
         self._wire = wire
         self._metadata = metadata
         self._asked: dict[int, _Asked] = {}
+        """Requests without a reply, by request id. Leader only."""
         self._request_ids = itertools.count(1)
         self._posted: deque[Callable[[], None]] = deque()
+        """Calls for the leader, in order. Added by any thread, taken by the leader."""
         self._wakes: list[tuple[int, int, AnyConversation]] = []
+        """Heap of wake-up times; one counts only while ``_wake_at`` has the same time. Leader only."""
         self._wake_at: dict[AnyConversation, int] = {}
+        """The next wake-up of a conversation. Leader only."""
         self._waited: set[AnyConversation] = set()
+        """Conversations that have begun and not ended. Changed by the leader alone."""
         self._fresh: dict[AnyConversation, Callable[[], None]] = {}
-        """What begins conversations that have not begun; an interrupt may lose it after it was posted."""
+        """The calls that begin conversations, until they are made; an interrupt may lose one after it was posted."""
         self._unmet: set[Completion] = set()
+        """Completions that threads wait for in ``do``."""
         self._broken = False
+        """Whether an exception ended a step in the middle. Leader only."""
         self._ticks_left = 0
         """How often the background thread looks for idle work until it rests; written by the leader alone."""
         self._writers: WeakValueDictionary[int, Writer] = WeakValueDictionary()
+        """All writers, by ``id``. Added by any thread."""
         self._formed: dict[Writer, None] = {}
+        """Writers with batches to send. Added by any thread, taken by the leader."""
         self._active: dict[Writer, None] = {}
+        """Writers whose appends a thread or future waits for. Changed by the leader alone."""
         self._lac_unsent: dict[Writer, None] = {}
+        """Writers whose bookies may not know the LAC yet. Leader only."""
         self._closed: PybkError | None = None
+        """The error of all conversations since the driver was closed. Set by the leader."""
         self._cut_off: PybkError | None = None
+        """The error of changes that were under way when the driver was closed; set before ``_closed``."""
         with ExitStack() as opened:
             self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
             opened.callback(self._workers.close)
@@ -205,12 +239,15 @@ class Driver:
     # ---- any thread ----------------------------------------------------------------------------------------------
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made by the driver, soon."""
+        """Have the leader make ``call`` soon."""
         self._posted.append(call)
         self.group.announce()
 
     def start(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
-        """Begin a conversation: the driver performs what ``begin(now_ns)`` returns; its ``completion`` is its end."""
+        """Begin a conversation: the leader performs the effects that ``begin(now_ns)`` returns.
+
+        Returns at once. The caller waits for ``conversation.completion``.
+        """
 
         def first() -> None:
             self._waited.add(conversation)
@@ -221,7 +258,7 @@ class Driver:
         self._posted.append(first)
 
     def run(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
-        """Begin a conversation and wait until it has ended; raises what it ended with."""
+        """Begin a conversation and wait for its end; raise its error if it has one."""
         self.start(conversation, begin)
         self.group.wait(conversation.completion)
         error = conversation.completion.error
@@ -229,9 +266,9 @@ class Driver:
             raise error.with_traceback(None)
 
     def do(self, call: Callable[[], None], completion: Completion) -> None:
-        """Have ``call`` made by the leader, and return when ``completion`` is done, which the call sees to.
+        """Have the leader make ``call``, which completes ``completion`` now or later, and wait for that.
 
-        If the call is lost to an interrupt, or the driver is closed before it ends, ``completion`` gets an error.
+        If an interrupt loses the call, or the driver is closed before, ``completion`` gets an error.
         """
         completion.unseen = True
         self._unmet.add(completion)
@@ -241,7 +278,7 @@ class Driver:
         finally:
             self._unmet.discard(completion)
 
-    def have_done(self, call: Callable[[], None]) -> None:
+    def call_as_leader(self, call: Callable[[], None]) -> None:
         """Have the leader make ``call``, and return afterwards; an interrupt of the leader may lose the call."""
         done = Completion()
         self._posted.append(call)
@@ -262,15 +299,15 @@ class Driver:
         return _TICK_SECONDS if self._ticks_left > 0 else -1.0
 
     def background_ended(self) -> None:
-        """Log it: threads that wait lead by themselves, but futures wait for them now."""
+        """Log an error: threads that wait still lead by themselves, but futures complete only when they do."""
         logger.error("the background thread of the client has ended; close the manager and open it again")
 
     def step(self) -> None:
-        """Send what waits, pause until something comes, and act on it.
+        """Send what is pending, pause until a reply or call comes, and handle it.
 
-        An exception in the middle of it, such as KeyboardInterrupt, leaves machines in an unknown state: they are given
-        up in the next step, so that nothing waits for them for ever. Once the driver is closed, the wire may be closed,
-        too: a step then ends what threads began that did not know of it.
+        An exception in the middle, such as KeyboardInterrupt, leaves machines in an unknown state. The next step gives
+        them up, so that no caller waits for ever. Once the driver is closed, the wire may be closed, too. A step then
+        only ends conversations that other threads began before they saw the close.
         """
         group = self.group
         group.completed = group.woke = False
@@ -281,7 +318,7 @@ class Driver:
             return
         if self._broken:
             self._give_up()
-            return  # it may have been all that the leader waits for
+            return  # the leader's own completion may be done now
         self._wire.begin_turn()
         try:
             self._send_and_receive()
@@ -289,7 +326,7 @@ class Driver:
             self._broken = not self._wire.waiting
             raise
         if group.woke:
-            time.sleep(0)  # those woken run now, so that what they append next is sent together
+            time.sleep(0)  # let the woken threads run now, so that their next appends are sent together
 
     def _send_and_receive(self) -> None:
         now_ns = time.monotonic_ns()
@@ -299,7 +336,7 @@ class Driver:
                 return
         if self._formed:
             self._submit(now_ns)
-        # What was completed may have been all that the leader waits for.
+        # Do not pause after completing anything, because the leader's own completion may be done.
         timeout_ms = 0 if self.group.completed or self._posted else _WAIT_MS
         if timeout_ms and self._wakes:
             timeout_ms = max(0, min(timeout_ms, -(-(self._wakes[0][0] - now_ns) // 1_000_000)))
@@ -309,7 +346,7 @@ class Driver:
             self._send_lacs()  # the leader may wait long, as for a ledger to advance
 
     def idle(self) -> None:
-        """Take late answers of bookies, and do what waits for quiet."""
+        """Take late answers of bookies, and send LACs that no add has carried."""
         busy = False
         if self._closed is None:
             try:
@@ -324,13 +361,13 @@ class Driver:
         self._ticks_left = _TICKS_UNTIL_REST if busy else self._ticks_left - 1
 
     def _give_up(self) -> None:
-        """End all that an interrupt in the middle of a turn may have left half done; may be repeated."""
+        """End all conversations and drop all links, after an interrupt in the middle of a step; may be repeated."""
         self._end_all(EntryUnknownError(_INTERRUPTED), LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
         self._wire.begin_again()
         self._broken = False
 
     def _end_all(self, error: PybkError, of_changes: PybkError) -> None:
-        """End all that is under way, reads with one error and changes with another; may be repeated."""
+        """End all conversations, reads with ``error`` and changes with ``of_changes``; may be repeated."""
         for reference in self._writers.valuerefs():  # a copy: other threads attach writers meanwhile
             writer = reference()
             if writer is not None:
@@ -378,7 +415,7 @@ class Driver:
             effects = conversation.machine.step(event, now_ns)
             if effects:
                 self.perform(conversation, effects)
-        if self._formed and not self.group.woke:  # else those woken come first: what they append makes it one batch
+        if self._formed and not self.group.woke:  # otherwise woken threads append first, to one batch
             self._submit(time.monotonic_ns())
         if self._wakes:
             self._wake_up(time.monotonic_ns())
@@ -396,7 +433,7 @@ class Driver:
         self.perform(conversation, conversation.machine.step(event, time.monotonic_ns()))
 
     def perform(self, conversation: AnyConversation, effects: list[Effect]) -> None:
-        """Do what a machine asked for; nothing once the driver is closed, as the next turn ends all conversations."""
+        """Perform a machine's effects; does nothing once the driver is closed, as the next step ends conversations."""
         if self._closed is not None:
             return
         for effect in effects:
@@ -439,7 +476,7 @@ class Driver:
         return self._metadata.write(conversation.ledger, effect)
 
     def in_background(self, work: Callable[[], None]) -> None:
-        """Have something done by another thread; by this one once the driver is closed.
+        """Have a worker thread call ``work``; call it in this thread once the driver is closed.
 
         Threads: any.
         """
@@ -447,27 +484,27 @@ class Driver:
             work()
 
     def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
-        """Let go of a conversation and wake who waits for it."""
+        """Forget a conversation and wake the threads that wait for it; may be repeated."""
         if not conversation.completion.done:
             conversation.completion.error = error
         self.group.finish(conversation.completion)
         self._wake_at.pop(conversation, None)
-        self._waited.discard(conversation)  # last: until then an interrupt has it ended again
+        self._waited.discard(conversation)  # last, so that after an interrupt it is ended again
 
     # ---- writers -------------------------------------------------------------------------------------------------
 
     def attach(self, writer: Writer) -> None:
-        """Take note of a writer, for as long as it is there; any thread."""
+        """Register a writer, which is referred to weakly. Threads: any."""
         self._writers[id(writer)] = writer
-        if self._closed is not None:  # too late to be seen by who closed the driver
+        if self._closed is not None:  # the close may have missed this writer
             writer.give_up(self._closed, self._closed)
 
     def formed(self, writer: Writer) -> None:
-        """Have a writer asked for its batches in the next turn; any thread."""
+        """Have the leader call ``Writer.submit`` in its next step. Threads: any."""
         self._formed[writer] = None
 
     def active(self, writer: Writer, *, waited: bool) -> None:
-        """Take note whether somebody waits for what a writer has under way, and that its LAC may have moved."""
+        """Note whether a thread or future waits for a writer's appends, and that its LAC may have moved."""
         self._lac_unsent[writer] = None
         if waited:
             self._active[writer] = None
@@ -475,37 +512,37 @@ class Driver:
             self._active.pop(writer, None)
 
     def report_missing(self, conversation: AnyConversation, effect: UnderReplicated) -> None:
-        """Have it recorded that a bookie misses entries, before anything that the conversation writes from now on."""
+        """Record that a bookie misses entries, before the next metadata that the conversation writes."""
         self._reports.add(conversation.unrecorded, effect)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self, error: PybkError, of_changes: PybkError) -> None:
-        """End all conversations with an error, and stop, once it is recorded which bookies miss what.
+        """End all conversations with an error, record which entries bookies miss, and stop.
+
+        Takes up to ``_LATE_SECONDS`` if a bookie does not answer, ``_REPORT_SECONDS`` if the metadata store does not.
 
         Args:
-            error: For reads, and for all that begins from now on.
-            of_changes: For changes and appends that are under way, of which nobody knows whether they were made.
-
-        That takes some tenths of a second if a bookie owes answers, and some seconds if the metadata store does.
+            error: The error of reads, and of all that begins from now on.
+            of_changes: The error of changes and appends under way; their outcome is unknown.
         """
 
         def end_all() -> None:
             self._cut_off = of_changes
-            self._closed = error  # from now on nobody uses the wire
+            self._closed = error  # from now on the wire is not used
             self._end_all(error, of_changes)
 
         self._end_late_answers()
-        while self._closed is None:  # an interrupt of the driver may have lost the call
-            self.have_done(end_all)
+        while self._closed is None:  # an interrupt of the leader may have lost the call
+            self.call_as_leader(end_all)
         self.group.stop()
         self._reports.close(_REPORT_SECONDS)
         self._workers.close()
 
     def _end_late_answers(self) -> None:
-        """Give bookies a moment to answer the adds and fences of closed ledgers, then record what they miss (C13).
+        """Give bookies a moment to answer adds and fences of closed ledgers, then record the entries they miss (C13).
 
-        An open ledger is not waited for: its recovery finds out.
+        Open ledgers are not waited for, because their recovery finds missing entries.
         """
         late: list[int] = []
 
@@ -522,14 +559,14 @@ class Driver:
                 asked = self._asked.pop(request_id)
                 self.pass_event(asked.conversation, Unanswered(asked.token))
 
-        self.have_done(look)
+        self.call_as_leader(look)
         end_at = time.monotonic() + _LATE_SECONDS
         while late and time.monotonic() < end_at:
             time.sleep(_LATE_SECONDS / _LATE_LOOKS)
-            self.have_done(look)
+            self.call_as_leader(look)
         if late:
-            self.have_done(end)
+            self.call_as_leader(end)
 
     def after_fork(self) -> None:
-        """Be of no use in a forked child."""
+        """Disable the driver in a forked child."""
         self.group.after_fork()

@@ -119,7 +119,7 @@ def test_room_that_comes_free_belongs_to_who_waited_first(
     first.result()
     wait_until(lambda: log.outstanding_bytes <= BOUND - 1000)
     for late in (writer, other):
-        with pytest.raises(TooManyRequestsError, match="bytes wait for room"):
+        with pytest.raises(TooManyRequestsError, match="bytes wait for space"):
             _ = late.append_async(b"small", wait=False)
     syncs.release(100)
     thread.join(WAIT_S)
