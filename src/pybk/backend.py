@@ -1,6 +1,7 @@
-"""Where ledgers live, as the manager and its handles see it: a store of this process, or a cluster of bookies.
+"""``LedgerBackend``: the interface behind the manager and its handles, to a local store or to a cluster of bookies.
 
-One set of handles serves both; what they need of a backend is written down here and nowhere else.
+``StoreBackend`` (``pybk.local_backend``) and ``ClusterBackend`` (``pybk.client.backend``) implement it. The handles are
+the same for both, and use a backend only through this interface.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class Replicated(NamedTuple):
     """What ``LedgerManager.replicate`` did.
 
     Attributes:
-        ledgers: Ledgers looked at.
-        fragments: Fragments that are complete again.
-        left: What could not be done, one reason each: fragments that have no end yet, or too few bookies.
+        ledgers: How many ledgers were examined.
+        fragments: How many fragments were completed.
+        left: One text, with its reason, for each fragment or ledger that could not be completed, for example
+            because the fragment has no end yet, or too few bookies are available.
     """
 
     ledgers: int
@@ -49,7 +51,7 @@ class Replicated(NamedTuple):
 
 
 class Quorums(NamedTuple):
-    """How a ledger is replicated."""
+    """The replication of a ledger: ensemble size ≥ write quorum ≥ ack quorum ≥ 1."""
 
     ensemble_size: int
     write_quorum: int
@@ -57,14 +59,14 @@ class Quorums(NamedTuple):
 
 
 class AppendLog(Protocol):
-    """What makes appended entries durable, in commits; ``pybk.storage.log.log.Log`` has the meaning of each call.
+    """Makes appended entries durable by group commit; ``pybk.storage.log.log.Log`` documents each call in full.
 
     Threads: any.
     """
 
     @property
     def error(self) -> PybkError | None:
-        """Why it takes nothing more, or None."""
+        """The error that ended it, so that it refuses all entries; None while it works."""
 
     @property
     def outstanding_bytes(self) -> int:
@@ -101,13 +103,13 @@ class AppendLog(Protocol):
         """Stage one entry; None when too much is outstanding. The caller holds ``descriptor.lock``."""
 
     def wait(self, completion: Completion) -> None:
-        """Return when ``completion`` is done, doing the work meanwhile if nobody does."""
+        """Return when ``completion`` is done; this thread leads the group commit if no other thread does."""
 
     def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called by a background thread once ``completion`` is done."""
+        """Have a background thread call ``callback`` once ``completion`` is done."""
 
     def kick(self) -> None:
-        """See to it that what is staged and wanted gets done although nobody waits."""
+        """Have the background thread complete staged entries that are wanted, because no thread waits for them."""
 
     def flush(self) -> None:
         """Return when everything staged before the call is durable; raises if it could not be made so."""
@@ -121,35 +123,35 @@ class LedgerBackend(Protocol):
 
     @property
     def config(self) -> StoreConfig:
-        """Settings."""
+        """The settings."""
 
     @property
     def metrics(self) -> Metrics:
-        """Where what handles do is counted."""
+        """The counters of what handles do."""
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing can be changed here."""
+        """Whether every change is refused."""
 
     @property
     def changes_by_password(self) -> bool:
-        """Whether a ledger is deleted and moved by those alone who know its password."""
+        """Whether deleting or moving a ledger takes its password."""
 
     @property
     def ended(self) -> bool:
-        """Whether reading is over."""
+        """Whether it is closed, so that reads raise."""
 
     @property
     def where(self) -> str:
-        """Names the backend in messages."""
+        """The name of the backend in messages: a directory or a URL."""
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened it."""
+        """Whether this process is a forked child of the one that opened it."""
 
     @property
     def identity(self) -> BackendIdentity:
-        """What keys are derived with."""
+        """The identity and scrypt parameters from which keys are derived."""
 
     @property
     def key_ring(self) -> KeyRing:
@@ -157,37 +159,37 @@ class LedgerBackend(Protocol):
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the ledgers lie on the bookies of a cluster, and not in a store of this process."""
+        """Whether the ledgers are stored on bookies, and not in a store of this process."""
 
     @property
     def feature_level(self) -> FeatureLevel:
         """The level whose formats are written here; it may rise while the backend is in use."""
 
     def check_usable(self) -> None:
-        """Raise unless it may be used."""
+        """Raise if it is closed or was opened before a fork."""
 
     def check_writable(self) -> None:
-        """Raise unless it may be used and changed."""
+        """Raise as ``check_usable``, and if it is read-only."""
 
     def close(self) -> None:
-        """Wait for what is outstanding and let go of everything."""
+        """Wait for outstanding appends, and release all resources."""
 
     def health(self) -> Health:
-        """Return how it is."""
+        """Return its health; see ``pybk.health``."""
 
     def catch_up(self) -> None:
-        """See what others did since."""
+        """Read the changes that another process has made; only a read-only store has to."""
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
-        """Return ensemble size, write quorum and ack quorum of a new ledger, of which some were asked for."""
+        """Return ensemble size, write quorum and ack quorum of a new ledger; each None is replaced by its default."""
 
     def verifier(self, keys: LedgerKeys) -> bytes:
-        """Return what metadata keeps of a ledger's keys, so that a password can be checked."""
+        """Return the value derived from a ledger's keys that its metadata keep, to check passwords with."""
 
     def new_ledger_id(self) -> int:
-        """Return a ledger id that was never given before."""
+        """Return a ledger id that was never used before."""
 
     def new_creation_sequence(self) -> int:
         """Return the next creation sequence."""
@@ -199,16 +201,16 @@ class LedgerBackend(Protocol):
         """Return a ledger's descriptor."""
 
     def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
-        """Have a ledger's keys used for what is done with this descriptor, and for the seal when it is closed."""
+        """Set the keys for all calls with this descriptor, and the seal that is written when the ledger is closed."""
 
     def log_of(self, descriptor: LedgerDescriptor) -> AppendLog:
-        """Return what makes this ledger's appends durable."""
+        """Return the log that makes this ledger's appends durable."""
 
     def recover(self, descriptor: LedgerDescriptor) -> None:
         """Fence the writer, establish the end and close the ledger; a closed one stays as it is."""
 
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
-        """Close a ledger behind everything staged so far, as its writer."""
+        """Close a ledger after the last entry staged so far, as its writer."""
 
     def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
         """Record the seal of a closed ledger, unless its end has changed since it was checked; durable on return."""
@@ -233,10 +235,10 @@ class LedgerBackend(Protocol):
         """
 
     def replicate(self, what: int | str) -> Replicated:
-        """Copy what lost bookies held of a ledger, or of all ledgers that a bookie is missing from."""
+        """Re-replicate a ledger, given by its id, or all ledgers of a bookie, given by its name, as if it were lost."""
 
     def metadata(self, ledger_id: int) -> LedgerMetadata:
-        """Return a ledger's metadata as of now."""
+        """Return the current metadata of a ledger."""
 
     def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
         """Yield the metadata of all ledgers with an id above ``after``, ascending."""
@@ -252,7 +254,7 @@ class LedgerBackend(Protocol):
         """Return the bookies that are available, by name."""
 
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
-        """See how far a ledger has come, and whether it was closed or deleted.
+        """Update a ledger's last add confirmed, and whether it was closed or deleted.
 
         Args:
             descriptor: The ledger.
@@ -268,16 +270,16 @@ class LedgerBackend(Protocol):
         """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``, each verified."""
 
     def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
-        """Return a buffer, start and end of one entry, if there is a short way to it; None: ``read_verified``."""
+        """Return a buffer, and the start and end of an entry in it; None if ``read_verified`` must read it."""
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
-        """Write what appends to a ledger have buffered, without confirming it."""
+        """Write the entries that appends to a ledger have buffered, without confirming them."""
 
     def check_space(self) -> None:
-        """Raise while nothing is taken for want of space."""
+        """Raise while appends are refused because space is short."""
 
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
         """Return when an append that found too much outstanding may try again."""
 
     def checkpoint(self) -> None:
-        """Bring everything durable to its tier and free what is dead."""
+        """Write all durable entries to their tiers, and free log files that are no longer needed."""

@@ -1,4 +1,4 @@
-"""Puts a cluster's client together, and the bookie of this process: what ``LedgerManager.connect`` and ``open`` use."""
+"""Builds the cluster backend of ``LedgerManager.connect``, and that of ``open(..., metadata=...)`` with its bookie."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[Clust
     Args:
         url: ``zk://host:port,host:port/path`` or ``lmdb:///path``.
         secret: The cluster's secret, None for a cluster without one.
-        create: Make the cluster if there is none.
+        create: Create the cluster if it does not exist.
 
     Raises:
-        UsageError: The URL or the secret cannot be.
-        MetadataError: The store cannot be reached, or the secret is another.
+        UsageError: The URL or the secret is invalid.
+        MetadataError: The store cannot be reached, or the cluster has another secret.
     """
     if secret is not None and not isinstance(secret, bytes):
         raise UsageError(f"cluster_secret is a {type(secret).__name__}; it takes bytes")
@@ -53,14 +53,15 @@ def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[Clust
 def connect(
     url: str, secret: bytes | None, config: StoreConfig, *, near: str | None = None, directory: str | None = None
 ) -> ClusterBackend:
-    """Return the ledgers of a cluster, for a process that is no bookie; raises as ``open_cluster``.
+    """Return the backend of a process that is only a client of a cluster; raises as ``open_cluster``.
 
     Args:
         url: As for ``open_cluster``.
         secret: As for ``open_cluster``.
         config: Settings of handles.
-        near: Name of a bookie, such as one of this host, that comes first in ensembles and reads while it is there.
-        directory: That bookie's, to read what it has from its files if this process may; None to ask it for everything.
+        near: Name of a bookie, such as one on this host, that comes first in ensembles and reads while registered.
+        directory: The directory of that bookie, to read entries from its files if this process may; None: all entries
+            are requested from bookies.
     """
     metadata, keys = open_cluster(url, secret, create=False)
     with ExitStack() as undo:
@@ -78,7 +79,7 @@ def connect(
 
 
 def _open_local_reader(directory: str, cluster_id: bytes, bookie_id: str, config: StoreConfig) -> LocalReader | None:
-    """Return a bookie's files, None if they cannot be read here."""
+    """Return a reader of a bookie's files; None, with a warning in the log, if they cannot be read."""
     try:
         return LocalReader.open(directory, cluster_id=cluster_id, bookie_id=bookie_id, config=config)
     except (PybkError, OSError) as error:
@@ -100,10 +101,10 @@ def join(
     replace_lost: bool = False,
     advertise: Sequence[str] = (),
 ) -> ClusterBackend:
-    """Return the ledgers of a cluster, for a process that is a bookie, too; it serves on return.
+    """Return the backend of a process that is also a bookie, which serves when this returns.
 
     Raises:
-        PybkError: As ``open_cluster`` and ``BookieService.open``.
+        PybkError: As ``open_cluster`` and ``BookieServer.open``.
     """
     metadata, keys = open_cluster(url, secret, create=True)
     with ExitStack() as undo:

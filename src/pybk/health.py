@@ -1,9 +1,9 @@
 """The health of a manager: its states, and every rule that decides which one holds.
 
 To add a state, add it to ``HealthState`` and return it from the rule below that can see the condition. The Prometheus
-exporter shows whatever states are named here.
+exporter shows all states in ``HEALTH_STATES``.
 
-| backend | rule | facts that it looks at |
+| backend | rule | input |
 |---|---|---|
 | a live store | ``store_health`` | ``Log.error``, ``Log.refusal``, free space, ``Store.troubles`` |
 | a read-only store | ``read_only_store_health`` | none |
@@ -12,7 +12,7 @@ exporter shows whatever states are named here.
 
 Where several states apply, the worse one is returned: ``failed``, ``read_only``, ``in_limbo``, ``degraded``, ``ok``.
 A part of the store that works around a failure and retries reports it in ``Store.troubles``
-(``pybk.storage.troubles``), and takes it back once the retry succeeds.
+(``pybk.storage.troubles``), and removes it once the retry succeeds.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class Health:
         outstanding_bytes: Bytes appended and not durable yet.
         tail_bytes: Bytes of log that the next open would replay.
         free_bytes: Free bytes by directory.
-        troubles: Failures and refusals that are being retried, one text each. None of them puts in doubt what is
-            durable.
+        troubles: Failures and refusals that are being retried, one text each. None of them affects durable entries.
     """
 
     state: HealthState

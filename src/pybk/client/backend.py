@@ -182,7 +182,7 @@ class ClusterBackend:
         self._open_ledgers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         """The descriptors that handles still refer to, by ``id``: a ledger has one for each handle."""
         self._writings: WeakValueDictionary[int, Writing] = WeakValueDictionary()
-        """Have each writer that lacks a bookie look for a replacement, because bookies registered or left."""
+        """The writers of this client, by ledger id; a handle and its futures keep theirs alive by its append queue."""
         self._limbo_repair = None if bookie is None else LimboRepair(self.driver, membership, bookie)
         membership.on_change = self._bookies_changed
         _BACKENDS.add(self)

@@ -1,20 +1,33 @@
 """Following ledgers: each ledger has one long poll and one watch for all its followers in this client.
 
-How a follower learns what changed:
+Theory of operation
+-------------------
 
-- **Entries.** ``LacReading`` asks so many bookies of the last ensemble that one of them takes part in every
-  acknowledgement. Each keeps the request until its LAC passes ``beyond``, or for half a minute, and for two minutes
-  while no entry comes. The reply wakes all followers, and carries the newest entry, which they need not read then. A
-  bookie that does not answer is replaced by another one of the ensemble at once (``LacMachine``).
-- **End and ensembles.** The metadata store calls back when the ledger's metadata change. If the last ensemble is
-  another one, the new one is asked at once.
-- **Answers too soon.** A bookie may know a LAC of which it has no proof yet, or keep too many long polls already. Then
-  it answers at once, and is asked again at once, and after pauses that double up to ``RETRY_NS``.
-- **Failures.** If too few bookies answer, they are asked again after ``RETRY_NS``, and the metadata are compared, in
-  case that no callback came.
+A follower is a thread or task that waits for the next entry of a ledger. Its descriptor calls ``follow``, which makes
+it a member of the ledger's ``FollowedLedger``. That object has at most one long poll and one metadata watch, and lives
+as long as any descriptor that followed the ledger. A follower is notified of changes as follows:
 
-At rest a follower's thread, or task, sleeps: nothing wakes it but a change. All long polls of a client end together, at
-multiples of ``FOLLOW_NS / 2`` since it was opened, so that many followers cost few turns of the client and the bookies.
+- **Entries.** ``LacReading`` sends a long poll to so many bookies of the last ensemble that each ack quorum includes
+  one of them. A bookie keeps it until its LAC exceeds ``beyond``, at most for half a minute; for two minutes if the
+  poll before brought no entry. The reply wakes all followers, and carries the newest entry, which saves its read. If a
+  bookie does not answer, another one of the ensemble is asked at once (``LacMachine``).
+- **End and ensembles.** The metadata store calls back when the ledger's metadata change. If its last ensemble changed,
+  the new one is asked at once.
+- **Answers too soon.** A bookie answers at once without a higher LAC if it has no proof yet of the LAC that it knows,
+  or if it keeps too many long polls already. It is asked again: first at once, then after pauses that double from 1 ms
+  to ``RETRY_NS``.
+- **Failures.** If too few bookies answer, they are asked again after ``RETRY_NS``. The metadata are compared then, too,
+  in case a callback was lost.
+
+Nothing but a change wakes a follower. All long polls of a client end together, at multiples of ``FOLLOW_NS / 2`` since
+it was opened, so that many followers wake the client and the bookies seldom.
+
+A follower that arrives while a reply is handled is never missed. ``_answered`` looks for waiting members after it has
+cleared ``reading``, under the lock: a follower that comes before is seen there, and one that comes later finds no poll
+under way and starts one in ``follow``.
+
+Locks: ``_lock`` guards ``_followed`` and each ``members`` and ``reading``; ``FollowedLedger.setting`` is held while the
+watch is set, which may call the metadata store, so that ``_lock`` is never held then.
 """
 
 from __future__ import annotations
@@ -37,27 +50,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLLOW_NS: Final = 28_000_000_000
-"""How long bookies keep a ledger's first question for the next entry before they answer that there is none.
+"""How long bookies keep a ledger's first long poll before they answer that there is no new entry.
 
-A long poll stays at the bookie when the follower has gone, so the first ones are short.
+A long poll stays at the bookie after its follower has gone, so the first ones are short.
 """
 
 REST_FACTOR: Final = 4
-"""How many times as long they keep the next ones, until there is an entry.
+"""The factor on ``FOLLOW_NS`` for the next long polls, until a new entry comes.
 
-That stays below ``POLL_NS_MAX`` of bookies by a margin, so that polls end when the client expects it. Bookies before
-0.2 answer after 30 s, and are asked again.
+The product is below ``POLL_NS_MAX`` of bookies by a margin, so that polls end when the client expects it. Bookies
+before 0.2 answer after 30 s, and are asked again.
 """
 
 RETRY_NS: Final = 1_000_000_000
-"""Pause before bookies are asked again that did not answer; answers without an entry that come sooner are too soon."""
+"""Pause after a failed long poll. A reply without a new entry that takes less than this came too soon."""
 
 _FIRST_PAUSE_NS: Final = 1_000_000
-"""Pause after the second answer that came too soon; the next ones are twice as long each."""
+"""Pause after the second reply in a row that came too soon; each further pause is twice as long."""
 
 
 class Followers:
-    """The long polls and watches of one client's followers; see the module.
+    """The long polls and metadata watches of one client; see the module.
 
     Threads: any.
     """
@@ -74,7 +87,7 @@ class Followers:
     # ---- followers -----------------------------------------------------------------------------------------------
 
     def follow(self, ledger: RemoteLedger) -> None:
-        """Have a ledger's followers woken at its next entry, and when it ends; the caller is one that will wait."""
+        """Make sure that a ledger's followers are woken at its next entry and its end; the caller is about to wait."""
         if ledger.is_final or self._ended:
             return
         followed = ledger.followed or self._join(ledger)
@@ -84,7 +97,7 @@ class Followers:
             self._ask(followed)
 
     def _join(self, ledger: RemoteLedger) -> FollowedLedger:
-        """Return what all followers of a ledger share, for one that did not follow it yet."""
+        """Make a descriptor a member of its ledger's shared state, and give it the LAC that the others know."""
         with self._lock:
             followed = self._followed.get(ledger.ledger_id)
             if followed is None:
@@ -102,12 +115,12 @@ class Followers:
     # ---- entries -------------------------------------------------------------------------------------------------
 
     def _ask(self, followed: FollowedLedger, *, pause_ns: int = 0, anew: bool = False) -> None:
-        """Ask bookies for the next entry of a ledger.
+        """Send a long poll for the next entry of a ledger.
 
         Args:
             followed: The ledger.
-            pause_ns: How long to wait before.
-            anew: Also if a long poll is under way; what that one brings still counts.
+            pause_ns: Nanoseconds to wait before it is sent.
+            anew: Send it even if a long poll is under way, whose reply is still used.
         """
         with self._lock:
             members = list(followed.members)
@@ -129,18 +142,18 @@ class Followers:
             followed.asked_ns = asked_ns
             followed.beyond = beyond
             followed.ensemble = ledger.metadata.fragments[-1].ensemble
-        for member in members:  # one may have looked since the others did
+        for member in members:  # one member may know a later LAC than the others
             member.advance(beyond)
         self._driver.start(reading, reading.machine.start)
         self._driver.group.when_done(reading.completion, lambda: self._answered(followed, reading))
 
     def _wait_ns(self, now_ns: int, *, vain: bool) -> int:
-        """Return how long a poll that is asked now may wait, so that those of all ledgers end together."""
+        """Return for how long bookies may keep a poll sent now, so that the polls of all ledgers end together."""
         step_ns = FOLLOW_NS // 2
         return FOLLOW_NS * (REST_FACTOR if vain else 1) - (now_ns - self._began_ns) % step_ns
 
     def _answered(self, followed: FollowedLedger, reading: LacReading) -> None:
-        """Take what a long poll brought, and ask again if a follower still waits."""
+        """Give the reply of a long poll to all members, and send the next poll if a follower still waits."""
         error = reading.completion.error
         if error is None:
             for member in self._members(followed):
@@ -149,7 +162,7 @@ class Followers:
             if followed.reading is not reading:
                 return  # another ensemble was asked meanwhile
             followed.reading = None
-            waited_for = followed.waiting()  # after that, as a follower that comes now leaves asking to this thread
+            waited_for = followed.waiting()  # only now: see the module
         moved = reading.last_add_confirmed > followed.beyond
         followed.vain = not moved
         if moved:
@@ -170,24 +183,24 @@ class Followers:
         self._ask(followed, pause_ns=pause_ns)
 
     def _pause_ns(self, followed: FollowedLedger) -> int:
-        """Return how long to wait after one more answer that came too soon."""
+        """Count one more reply that came too soon, and return the pause in nanoseconds before the next poll."""
         followed.soon += 1
         return 0 if followed.soon == 1 else min(_FIRST_PAUSE_NS << min(followed.soon - 2, 32), RETRY_NS)
 
     def _report(self, followed: FollowedLedger, error: PybkError | None) -> None:
-        """Log once that a ledger cannot be followed as it should be."""
+        """Log that a ledger cannot be followed normally: once until a poll works again."""
         if not followed.failing:
             followed.failing = True
             logger.warning(
                 "ledger %d: bookies do not report its next entry, and are asked again every second: %s",
                 followed.ledger_id,
-                error or "they answer at once, as they keep too many long polls",
+                error or "they answer at once, because they keep too many long polls",
             )
 
     # ---- metadata ------------------------------------------------------------------------------------------------
 
     def _watch(self, followed: FollowedLedger) -> None:
-        """Have the metadata store report changes of a ledger's metadata for as long as a reader of it is held."""
+        """Watch a ledger's metadata; the watch is cancelled when its last follower is collected."""
         held = weakref.ref(followed)
 
         def changed() -> None:
@@ -224,7 +237,7 @@ class Followers:
                 self._ask(followed, anew=True)
 
     def _renew(self, followed: FollowedLedger) -> None:
-        """Take over a ledger's metadata as they are now; its followers raise if it was deleted."""
+        """Read a ledger's metadata for its followers; if it was deleted, they are woken and raise."""
         members = self._members(followed)
         if members:
             try:
@@ -233,9 +246,10 @@ class Followers:
                 logger.info("ledger %d was deleted while it was followed", followed.ledger_id)
 
     def _compare_metadata(self, least_ns: int) -> None:
-        """See in another thread whether metadata of followed ledgers changed, unless that was done just now.
+        """Compare the versions of all followed ledgers in another thread, in case a callback was lost.
 
-        The callbacks of the metadata store report changes at once; this is for one that was lost.
+        Args:
+            least_ns: Do nothing if the last comparison was less than this long ago.
         """
         now_ns = time.monotonic_ns()
         if now_ns - self._compared_ns >= least_ns:
@@ -259,5 +273,5 @@ class Followers:
             logger.warning("the metadata of followed ledgers cannot be read now: %s", error)
 
     def end(self) -> None:
-        """Ask no more."""
+        """Send no further long polls."""
         self._ended = True

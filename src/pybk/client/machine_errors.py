@@ -1,4 +1,4 @@
-"""The exception that the application gets for each reason for which a machine of the protocol fails."""
+"""The exception that is raised for each reason for which a machine of ``pybk.replication`` fails."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def error_of(failed: Failed, *, outcome_unknown: bool | None = None) -> PybkErro
 
     Args:
         failed: The machine's last effect.
-        outcome_unknown: Overrides the class's answer; None keeps it.
+        outcome_unknown: The error's ``outcome_unknown``; None keeps the default of its class.
     """
     return _ERRORS[failed.reason](failed.detail, outcome_unknown=outcome_unknown)

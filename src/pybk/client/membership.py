@@ -1,4 +1,4 @@
-"""The metadata store as the client uses it: who is there, who may form an ensemble, and ledgers' metadata."""
+"""Membership: which bookies are available and form ensembles; and the metadata store, as the machines use it."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FRESH_NS: Final = 1_000_000_000
-"""How old what is known of bookies may be when the ensemble of a new ledger is chosen.
+"""The ensemble of a new ledger may be chosen from registrations that were read at most this long ago.
 
-Reading the registrations for each ledger took a third of the time of creating and closing one. Of what a bookie that
-has just become read-only gets by mistake, it refuses the entries, and another bookie takes its place.
+Reading them for each ledger took a third of the time of creating and closing one. If a bookie has become read-only
+meanwhile, it refuses the entries, and the writer replaces it.
 """
 
 
 class Membership:
-    """Who is there, as the metadata store says, and what it says of ledgers.
+    """The bookies that are registered in the metadata store, and the ledgers' metadata.
 
     Args:
-        metadata: The cluster's.
-        near: Name of the bookie that comes first in ensembles and reads while it is there: that of this process, or one
-            on this host; None for none.
+        metadata: The metadata of the cluster.
+        near: Name of the bookie that comes first in ensembles and reads while it is registered: the one of this
+            process, or one on this host; None: no bookie is preferred.
 
     Attributes:
-        bookies: Those that are there, by name.
-        too_old: Those that are there and run a pybk that does not know the cluster's feature level, by name.
-        reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt what they
-            send, which takes longer than all else.
-        on_change: Called after bookies came or went, in a thread of the metadata store.
+        bookies: The available bookies, by name; replaced as a whole, never changed.
+        too_old: Registered bookies whose pybk does not know the cluster's feature level, by name; they are not used.
+        reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt replies,
+            which takes longer than everything else in a read.
+        on_change: Called after bookies registered or left, in a thread of the metadata store.
 
     Threads: any.
     """
@@ -68,6 +68,7 @@ class Membership:
         self.near = near
         self._random = random.Random()
         self._lock = threading.Lock()
+        """Guards the draw of a seed for a placement."""
         self.bookies: Mapping[str, BookieRegistration] = {}
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
         self.too_old: Mapping[str, BookieRegistration] = {}
@@ -80,18 +81,18 @@ class Membership:
     # ---- bookies -------------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Read the registrations again after a change, and notify the listeners."""
+        """Read the registrations again after a change, and call ``on_change``."""
         self.refresh()
         if self.on_change is not None:
             self.on_change()
 
     def refresh(self) -> None:
-        """See who is there now."""
+        """Read the registrations; if that fails, log it and keep those that were read last."""
         seen_ns = time.monotonic_ns()
         try:
             there = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
         except MetadataError as error:
-            logger.warning("who is there cannot be seen now, so who was there counts: %s", error)
+            logger.warning("the registered bookies cannot be read now, so those read last are used: %s", error)
             return
         level = self.metadata.feature_level
         self.too_old = {name: found for name, found in there.items() if found.level_max < level}
@@ -108,11 +109,11 @@ class Membership:
         self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
 
     def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
-        """Return a bookie's address and CURVE key; None if it is not there, or another instance is."""
+        """Return a bookie's address and CURVE key; None if it, or this instance of it, is not registered."""
         return self._places.get(bookie)
 
     def rank(self) -> dict[Bookie, int]:
-        """Return which bookies to read from first: the near one, then others at random, so that all share."""
+        """Return each bookie's rank for reads, lowest first: the near one, then the others at random to share load."""
         ranks = {found.bookie: 1 + self._random.getrandbits(16) for found in self.bookies.values()}
         near = None if self.near is None else self.bookies.get(self.near)
         if near is not None:
@@ -136,7 +137,7 @@ class Membership:
         """Choose the first ensemble of a ledger.
 
         Raises:
-            NotEnoughBookiesError: There are too few.
+            NotEnoughBookiesError: Too few writable bookies are registered.
         """
         size = metadata.ensemble_size
         # A bookie that turned read-only stays registered, and no watch reports such changes.
@@ -149,12 +150,12 @@ class Membership:
         if len(found) < size:
             raise NotEnoughBookiesError(
                 f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({self._there()}): start "
-                "more, make room where it is read-only, or create the ledger with a smaller ensemble_size"
+                "more, free space where it is read-only, or create the ledger with a smaller ensemble_size"
             )
         return tuple(found[place] for place in range(size))
 
     def _there(self) -> str:
-        """Say who is there, and who of them takes no new ledgers."""
+        """Return the registered bookies for a message, and which of them take no new ledgers."""
         named = (f"{name} read-only" if found.read_only else name for name, found in sorted(self.bookies.items()))
         old = (f"{name} too old for the cluster's feature level" for name in sorted(self.too_old))
         return ", ".join([*named, *old]) or "none"
@@ -177,10 +178,10 @@ class Membership:
             source=random_source,
         )
 
-    # ---- what machines ask ---------------------------------------------------------------------------------------
+    # ---- effects of machines -------------------------------------------------------------------------------------
 
     def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
-        """Find bookies for places of an ensemble; those that were there last may have gone since."""
+        """Choose bookies for places of an ensemble, from registrations that are read anew."""
         self.refresh()
         return BookiesChosen(self._choose(effect.places, effect.ensemble, effect.excluded, ledger.metadata))
 
@@ -195,16 +196,16 @@ class Membership:
             return None, -1
 
     def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
-        """Compare-and-swap a ledger's metadata."""
+        """Write a ledger's metadata by compare-and-set; if that is refused, return those in the store."""
         try:
             return MetadataWritten(self.metadata.write_ledger(effect.metadata, effect.version))
         except MetadataVersionError:
             return MetadataRefused(*self._read(ledger.ledger_id))
 
     def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
-        """Record that a bookie misses entries."""
+        """Mark a ledger as under-replicated: a bookie misses its entries."""
         self.metadata.mark_under_replicated(ledger.ledger_id, effect.bookie, effect.first_entry_id)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Cancel the watch of the registrations."""
         self._watch.cancel()

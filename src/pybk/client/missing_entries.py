@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 2.0
-"""How long what failed waits before the next try, at first and at most."""
+"""Seconds between two tries of reports that failed: at first and, after doubling, at most."""
 _PAUSES_BEFORE_WRITE: Final = (0.1, 0.3)
-"""The pauses between the tries before metadata are written: for a short fault, as a recovery does not try again."""
+"""Seconds between the tries before metadata are written; they bridge a short fault, because a recovery runs once."""
 
 
 class Unrecorded:
-    """What bookies miss of a ledger, as one writer or recovery found, and is not recorded yet.
+    """The reports of one writer or recovery that are not recorded yet: which bookies miss which entries of its ledger.
 
     Args:
         ledger: The ledger.
@@ -41,17 +41,18 @@ class Unrecorded:
         self.ledger: Final = ledger
         self._reports: Final[deque[UnderReplicated]] = deque()
         self._recording: Final = threading.Lock()
+        """Held while reports are recorded, so that they are recorded in order."""
 
     def __len__(self) -> int:
         """Return how many reports there are."""
         return len(self._reports)
 
     def add(self, report: UnderReplicated) -> None:
-        """Take one more."""
+        """Add a report."""
         self._reports.append(report)
 
     def record(self, record: Callable[[RemoteLedger, UnderReplicated], None]) -> None:
-        """Record all, in order; what cannot be recorded stays, and the error is raised."""
+        """Record all reports in order; if one fails, it and the later ones are kept, and the error is raised."""
         with self._recording:
             while self._reports:
                 record(self.ledger, self._reports[0])
@@ -59,7 +60,7 @@ class Unrecorded:
 
 
 class PendingReports:
-    """Records what bookies miss, in a thread of its own.
+    """Records in the metadata store which bookies miss entries, in a thread of its own.
 
     Args:
         record: Records one report in the metadata store; may take long.
@@ -78,16 +79,16 @@ class PendingReports:
         self._thread = Workers(1, "pybk-reports")
 
     def add(self, unrecorded: Unrecorded, report: UnderReplicated) -> None:
-        """Have a report recorded soon."""
+        """Add a report, and have the thread record it; does not wait."""
         unrecorded.add(report)
         self._waiting[unrecorded] = None
         self._news.set()
         self._thread.submit(self._record_waiting)
 
     def record_before_write(self, unrecorded: Unrecorded) -> None:
-        """Record what was reported of a ledger whose metadata are to be written; raises if that is not possible.
+        """Record the reports of a ledger whose metadata are about to be written.
 
-        What fails is tried again after short pauses, without them once this was closed.
+        A failure is tried again after short pauses, and at once after ``close``; the last error is raised.
         """
         for pause_s in _PAUSES_BEFORE_WRITE:
             try:
@@ -97,7 +98,7 @@ class PendingReports:
         return unrecorded.record(self._record)
 
     def _record_waiting(self) -> None:
-        """Record until nothing waits, or until the client has closed."""
+        """Record until no report waits, or until the client is closed."""
         failing = set[Unrecorded]()
         pause_s = _PAUSE_SECONDS
         while self._waiting and not self._closed.is_set():
@@ -108,7 +109,7 @@ class PendingReports:
                 pause_s = _PAUSE_SECONDS if self._news.wait(pause_s) else min(2 * pause_s, _PAUSE_SECONDS_MAX)
 
     def _try(self, unrecorded: Unrecorded, failing: set[Unrecorded]) -> None:
-        """Record what one ledger's bookies miss; the first failure in a row is logged."""
+        """Record the reports of one ledger; the first failure in a row is logged."""
         try:
             unrecorded.record(self._record)
         except Exception as error:
@@ -123,10 +124,10 @@ class PendingReports:
                 self._waiting[unrecorded] = None
 
     def close(self, timeout_s: float) -> None:
-        """Try at once what failed, and stop when all is recorded, or when the time is over; may be repeated.
+        """Try failed reports once more, and stop when all are recorded or the time is over; may be repeated.
 
         Args:
-            timeout_s: Seconds.
+            timeout_s: Seconds to wait at most.
         """
         self._news.set()
         last = self._thread.submit(self._record_waiting)

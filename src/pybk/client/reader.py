@@ -1,4 +1,4 @@
-"""Conversations that read: entries, the last add confirmed, and the end of a ledger that nobody closed."""
+"""The conversations that read entries and the last add confirmed (LAC), and the one that recovers a ledger."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ if TYPE_CHECKING:
     from pybk.ledger import Bookie
 
 REPLY_BYTES_MAX: Final = 4 << 20
-"""Encoded bytes that one reply of a read may have."""
+"""The most encoded bytes that one reply of a read may have."""
 
 PARTS_MAX: Final = 4
+"""The most bookies that share one read."""
+
 PART_BYTES: Final = 1 << 20
-"""What a bookie reads at least, where several share a read."""
+"""The least bytes that each bookie reads of a read that several share."""
 
 _MARGIN_BYTES: Final = PART_BYTES // 16
-"""What the reply to a part may have more than its share, as entries are not of one size."""
+"""Bytes by which a reply may exceed its share of a read, because entries differ in size."""
 
 SPECULATIVE_NS: Final = 500_000_000
 """Time without an answer after which another replica is asked, too."""
@@ -51,13 +53,13 @@ class Reading(Conversation[ReadMachine]):
     """Reads a range of entries.
 
     Args:
-        driver: Drives it.
+        driver: Runs it.
         ledger: The ledger.
         first: First entry.
         last: Last entry, inclusive.
-        max_bytes: About how many bytes to read: fewer entries where they have more, and one at least.
-        rank: Which bookies to ask first.
-        shared: Have several bookies read parts of it at a time if it is long.
+        max_bytes: About how many bytes to read at most; at least one entry is read.
+        rank: The order in which to ask bookies, lowest first.
+        shared: Let several bookies read parts of a long read at a time.
 
     Attributes:
         runs: What was read, in the order in which it came.
@@ -94,7 +96,7 @@ class Reading(Conversation[ReadMachine]):
         self.ended: ReadEnded | None = None
 
     def take(self, effect: Effect) -> None:
-        """Collect entries; end with the read, or as it fails."""
+        """Collect entries; end when the read has ended or failed."""
         if type(effect) is EntriesRead:
             self.runs.append(effect.run)
         elif type(effect) is ReadEnded:
@@ -106,7 +108,7 @@ class Reading(Conversation[ReadMachine]):
 
     @property
     def bad(self) -> tuple[tuple[Bookie, int], ...]:
-        """Bookies that gave no sound copy of an entry, and which."""
+        """Pairs of a bookie and the id of an entry of which it returned no sound copy."""
         return () if self.ended is None else self.ended.bad
 
     def batch(self) -> EntryBatch:
@@ -185,7 +187,7 @@ class LacReading(Conversation[LacMachine]):
         self.last_add_confirmed = -1
 
     def take(self, effect: Effect) -> None:
-        """Keep the LAC; whether it may be read is for the caller to see."""
+        """Keep the LAC, and end."""
         if type(effect) is LacRead:
             self.last_add_confirmed = effect.last_add_confirmed
             self.end()
@@ -194,13 +196,13 @@ class LacReading(Conversation[LacMachine]):
 
 
 class Recovering(Conversation[RecoveryMachine]):
-    """Establishes the end of a ledger and closes it."""
+    """Recovers a ledger: finds its end, and closes it."""
 
     def __init__(self, driver: Driver, ledger: RemoteLedger) -> None:
         super().__init__(driver, ledger, RecoveryMachine(ledger.metadata, ledger.version, seal=ledger.sealed))
 
     def take(self, effect: Effect) -> None:
-        """Take the closed metadata over."""
+        """Adopt the closed metadata, and report bookies that miss entries."""
         if type(effect) is Done:
             self.ledger.renew(effect.metadata, effect.version)
             self.end()

@@ -1,4 +1,7 @@
-"""Audits: whether one bookie has everything that it should have of a fragment, as its writer made it."""
+"""Replica check: reads one bookie's replica of a fragment, and finds entries that it misses or has damaged.
+
+BookKeeper's Auditor finds bookies that are lost; this checks one that answers.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ _WINDOW_MIN: Final = 64
 
 
 class ReplicaCheck(Conversation[ReplicaCheckMachine]):
-    """Reads one bookie's part of a fragment, and keeps nothing of it but how much it is, and what its lengths say.
+    """Reads one bookie's replica of a fragment; keeps counts and lengths, and not the entries.
 
     Attributes:
-        entries: Entries that are as they should be.
+        entries: How many sound entries were read.
         bytes: Their encoded bytes.
-        lengths: What they say of the ledger's length.
+        lengths: Checks the ledger's length in each entry against the others.
     """
 
     entries = 0
@@ -38,7 +41,7 @@ class ReplicaCheck(Conversation[ReplicaCheckMachine]):
         self.lengths: Final = LengthCheck(ledger.metadata)
 
     def take(self, effect: Effect) -> None:
-        """Count what came; end with the machine."""
+        """Count sound entries; end when the machine has ended."""
         if type(effect) is EntriesRead:
             self.entries += len(effect.run.sizes)
             self.bytes += sum(effect.run.sizes)
@@ -57,19 +60,20 @@ def check_replica(
     digest: EntryDigest | None,
     entry_bytes: int,
 ) -> ReplicaCheck:
-    """Read what one bookie should have, from it alone, and check it.
+    """Read the entries that one bookie should have, from that bookie alone, and check them.
 
     Args:
         backend: The cluster.
         stored: The ledger as the metadata store has it.
-        place: The bookie's place in the ensemble.
+        place: The bookie's position in the ensemble.
         first: First entry; it also selects the fragment.
         last: Last entry, inclusive, of the same fragment.
-        digest: Checks the entries; None has the bookie check its records, and only the entries' names here.
-        entry_bytes: About how long entries are.
+        digest: Verifies the entries. None: the bookie verifies its record checksums, and only ledger and entry ids are
+            compared here.
+        entry_bytes: The average encoded length of the entries, which sets how many are asked for at a time.
 
     Returns:
-        What came; its machine knows what did not.
+        The check; its ``machine`` has the ids of the entries that are missing, damaged or unknown.
     """
     ledger = RemoteLedger(stored.metadata, stored.version, backend.membership.metadata.describe(stored.metadata))
     if digest is not None:
