@@ -1,4 +1,4 @@
-"""What lies in a store's files, record by record: for looking, not for checking."""
+"""Print a store's files record by record, without checking them as ``verify`` does."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _durable_lsn(fs: FileSystem, root: str, store_id: bytes) -> int | None:
     try:
         watermark = Watermark.open(fs, os.path.join(root, "watermark"), store_id, writable=False)
     except (PybkError, OSError):
-        return None  # dump shows what there is; verify says what is wrong
+        return None  # dump only prints; verify reports damage
     try:
         return watermark.durable_lsn()
     finally:

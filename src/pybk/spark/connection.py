@@ -75,7 +75,7 @@ def connection(where: StoreOrCluster, near: str | None = None, directory: str | 
         directory: That bookie's, whose files are read if they can be; None to ask it for everything.
 
     Returns:
-        The connection; others use it too, so nobody closes it. A process that was forked makes its own. A directory
+        The connection; shared by the process, so do not close it. A process that was forked makes its own. A directory
         that was replaced since is opened anew.
 
     Raises:

@@ -33,15 +33,15 @@ class Child:
         self._watchdog = threading.Timer(SECONDS_MAX, self._process.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
-        self.tell(task)
+        self.send(task)
 
     @property
     def pid(self) -> int:
         """The process's id."""
         return self._process.pid
 
-    def tell(self, order: object) -> None:
-        """Give it an order."""
+    def send(self, order: object) -> None:
+        """Send an order to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
@@ -50,7 +50,7 @@ class Child:
         """Yield what it reports until it has nothing more to report, or is dead."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            # A kill may have cut the last line off; what it would have said was not heard by anyone.
+            # A kill may have cut off the last line; an incomplete report counts as not sent.
             if line.endswith(b"\n"):
                 yield json.loads(line)
 

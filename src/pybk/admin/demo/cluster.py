@@ -98,7 +98,7 @@ class Cluster:
         return Child(WRITER, {**task, "metadata": self.url, "secret": self.secret.hex()})
 
     def fragments(self, ledger_id: int) -> list[list[str]]:
-        """Return who holds each fragment of a ledger, as the metadata store says now."""
+        """Return the bookies of each fragment of a ledger, as the metadata store has them now."""
         found = self.client.ledger_metadata(ledger_id).fragments
         return [[bookie.bookie_id for bookie in fragment.ensemble] for fragment in found]
 
@@ -111,10 +111,10 @@ class Cluster:
     def recover(self, ledger_id: int) -> tuple[str, int]:
         """Have the first node that lives open a ledger; return which one, and the last entry that it found."""
         name, node = next(iter(self.nodes.items()))
-        node.tell({"ledger": ledger_id, "password": self.password.hex()})
+        node.send({"ledger": ledger_id, "password": self.password.hex()})
         found = node.answer()
         print(
-            f"{name} opened ledger {ledger_id}: fenced, recovered and closed it behind entry {found['last']:,} in "
+            f"{name} opened ledger {ledger_id}: fenced, recovered and closed it after entry {found['last']:,} in "
             f"{found['seconds'] * 1e3:,.0f} ms."
         )
         return name, found["last"]
@@ -192,7 +192,7 @@ def pause_and_refuse(cluster: Cluster) -> WriterReport:
     if not refused:
         raise PybkError(f"the writer that was paused was not refused; it ended with exit code {status}")
     print(
-        f"Let it go on with SIGCONT; its next append raised LedgerFencedError: {refused}.\n"
+        f"It continued after SIGCONT; its next append raised LedgerFencedError: {refused}.\n"
         f"None of its {written.confirmed + 1:,} acknowledged entries is lost, and none was acknowledged since."
     )
     return written

@@ -126,7 +126,7 @@ class _Shutdown:
 
 
 def _take_slot(directory: str, executor: Executor) -> str:
-    """Return a directory for the bookie, which is this process's until it ends: the first that nobody has.
+    """Return a directory for the bookie, which is this process's until it ends: the first that no other process has.
 
     One whose executor is no more is asked for, and waited for while its bookie ends.
     """
@@ -185,7 +185,7 @@ def _own_host(metadata: str) -> str:
 
 
 def _forget(executor: Executor, metadata: str, kind: str) -> None:
-    """Leave no file behind by which tasks look for the bookie."""
+    """Remove the file by which tasks find the bookie."""
     with suppress(FileNotFoundError):
         os.unlink(executor.file(metadata, kind))
 
@@ -205,7 +205,7 @@ def _detach(log: str) -> None:
 
 if __name__ == "__main__":
     if os.fork():
-        os._exit(0)  # nobody has to wait for the bookie's end
+        os._exit(0)  # no thread waits for the bookie to end
     try:
         main(BookieSettings.of(sys.argv[1]), Executor(int(sys.argv[2]), int(sys.argv[3])))
     except (PybkError, OSError) as error:

@@ -257,7 +257,7 @@ def start_bookies(
 
 
 def _ensure(settings: str) -> str:
-    """Have the bookie of a task's executor serve; return what there is to say of it, as JSON."""
+    """Start the bookie of a task's executor unless it runs; return its description as JSON."""
     try:
         wanted = BookieSettings.of(settings)
         bookie = ensure_bookie(wanted)

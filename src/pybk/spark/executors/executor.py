@@ -86,7 +86,7 @@ class Executor(Process):
 
     @classmethod
     def _over(cls, parent: int) -> Self:
-        """Return the executor behind a worker's parent, the daemon that forked it."""
+        """Return the executor that runs a worker's parent, the daemon that forked the worker."""
         if not any(part.endswith(b"daemon") for part in _command(parent)):
             raise IllegalOperationError(f"process {os.getpid()} is no Python worker of Spark: call this in a task")
         status = _status(parent)
@@ -218,7 +218,7 @@ def _state_directory() -> str:
     """Return the directory of this user's for files that do not outlive the host's uptime, made if it is missing.
 
     Raises:
-        UsageError: It is somebody else's, or open to others.
+        UsageError: Another user owns it, or other users may open it.
     """
     path = os.path.join(tempfile.gettempdir(), f"pybk-{os.getuid()}")
     try:
@@ -236,7 +236,7 @@ def take_lock(path: str) -> int | None:
     """Take the lock of a file, made if it is missing; processes that inherit the descriptor share the lock.
 
     Returns:
-        The descriptor to close; None if somebody has it.
+        The descriptor to close; None if another process has it.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -267,7 +267,7 @@ def is_locked(path: str) -> bool:
 
 
 def write_state(path: str, state: dict[str, Any]) -> None:
-    """Replace what a file says."""
+    """Replace a file's contents."""
     new = f"{path}.{os.getpid()}"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(state, file)
@@ -275,7 +275,7 @@ def write_state(path: str, state: dict[str, Any]) -> None:
 
 
 def read_state(path: str) -> dict[str, Any] | None:
-    """Return what a file says, None if there is none."""
+    """Return a file's contents; None if there is no such file."""
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read(_STATE_BYTES_MAX) or b"null")
@@ -288,7 +288,7 @@ def read_state(path: str) -> dict[str, Any] | None:
 
 
 def _status(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/<pid>/stat`` behind the command's name; None if there is no such process."""
+    """Return the fields of ``/proc/<pid>/stat`` after the command's name; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

@@ -96,7 +96,7 @@ def copy(
 
     Raises:
         NoSuchLedgerError: A ledger that was named is not there.
-        IllegalOperationError: The same is being copied by somebody else.
+        IllegalOperationError: The same is being copied by another process.
         UsageError: The target is a store, or the source itself.
         PybkError: One of the two cannot be reached, or a copy that has a longer one by now cannot be deleted.
 
@@ -129,7 +129,7 @@ def copy(
 def _copy_all(
     spark: SparkSession, place: StoreOrCluster, to: TransferTarget, plan: TransferPlan, quiet: bool
 ) -> list[TransferHeader]:
-    """Copy what is not there, round by round; return what was copied."""
+    """Copy the ledgers that the target lacks, round by round; return those that were copied."""
     # The number is read before the ledgers are listed, so a commit that the list misses has taken the number.
     number = to.sink.record().last + 1
     to.drop_outdated()  # an interrupted copy may have left some

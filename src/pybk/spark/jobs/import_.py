@@ -92,7 +92,7 @@ def import_(
 
     Raises:
         CorruptError: The export is not complete.
-        IllegalOperationError: The same is being imported by somebody else.
+        IllegalOperationError: The same is being imported by another process.
         UsageError: The place is a store, or the directory is of something else than an export.
         PybkError: The cluster cannot be reached.
 
@@ -132,7 +132,7 @@ def import_(
 
 
 def _write(spark: SparkSession, to: TransferTarget, root: str, wanted: Sequence[TransferHeader], number: int) -> None:
-    """Bring the rows of each ledger together, behind its header and in their order, and have them written."""
+    """Write each ledger in one task: shuffle its rows to one partition, its header first, entries in order."""
     heads = spark.createDataFrame([(header.ledger_id, -1, header.encode()) for header in wanted], _ENTRIES)
     ids = spark.createDataFrame([(header.ledger_id,) for header in wanted], _ENTRIES.fieldNames()[:1])
     entries = spark.read.parquet(f"{root}/{ENTRIES_DIRECTORY}").select(*_ENTRIES.fieldNames())
@@ -153,7 +153,7 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 class LedgersWriter(DataSourceArrowWriter):
-    """Writes rows of whole ledgers, each behind its header and in order, as new ledgers."""
+    """Writes rows of whole ledgers, each ledger's header first and its entries in order, as new ledgers."""
 
     def __init__(self, target: TransferTarget, number: int) -> None:
         self._target = target
@@ -177,17 +177,17 @@ class LedgersWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Messages) -> None:
         """Make all ledgers count."""
-        told = [message for message in messages if isinstance(message, LedgersCommitMessage)]
-        if len(told) != len(messages):
+        received = [message for message in messages if isinstance(message, LedgersCommitMessage)]
+        if len(received) != len(messages):
             raise IllegalOperationError(
-                f"{len(messages) - len(told)} of {len(messages)} tasks did not say what they made"
+                f"{len(messages) - len(received)} of {len(messages)} tasks did not say what they made"
             )
-        self._target.commit(self._number, [each for message in told for each in message.written])
+        self._target.commit(self._number, [each for message in received for each in message.written])
 
     def abort(self, messages: Messages) -> None:
-        """Delete what tasks made, unless it counts all the same."""
-        told = [message for message in messages if isinstance(message, LedgersCommitMessage)]
-        self._target.sink.abort([each.ledger_id for message in told for each in message.written])
+        """Delete the ledgers that tasks wrote, unless they were committed after all."""
+        received = [message for message in messages if isinstance(message, LedgersCommitMessage)]
+        self._target.sink.abort([each.ledger_id for message in received for each in message.written])
 
 
 class _LedgerMaker:

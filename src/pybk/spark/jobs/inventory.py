@@ -1,4 +1,4 @@
-"""What there is: ledgers, and which bookies hold what of them, as data frames."""
+"""Ledgers and their replicas by bookie, as data frames."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ REPLICAS: Final = StructType(
 
 
 class Inventory(NamedTuple):
-    """What there is.
+    """The ledgers and replicas of a store or cluster.
 
     Attributes:
         ledgers: One row per ledger (``LEDGERS``).
@@ -128,11 +128,11 @@ class Inventory(NamedTuple):
 
 
 class _ClusterState(NamedTuple):
-    """What is the same for all ledgers.
+    """State of the cluster, read once for all ledgers.
 
     Attributes:
         now_ns: The time.
-        registered: Bookies that are there, as the metadata names them.
+        registered: Bookies that are registered now, by their names in the metadata.
         recorded: Ledgers and bookies of which it is recorded that the bookie misses entries.
     """
 
@@ -151,7 +151,7 @@ def inventory(
     ledger_type: str | None = None,
     quiet: bool = False,
 ) -> Inventory:
-    """Say what there is, and what of it is under-replicated.
+    """Return all ledgers and replicas, and which replicas are under-replicated.
 
     Args:
         spark: The session whose executors look.
@@ -188,7 +188,7 @@ def inventory(
 
 
 def _known(found: Connection) -> _ClusterState:
-    """Look who is there, and what is recorded of those who miss entries."""
+    """Read which bookies are registered, and which are recorded as missing entries."""
     metadata = found.metadata
     if metadata is None:
         return _ClusterState(time.time_ns(), frozenset(), frozenset())

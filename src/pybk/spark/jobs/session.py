@@ -58,7 +58,7 @@ def failure(error: Exception) -> str | None:
     """Return in one line what went wrong in Spark; None for an error that is none of Spark's.
 
     Raises:
-        UsageError: What was asked for cannot be, such as to write to a path where there is something.
+        UsageError: Spark refused the request, such as a write to a path that exists.
     """
     if not isinstance(error, PySparkException) and not type(error).__module__.startswith("py4j"):
         return None
@@ -66,5 +66,5 @@ def failure(error: Exception) -> str | None:
     if isinstance(error, AnalysisException):
         raise UsageError(lines[0]) from error
     # What a task raised stands at the end of its traceback.
-    told = [line for line in lines if line.startswith("pybk.errors.")]
-    return told[0].removeprefix("pybk.errors.") if told else f"a Spark job failed: {' '.join(lines)[:300]}"
+    reported = [line for line in lines if line.startswith("pybk.errors.")]
+    return reported[0].removeprefix("pybk.errors.") if reported else f"a Spark job failed: {' '.join(lines)[:300]}"

@@ -325,7 +325,7 @@ def visible(found: Connection, wanted: Listing) -> list[LedgerMetadata]:
 
     Args:
         found: Where they are.
-        wanted: Lists the ledgers; called again if some may have been committed behind the first listing.
+        wanted: Lists the ledgers; called again if some may have been committed after the first listing.
     """
     listed = wanted()
     if found.metadata is None:

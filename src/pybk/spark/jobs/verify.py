@@ -197,7 +197,7 @@ def verify(
             ledger's id and is not the ledger's is a problem.
         ledgers: Ids of ledgers to check; None for all.
         ledger_type: Check only those of this type.
-        repair: Copy what is not sound from sound replicas, and check it again.
+        repair: Replace replicas that are not sound from sound ones, and check them again.
         quiet: Show no progress.
 
     Returns:
@@ -399,8 +399,8 @@ def _checked(
         changing = existing(connection(where), still)
         left += [f"ledger {each.ledger_id}: its bookies change while it is checked: check again" for each in changing]
     whole = [_merged(pieces) for pieces in parts.values()]
-    behind = existing(connection(where), {each.ledger_id for each in whole if each.growing and each.missing})
-    whole = mark_short(whole, {each.ledger_id: each.write_quorum - each.ack_quorum for each in behind})
+    late = existing(connection(where), {each.ledger_id for each in whole if each.growing and each.missing})
+    whole = mark_short(whole, {each.ledger_id: each.write_quorum - each.ack_quorum for each in late})
     there = {each.ledger_id for each in existing(connection(where), (r.ledger_id for r in whole if not r.sound))}
     return [each for each in whole if each.sound or each.ledger_id in there]
 
@@ -483,7 +483,7 @@ def _check(where: StoreOrCluster, passwords: Passwords, unit: _CheckUnit) -> Che
 
 
 def _seal_of(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
-    """Return what checks a ledger's entries and seal; None also if its kind was changed, which the driver finds."""
+    """Return the verifier of a ledger's entries and seal; None also if its kind was changed, which the driver finds."""
     try:
         return seal_for(found, metadata, passwords)
     except SealMismatchError:
@@ -504,7 +504,7 @@ def _contradicting(metadata: LedgerMetadata, seal: LedgerSeal | None, lengths: L
 def _check_replica(
     found: Connection, backend: ClusterBackend, passwords: Passwords, unit: _CheckUnit
 ) -> CheckedReplica | None:
-    """Check what one bookie has."""
+    """Check the entries that one bookie has."""
     stored = backend.membership.metadata.read_ledger(unit.ledger_id)
     if fragment_of(stored.metadata.fragments, unit.first).ensemble[unit.place] != unit.bookie:
         return None

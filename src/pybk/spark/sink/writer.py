@@ -138,7 +138,7 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
             )
     except BaseException:
         if writer is not None:
-            with suppress(PybkError):  # it stays an orphan then, which nobody sees
+            with suppress(PybkError):  # it stays an orphan, which readers skip and a collection deletes
                 manager.delete_ledger(writer.ledger_id, password=password)
         raise
     return WrittenLedger(writer.ledger_id, entries, writer.length, writer.metadata.creation_time_ns)
@@ -179,22 +179,22 @@ def _received(messages: Messages) -> list[LedgerCommitMessage]:
 
 def _all_received(messages: Messages) -> list[LedgerCommitMessage]:
     """Return the messages of all tasks; raises IllegalOperationError if one is missing."""
-    told = _received(messages)
-    if not told or len(told) != len(messages):
+    received = _received(messages)
+    if not received or len(received) != len(messages):
         raise IllegalOperationError(
-            f"a commit of {len(messages)} partitions of which {len(told)} said what they wrote; nothing was committed"
+            f"{len(received)} of {len(messages)} partitions reported what they wrote; nothing was committed"
         )
-    return told
+    return received
 
 
-def _ledgers(told: list[LedgerCommitMessage]) -> list[WrittenLedger]:
-    return [message.written for message in told if message.written is not None]
+def _ledgers(received: list[LedgerCommitMessage]) -> list[WrittenLedger]:
+    return [message.written for message in received if message.written is not None]
 
 
-def _commit(sink: Sink, number: int, told: list[LedgerCommitMessage]) -> bool:
-    written = _ledgers(told)
+def _commit(sink: Sink, number: int, received: list[LedgerCommitMessage]) -> bool:
+    written = _ledgers(received)
     oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
-    return sink.commit(Attempt(number, oldest_ns, told[0].query, told[0].run), written)
+    return sink.commit(Attempt(number, oldest_ns, received[0].query, received[0].run), written)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -251,14 +251,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Make a micro-batch count, or skip it if it was committed before."""
-        told = _all_received(messages)
-        app_id = self._options.app_id or told[0].query
-        if not _commit(sink_of(self._options, app_id), batchId, told):
+        received = _all_received(messages)
+        app_id = self._options.app_id or received[0].query
+        if not _commit(sink_of(self._options, app_id), batchId, received):
             logger.info("batch %d of %r was committed before; it is skipped", batchId, app_id)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
         """Delete what tasks wrote, unless it counts all the same."""
-        told = _received(messages)
-        if told:
-            sink = sink_of(self._options, self._options.app_id or told[0].query)
-            sink.abort([each.ledger_id for each in _ledgers(told)])
+        received = _received(messages)
+        if received:
+            sink = sink_of(self._options, self._options.app_id or received[0].query)
+            sink.abort([each.ledger_id for each in _ledgers(received)])

@@ -59,7 +59,7 @@ class BatchReader(DataSourceReader):
         return [LedgerPartition(entry_ranges) for entry_ranges in tasks] or [LedgerPartition(())]
 
     def ranges(self) -> list[SizedRange]:
-        """Return what there is to read now, in order.
+        """Return the ranges of entries to read now, in order.
 
         Raises:
             NoSuchLedgerError: A ledger that was asked for by itself, or that positions name, is not there, unless that

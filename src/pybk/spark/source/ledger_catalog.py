@@ -158,7 +158,7 @@ class LedgerCatalog:
         counting = {app: committed(found, app) for app in {_app(each) for each in listed.values()} if app}
         named = {each for ids in counting.values() for each in ids if within(each, self._ids)}
         if unseen := named - listed.keys() - self._elsewhere:
-            # They may have been created and committed behind the listing, which then has half of a commit.
+            # They may have been created and committed after the listing, which then has half of a commit.
             listed = {each.ledger_id: each for each in self._wanted(found)}
             self._elsewhere |= unseen - listed.keys()  # deleted, or of another type
         return listed, counting

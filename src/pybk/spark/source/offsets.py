@@ -8,7 +8,8 @@ An offset says for each ledger which entry is next. A ledger is *finished* once 
 offset that says so first names it under ``ended``, with its end, so that the entries between two offsets follow
 from the two alone. Later offsets drop finished ledgers by this rule: a ledger is finished if it is in ``done``, or if
 its id is at most ``upto``, it says that it was created before ``before``, and it is neither in ``at`` nor in ``due``.
-``before`` stays an hour behind, as ledgers are created by many, whose clocks differ and whose ids come in no order. So
+``before`` is an hour older than the newest ledger, because the hosts that create ledgers have clocks that differ, and
+ids come in no order. So
 an offset has the ledgers that are being read, and as ranges of ids those that are to be read and those that were
 finished and created within the last hour; no others.
 
@@ -145,11 +146,11 @@ def advance(
     now_ns: int,
     deleted: Collection[int] = (),
 ) -> Offset:
-    """Return the offset behind what is read next.
+    """Return the offset after the entries that are read next.
 
     Args:
         start: The offset before.
-        ledgers: The ledgers that there are.
+        ledgers: The ledgers that can be read.
         hidden: Creation times of those that cannot be read yet.
         taken: How many entries are read, of ledgers that are not finished.
         now_ns: The time.

@@ -45,7 +45,7 @@ class ReadableLedger:
     Attributes:
         ledger_id: The ledger.
         created_ns: When it was created, as its metadata say.
-        end: The entry behind the last one.
+        end: The id after the last entry.
         length: Payload bytes up to there, about.
         closed: Whether there will be no more.
     """

@@ -54,7 +54,7 @@ class _Snapshot(NamedTuple):
     hidden: Mapping[int, int]
 
     def advance(self, begin: Offset, taken: Mapping[int, int], deleted: Collection[int]) -> Offset:
-        """Return the offset behind what is read next."""
+        """Return the offset after the entries that are read next."""
         return advance(begin, self.ledgers, self.hidden, taken, time.time_ns(), deleted)
 
 
@@ -160,7 +160,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _check_loss(self, begin: Offset, view: _Snapshot) -> None:
-        """Look for ledgers that are gone with entries that were not read, or that nobody can say of."""
+        """Look for ledgers that were deleted, or cannot be found, before all of their entries were read."""
         missing = begin.named().difference(view.ledgers, view.hidden, self._deleted)
         deleted = self._on_driver().deleted(missing)
         self._deleted |= deleted
