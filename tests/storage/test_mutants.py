@@ -234,15 +234,15 @@ def parts_of_a_file_can_be_moved() -> None:
             world.append(ledger_id)
     manager.checkpoint()
     store = store_of(manager)
-    runs = next(store.index.pages(writers[0]))
+    locations = next(store.index.pages(writers[0]))
     compaction = store.scheduler._compaction
-    compaction._relocate([(writers[0], [runs[::2]])], StorageHint.NVME)
+    compaction._relocate([(writers[0], [locations[::2]])], StorageHint.NVME)
     world.check(manager)
     manager.close()
 
 
-def want_of_room_leaves_nothing_behind() -> None:
-    """The index has no space; what was made for it must be gone, in the catalog, too."""
+def lack_of_space_leaves_nothing_behind() -> None:
+    """The index finds no space: the files made for it must be gone, from the catalog, too."""
     fs = SimFileSystem(1)
     manager = open_world(fs)
     world = World()
@@ -604,12 +604,12 @@ MUTANTS = [
     ),
     Mutant(
         "what the index did not take is taken back from the catalog",
-        want_of_room_leaves_nothing_behind,
+        lack_of_space_leaves_nothing_behind,
         [Piece("index.catalog_and_index:CatalogAndIndex._take_back", "catalog.take_back()", "pass")],
     ),
     Mutant(
-        "what a job made in vain is removed",
-        want_of_room_leaves_nothing_behind,
+        "the files of a job that failed are removed",
+        lack_of_space_leaves_nothing_behind,
         [Piece("index.catalog_and_index:CatalogAndIndex._discard", "self._volumes.drop(row.file_id)", "pass")],
     ),
 ]
