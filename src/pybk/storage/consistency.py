@@ -1,11 +1,11 @@
-"""What an open compares before it changes anything: catalog, index, files and SSD tier, each of which may be older.
+"""Comparing the parts of a store before an open changes anything: catalog, index, files and SSD tier may be older.
 
 A part of a store may be put back from a backup, or its device may lose its last writes. Each part names how far it has
 come, so the parts are compared first:
 
 - The index names the checkpoint of the catalog that it belongs to. A catalog that goes further is newer: a stop between
   catalog and index left it so, or an older index was put back. In the first case everything that the index names is
-  still in its place, because old places are dropped after the index has changed; then the newer checkpoint is removed.
+  still there, because old locations are freed after the index has changed; then the newer checkpoint is removed.
   Otherwise the index is made again from the catalog.
 - A catalog that does not reach that checkpoint is older, damaged or lost. It is made again from the index.
 - A log file, or an environment of the SSD tier, that has not come as far as the index says is older than the index. A
@@ -40,10 +40,10 @@ _READ_WHOLE_BYTES: Final = 1 << 20
 
 
 class OlderIndexError(CorruptError):
-    """The index is older than the catalog, and what it names is not all there: it must be made again.
+    """The index is older than the catalog and names entries that are gone, so it must be made again.
 
     Attributes:
-        state: What the catalog says.
+        state: The catalog's content.
     """
 
     def __init__(self, message: str, state: CatalogState) -> None:
@@ -55,7 +55,7 @@ class CatalogFinding(NamedTuple):
     """How the catalogs of a store compare with its index.
 
     Attributes:
-        newer: What a catalog says that is newer than the index; None if there is none.
+        newer: The content of a catalog that is newer than the index; None if there is none.
         problem: Why the catalog that the index names must be made again; None if it need not be.
     """
 
@@ -88,7 +88,7 @@ def compare_catalogs(volumes: Volumes, cookie: Cookie, mark: CheckpointMark) -> 
 
 
 def _newer_in_place(fs: FileSystem, path: str, cookie: Cookie, mark: CheckpointMark) -> CatalogState | None:
-    """Check the catalog that the index names; return what it says if it goes further than the index."""
+    """Check the catalog that the index names; return its content if it is newer than the index."""
     catalog = CatalogWriter.examine(fs, path, cookie.store_id, mark.catalog_file_id, mark.catalog_bytes)
     try:
         found = catalog.last_mark()

@@ -1,4 +1,4 @@
-"""A store's directories: made, found again, and checked to be what they are taken for."""
+"""A store's directories: making them, finding them, and checking that each is the directory it is expected to be."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def store_directories(
 
     Raises:
         UsageError: ``tiers`` is malformed.
-        CookieError: A directory is missing, not named, or belongs to another store or another place.
+        CookieError: A directory is missing, not named, or belongs to another store, tier or number.
         CorruptError: The list of directories is damaged or missing, and ``tiers`` is None.
     """
     directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
@@ -236,7 +236,7 @@ def _has_log_file(volumes: Volumes, directory: Directory, store_id: bytes) -> bo
 
 
 def mend_cookies(fs: FileSystem, root: str, cookie: Cookie, directories: Iterable[Directory]) -> None:
-    """Write the store's cookie, and those of its tiers, wherever they are not what they should be; durable on return.
+    """Write the cookies of the store and its tiers that are missing, damaged or of another level; durable on return.
 
     This brings every cookie to the level of the store, and makes those again that are lost or damaged. The store's own
     comes first: an older pybk reads it first, and must not open a store of which a part has a level that it does not
@@ -289,7 +289,7 @@ def tier_cookie(cookie: Cookie, directory: Directory, instance: bytes) -> Cookie
 
 
 def check_reachable(volumes: Volumes, files: Mapping[int, FileRow]) -> None:
-    """Check that the directories named are all that the index speaks of.
+    """Check that the index names no file in another directory, or of an unknown tier.
 
     Raises:
         CookieError: A file lies in a directory that is not named.
@@ -336,7 +336,7 @@ def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
     for name in volumes.fs.list_directory(volumes.root):
         path = os.path.join(volumes.root, name)
         if name.startswith(CATALOG_PREFIX) and path != catalog_path(volumes.root, mark.catalog_file_id):
-            logger.info("removing %s, in whose place there is another, or which was never finished", path)
+            logger.info("removing %s, which another catalog replaced, or which was never finished", path)
             volumes.fs.unlink(path)
         elif name.startswith(_PLANNED):  # else a store that loses its cookie might be made anew
             volumes.fs.unlink(path)
@@ -369,7 +369,7 @@ def create_store(
     tiers: Mapping[StorageHint, str | Sequence[str]] | None,
     environment: OpenEnvironment,
 ) -> Cookie:
-    """Make an empty store; its own cookie comes last, so that a store is there whole or not at all.
+    """Make an empty store; its own cookie comes last, so that a store exists whole or not at all.
 
     The cookie is first written under another name, so that a making that was interrupted is known by its store id and
     can be taken up again, and no directory of another store is ever mistaken for a leftover.
@@ -451,7 +451,7 @@ def _check_free(fs: FileSystem, root: str, directories: Sequence[Directory], pla
 
 
 def _clear_environments(fs: FileSystem, directories: Sequence[Directory]) -> None:
-    """Remove what an interrupted making put into LMDB: the directories may be others now."""
+    """Remove the LMDB files of an interrupted creation, because the directories may be others now."""
     for directory in directories:
         for name in (INDEX, ENTRIES):
             path = os.path.join(directory.path, name)

@@ -332,7 +332,7 @@ class Store(StoreReader):
         return recovered
 
     def keep_salvage(self) -> None:
-        """Take what was salvaged for the store: durable on return, and the next open is an ordinary one.
+        """Accept what was salvaged as the store's content, durably, so that the next open is an ordinary one.
 
         Call it once it is recorded, durably and in the store, that something is missing.
 
@@ -371,7 +371,7 @@ class Store(StoreReader):
     # ---- changes of ledgers ------------------------------------------------------------------------------------------
 
     def new_ledger_id(self) -> int:
-        """Return a ledger id that was never given before."""
+        """Return a ledger id that was never used before."""
         with self._ids:
             ledger_id = self.next_ledger_id
             self.next_ledger_id += 1
@@ -434,9 +434,7 @@ class Store(StoreReader):
         with self._lock:
             found = self._find(metadata.ledger_id)
             if found is not None:
-                raise LedgerExistsError(
-                    f"ledger {metadata.ledger_id} exists; choose another id, or none to be given one"
-                )
+                raise LedgerExistsError(f"ledger {metadata.ledger_id} exists; choose another id, or none to get one")
             self._descriptors[metadata.ledger_id] = descriptor
         with self._ids:
             self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
@@ -454,7 +452,7 @@ class Store(StoreReader):
         unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
         creates: LedgerDescriptor | None = None,
     ) -> Commit | None:
-        """Stage new metadata; the caller holds ``descriptor.lock``, or is the only one who knows the descriptor."""
+        """Stage new metadata; the caller holds ``descriptor.lock``, or is the only thread that knows the descriptor."""
         body = metadata.encode()
 
         def encode(lsn: int) -> bytes:
@@ -717,7 +715,7 @@ class Store(StoreReader):
 
         Unless it raises StorageFailedError, nothing was changed.
 
-        Cost: One synced write, shared by all who append meanwhile. The group holds the locks of its ledgers while its
+        Cost: One synced write, shared with all concurrent appends. The group holds the locks of its ledgers while its
             entries get their ids and digests.
         """
         return GroupAppend(self, entries, changes).run()
@@ -822,7 +820,7 @@ class Store(StoreReader):
                         self._dirty.pop(descriptor.ledger_id, None)
 
     def moved(self, ledger_id: int) -> None:
-        """Take note that entries of a ledger lie elsewhere."""
+        """Forget where entries of a ledger lay, because they moved."""
         with self._lock:
             descriptor = self._descriptors.get(ledger_id)
         if descriptor is not None:
@@ -866,7 +864,7 @@ class Store(StoreReader):
         self.log.after_fork(self.fork_error())
 
     def close(self, *, clean: bool = True) -> None:
-        """Wait for what is outstanding, stop the threads and give the directory free; open ledgers stay open.
+        """Wait for what is outstanding, stop the threads and release the directory; open ledgers stay open.
 
         Args:
             clean: False has the next process take this end for one by accident.

@@ -47,8 +47,8 @@ _TABLE_ENTRIES_MAX: Final = 16_384
 _TABLES_SHARE: Final = 4
 """Which part of the index cache tables of long records may take: a table has 4 bytes per entry."""
 TABLE_OVERHEAD_BYTES: Final = 128
-"""What a table takes besides its entries: the headers of two objects, 65 bytes, and its place in a dictionary, which
-has some 36 to 105 bytes for each, depending on when it last grew. Records of few large entries have small tables."""
+"""Memory of a table without its entries: the headers of two objects, 65 bytes, and an item of a dictionary, which has
+some 36 to 105 bytes for each, depending on when it last grew. Records of few large entries have small tables."""
 
 _VIEWS: Final[WeakSet[StoreReader]] = WeakSet()
 
@@ -62,7 +62,7 @@ os.register_at_fork(after_in_child=_mark_forked)
 
 
 class StoreReader:
-    """What reads need of a store; a live store and a read-only one add how they learn what is new.
+    """The parts of a store that reading uses; live and read-only stores add how they learn of new commits.
 
     Threads: any.
     """
@@ -96,7 +96,7 @@ class StoreReader:
         self._cached: deque[tuple[int, int]] = deque()
         self._cached_max = max(8, config.index_cache_bytes // _PAGE_BYTES)
         self._tables: dict[int, bytes] = {}
-        """Tables of long records by place, the oldest first."""
+        """Tables of long records by location, the oldest first."""
         self._tables_bytes = 0
         self._tables_bytes_max = config.index_cache_bytes // _TABLES_SHARE
         self.ended = False
@@ -114,7 +114,7 @@ class StoreReader:
     def after_fork(self) -> None:
         """Be of no use in a forked child; called in it before anything else.
 
-        The parent's threads are not there: the locks they may hold are replaced, so that nobody waits for them.
+        A fork has none of its parent's threads, so the locks that they may hold are replaced.
         """
         self._forked = self.ended = True
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class StoreReader:
             descriptor.location_lock = threading.Lock()
 
     def end(self) -> None:
-        """Refuse further reads, and wake who follows a ledger."""
+        """Refuse further reads, and wake the readers that follow a ledger."""
         self.ended = True
         with self._lock:
             descriptors = list(self._descriptors.values())
@@ -147,15 +147,15 @@ class StoreReader:
     def fork_error(self) -> ForkedProcessError:
         """Return the error that a forked child gets."""
         return ForkedProcessError(
-            f"{self.volumes.root} was opened before this process was forked; open it here again: read-only beside the "
-            "process that has it, or after that one has closed it"
+            f"{self.volumes.root} was opened before this process was forked; open it here again: read-only while the "
+            "process that writes it runs, or after that one has closed it"
         )
 
     def keep_looking(self) -> None:
-        """Have followers woken when a ledger moves; a live store does so without being asked."""
+        """Have followers woken when a ledger gets entries; a live store always does so."""
 
     def catch_up(self) -> None:
-        """See what was appended since; a live store always knows."""
+        """Learn of new commits; nothing to do in a live store, which makes them."""
 
     def write_buffered(self) -> None:
         """Write what appends have buffered; nothing in a store that does not append."""
@@ -193,7 +193,7 @@ class StoreReader:
         return descriptor
 
     def replayed_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
-        """Return the descriptor of a ledger that the log's tail speaks of, deleted or not."""
+        """Return the descriptor of a ledger that the log names since the checkpoint, deleted or not."""
         with self._lock:
             descriptor = self._dirty.get(ledger_id)
             if descriptor is None:
@@ -219,7 +219,7 @@ class StoreReader:
         return self.descriptor(ledger_id).metadata
 
     def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
-        """Yield the metadata of all ledgers above an id, ascending; what is made or deleted meanwhile may be there."""
+        """Yield the metadata of all ledgers above an id, ascending; ledgers made or deleted meanwhile may appear."""
         with self._lock:
             recent = {ledger_id: found for ledger_id, found in sorted(self._dirty.items()) if ledger_id > after}
         pending = iter(recent.values())
@@ -307,7 +307,7 @@ class StoreReader:
         Raises:
             CorruptError, StorageError: As ``Volumes.populate``, or the record is damaged.
 
-        Cost: three microseconds for an entry whose place is remembered and whose file is mapped.
+        Cost: three microseconds for an entry whose location is cached and whose file is mapped.
         """
         words = descriptor.find(entry_id)
         if words is None:
@@ -345,7 +345,7 @@ class StoreReader:
     def _table(self, view: memoryview, words: tuple[int, int, int, int]) -> bytes:
         """Return the table of a long record, and remember it: to look at it in the map, it has to be populated first.
 
-        A place is never used for another record, so what is remembered stays true.
+        A location is never used for another record, so a remembered table stays valid.
         """
         start = (words[2] & 0xFFFFFFFF) + RECORD_HEADER_BYTES
         count = words[1] & 0xFFFFFFFF

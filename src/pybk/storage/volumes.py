@@ -1,6 +1,6 @@
 """The directories of a store: in which of them a file lies, and the open maps of files.
 
-A file id is given once and never again. The tier of a file's kind names it in its directory.
+A file id is used once and never again. The tier of a file's kind names it in its directory.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Volumes:
         return [d.path for d in self.directories if d.tier is tier]
 
     def reserve_ids(self, next_file_id: int) -> None:
-        """Never give an id below this one."""
+        """Use only ids from this one on for new files."""
         with self._lock:
             self._next_file_id = max(self._next_file_id, next_file_id)
 
@@ -150,7 +150,7 @@ class Volumes:
         return self._next_file_id
 
     def new_id(self) -> int:
-        """Return a file id that was never given before."""
+        """Return a file id that was never used before."""
         with self._lock:
             file_id = self._next_file_id
             self._next_file_id += 1
@@ -353,7 +353,7 @@ class Volumes:
         self._tiers[row.kind].unlink(self.fs, self.path_of(row))
 
     def exists(self, row: FileRow) -> bool:
-        """Return whether a file is there; an LMDB environment that a salvage made in place of a lost one is not."""
+        """Return whether a file exists; an LMDB environment that a salvage made in place of a lost one does not."""
         return self._tiers[row.kind].exists(self.fs, self.path_of(row))
 
     def close(self) -> None:

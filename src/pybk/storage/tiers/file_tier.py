@@ -75,7 +75,7 @@ class FileTier(Tier):
 
 
 def _populate(volumes: TierVolumes, mapped: Mapped, runs: RunLocations) -> None:
-    """Bring some records of a mapped file into memory, and little besides; raises as ``Volumes.populate``."""
+    """Bring some records of a mapped file into memory, and few other bytes; raises as ``Volumes.populate``."""
     start, stop = span(runs)
     if stop - start <= CHUNK_BYTES:
         volumes.populate(mapped.view, start, stop)

@@ -81,7 +81,7 @@ class LmdbTier(Tier):
         return ()
 
     def exists(self, fs: FileSystem, path: str) -> bool:
-        """Return whether the environment is there, and is not one that a salvage made in place of a missing one."""
+        """Return whether the environment exists, and is not one that a salvage made in place of a missing one."""
         return environment_is_there(fs, path) and not fs.exists(path + LOST_SUFFIX)
 
     def disk_bytes(self, fs: FileSystem, path: str) -> int:
@@ -128,7 +128,7 @@ class LmdbTier(Tier):
     def plain_record(
         self, store: ReadStore, ledger_id: int, words: LocationWords
     ) -> tuple[memoryview, LocationWords] | None:
-        """Return a copy of the record; its words place it at offset 0."""
+        """Return a copy of the record; its words say that it lies at offset 0."""
         first, count_stride, place, body_flags = words
         file_id = place >> 32
         with store.entries[file_id].read() as transaction:

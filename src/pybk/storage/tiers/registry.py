@@ -1,4 +1,4 @@
-"""The tiers that there are. A further tier is a module that implements ``Tier``, and an entry of ``TIERS``."""
+"""All tiers. A further tier is a module that implements ``Tier``, and an entry of ``TIERS``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ TIERS: Final[tuple[Tier, ...]] = (LogTier(), LmdbTier(), ColdTier())
 
 
 def tiers_by_kind() -> dict[str, Tier]:
-    """Return all tiers by the kind of their files; callers keep it, because a lookup there costs a read no call."""
+    """Return all tiers by the kind of their files; callers keep it, so that finding a tier costs a read no call."""
     return {tier.kind: tier for tier in reversed(TIERS)}
 
 
 def tier_of_kind(kind: str) -> Tier:
     """Return the tier that keeps files of a kind; KeyError if there is none."""
-    return tiers_by_kind()[kind]
+    for tier in TIERS:
+        if tier.kind == kind:
+            return tier
+    raise KeyError(kind)
 
 
 def tier_for(hint: StorageHint) -> Tier:

@@ -1,13 +1,13 @@
 """The interface of a storage tier: how entries are written, read and checked in its files, and how these are freed.
 
 A tier keeps records of entries in files of one kind (``FileRow.kind``). The index says in which file each record lies;
-everything else about a file is the business of its tier. A reader, the mover, compaction, ``verify`` and
+its tier does everything else with the file. A reader, the mover, compaction, ``verify`` and
 ``rebuild-index`` ask the registry for the tier of a file's kind, or for the tier that takes a storage hint.
 
 A further tier is one module, and one line in ``registry.TIERS``. The module provides:
 
 - ``kind``, ``hints`` and the attributes of ``Tier`` whose defaults do not fit. ``kind`` stands in the index and the
-  catalog for as long as a file lives, so it never changes.
+  catalog for as long as a file exists, so it never changes.
 - ``writer``: a ``TierWriter``. It takes a row for each file from ``TierVolumes.new_file``, makes the file durable in
   ``finish``, and makes its row known by ``TierVolumes.add``.
 - ``load``, ``plain_record`` and ``stored_record``: reading. ``FileTier`` provides them for records, in the format of
@@ -292,7 +292,7 @@ class Tier(ABC):
         return ids
 
     def exists(self, fs: FileSystem, path: str) -> bool:
-        """Return whether a file is there."""
+        """Return whether a file exists."""
         return fs.exists(path)
 
     def file_bytes(self, fs: FileSystem, path: str) -> int:
@@ -390,7 +390,7 @@ class Tier(ABC):
         """
 
     def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
-        """Yield the damage of a file; ``verify`` reads every entry besides.
+        """Yield the damage of a file; ``verify`` also reads every entry.
 
         Raises:
             StorageError: The file is damaged as a whole.
