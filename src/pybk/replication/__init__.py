@@ -1,1 +1,1 @@
-"""The replication protocol: pure machines that say what to send, to write and to tell, and touch nothing themselves."""
+"""The replication protocol: pure state machines that return what to send, to write and to report, and do no I/O."""

@@ -10,10 +10,10 @@ from pybk.replication.messages import Answered, BroadcastEnded, Effect, Event, R
 
 
 class BroadcastMachine:
-    """Sends each bookie its request once, and ends with ``Told`` when all have answered or will not.
+    """Sends each bookie its request once, and ends with ``BroadcastEnded`` when all have replied or failed to.
 
     Args:
-        requests: To whom what.
+        requests: Each bookie with its request.
 
     Threads: one at a time.
     """

@@ -1,4 +1,4 @@
-"""Cuts runs of encoded entries by residue, and takes them apart again, without copying more than it must."""
+"""Cuts consecutive entries into runs by residue, and splits runs into entries, with at most one copy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tupl
     Returns:
         The runs, each with its body in one piece.
 
-    Cost: One copy of the bytes, none if there is but one piece and one run.
+    Cost: One copy of the bytes; none if there are one piece, of type ``bytes``, and one run.
     """
     stride = quorum.ensemble_size
     if stride == quorum.write_quorum or len(sizes) == 1:
@@ -60,7 +60,7 @@ def entries_of(run: EntryRun) -> list[memoryview]:
 
 
 def since(run: EntryRun, entry_id: int) -> EntryRun | None:
-    """Return the part of a run from an entry on, None if there is nothing left.
+    """Return the part of a run from an entry on; None if it is empty.
 
     Args:
         run: The run.

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
         first: Id of the first entry.
         last: Id of the last entry.
         length: Payload bytes of the ledger up to and including the last entry.
-        runs: The entries, as ``runs.cut`` makes them.
+        runs: The entries, as ``entry_runs.cut`` makes them.
     """
 
     first: int
@@ -38,23 +38,37 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A batch that is not confirmed; sets of places are bits."""
+    """A batch that is not confirmed, or that adds under way still refer to; sets of places are bits."""
 
     first: int
     last: int
     length: int
     runs: tuple[EntryRun, ...]
+    """The entries; empty once the batch is confirmed, so that stragglers do not keep them in memory."""
     masks: tuple[int, ...]
+    """The write set of each run."""
     takers: int
+    """All places that take some run: the union of ``masks``."""
     acked: int = 0
+    """Places of current bookies that acknowledged the batch, durable or not."""
     durable: int = 0
+    """Places of current bookies that hold the batch durably; a subset of ``acked``, always."""
     seen: int = 0
     """Acknowledgements that the force under way covers: those that had come when it was sent."""
     confirmed: bool = False
 
 
 class Sent(NamedTuple):
-    """What a token stands for: a batch sent to the bookie that had a place then."""
+    """An add under way: a batch and the bookie that it was sent to.
+
+    Attributes:
+        pending: The batch.
+        place: The bookie's place when it was sent.
+        bookie: The bookie; if another has the place by now, the answer does not count (AW3).
+        size: Encoded bytes of the add.
+        deferred: Whether the acknowledgement precedes the sync.
+        again: Whether it was sent a second time after ``REFUSED``; there is no third time.
+    """
 
     pending: Pending
     place: int
@@ -73,20 +87,20 @@ class Inflight:
         ensemble: Its current ensemble.
         lac: Last add confirmed so far.
         length: Payload bytes up to there.
-        next_token: Gives a token that was never used.
-        recovery: Whether adds are marked as a recovery's, and so taken by fenced ledgers.
-        lac_sent: The LAC that every add carries; None: the last add confirmed as it moves. Recovery freezes it (D4).
-        straggler_bytes: Confirmed bytes that a bookie may owe before it counts as failed.
+        next_token: Returns a token that was never used.
+        recovery: Whether adds are marked as a recovery's, so that fenced bookies take them.
+        lac_sent: The LAC that every add carries, because a recovery freezes it (D4); None for the current LAC.
+        straggler_bytes: Confirmed bytes that a bookie may leave unacknowledged before it counts as failed.
 
     Attributes:
         ensemble: The current ensemble.
         lac: Last add confirmed.
         length: Payload bytes up to there.
-        acked_last: Last entry acknowledged, durable or not.
+        acked_last: Last entry acknowledged, durable or not; at least ``lac``.
         pending: Batches not confirmed, ascending.
         failed: Places whose bookies failed and were neither replaced nor given up.
-        dead: Places whose bookies were given up, as nobody could replace them.
-        avoided: Bookies that failed.
+        dead: Places whose bookies were given up, because no bookie could replace them; disjoint from ``failed``.
+        avoided: Bookies that failed, and are not chosen as replacements.
     """
 
     def __init__(
@@ -118,12 +132,15 @@ class Inflight:
         self._straggler_bytes = straggler_bytes
         self._masks = quorum.masks()
         self._sent: dict[int, Sent] = {}
+        """Adds without an answer, by token."""
         self._owed = [0] * quorum.ensemble_size
+        """Confirmed bytes that the bookie of each place has not acknowledged; only live places are charged."""
         self._missing: dict[int, int] = {}
+        """First entry that the current bookie of a place may miss, by place; only places whose bookie failed."""
 
     @property
     def live(self) -> int:
-        """Places whose bookies take what is sent."""
+        """Places whose bookies have neither failed nor been given up."""
         return self.quorum.everyone & ~self.dead & ~self.failed
 
     @property
@@ -132,7 +149,7 @@ class Inflight:
         return self.lac if self._lac_sent is None else self._lac_sent
 
     def submit(self, batch: Batch, *, deferred: bool = False) -> list[Effect]:
-        """Take a batch that follows the last one, and send it to all that take it and have not failed (AW2)."""
+        """Send a batch, which follows the last one, to the live places of its write sets (AW2)."""
         count = len(self._masks)
         masks = tuple(self._masks[run.first % count] for run in batch.runs)
         takers = 0
@@ -143,7 +160,7 @@ class Inflight:
         return self._send(pending, takers & self.live, deferred=deferred)
 
     def _send(self, pending: Pending, to: int, *, deferred: bool = False, again: bool = False) -> list[Effect]:
-        """Send a batch to places, each the runs that it takes."""
+        """Send a batch to places, each place the runs whose write set includes it."""
         effects: list[Effect] = []
         add = None
         size = 0
@@ -161,21 +178,21 @@ class Inflight:
         return effects
 
     def answered(self, token: int, reply: Reply) -> list[Effect] | None:
-        """Count an answer; what it says about the ledger as a whole is for the caller.
+        """Count an answer. A status that concerns the whole ledger, such as FENCED, is up to the caller.
 
         Args:
-            token: The request's.
+            token: The token of the request.
             reply: The answer.
 
         Returns:
-            What to do; None if the token is none of an add.
+            What to do; None if the token is not that of an add.
         """
         sent = self._sent.pop(token, None)
         if sent is None:
             return None
         pending, place, bookie, size, deferred, again = sent
         if self.ensemble[place] != bookie:
-            return []  # AW3: it is no longer of the ensemble
+            return []  # AW3: the bookie is no longer in the ensemble
         bit = 1 << place
         if reply.status is Status.OK:
             if pending.confirmed and not pending.acked & bit:
@@ -190,7 +207,7 @@ class Inflight:
         return []
 
     def unanswered(self, token: int) -> bool:
-        """Count a missing answer as a failure of the bookie; tell whether the token is one of an add."""
+        """Count a missing answer as a failure of the bookie; return whether the token is that of an add."""
         sent = self._sent.pop(token, None)
         if sent is None:
             return False
@@ -199,7 +216,7 @@ class Inflight:
         return True
 
     def fail(self, place: int, first: int) -> None:
-        """Count a place's bookie as failed, also if the quorum acknowledged long ago what it misses (C13).
+        """Count a place's bookie as failed, also if the entries that it misses were confirmed long ago (C13).
 
         Args:
             place: The place.
@@ -226,7 +243,7 @@ class Inflight:
         return self.lac > before
 
     def _confirmed(self, batch: Pending) -> None:
-        """Let go of a batch; who has not acknowledged it yet owes its bytes."""
+        """Release a confirmed batch, and charge its bytes to the live bookies that have not acknowledged it."""
         self.lac, self.length = batch.last, batch.length
         batch.confirmed = True
         missing = batch.takers & ~batch.acked & self.live
@@ -239,7 +256,7 @@ class Inflight:
 
     @staticmethod
     def _bytes_for(batch: Pending, place: int) -> int:
-        """Count the bytes of a batch that a place takes."""
+        """Return the bytes of a batch that a place takes."""
         return sum(
             len(part)
             for run, mask in zip(batch.runs, batch.masks, strict=True)
@@ -248,7 +265,7 @@ class Inflight:
         )
 
     def acknowledge(self) -> bool:
-        """Move ``acked_last`` over the batches that their quorums acknowledged, durable or not; tell if it moved."""
+        """Move ``acked_last`` over the batches with an ack quorum, durable or not; return whether it moved."""
         before = self.acked_last
         for batch in self.pending:
             if not self.quorum.acked(batch.acked, batch.masks):
@@ -257,10 +274,10 @@ class Inflight:
         return self.acked_last > before
 
     def exchange(self, replacements: Mapping[int, Bookie]) -> list[Effect]:
-        """Put bookies into places, and send them what is pending, lowest entry first (AW5, AW6).
+        """Put bookies into places, and send them the pending batches, lowest entry first (AW5, AW6).
 
-        All acknowledgements of those replaced are undone before any batch is looked at again (C2). What those that
-        leave miss of confirmed entries is for the caller to record before (``leaving``).
+        All acknowledgements of replaced bookies are undone before any batch is looked at again (C2). The caller calls
+        ``leaving`` before, to report the confirmed entries that the replaced bookies miss.
 
         Args:
             replacements: The new bookies by place.
@@ -286,19 +303,19 @@ class Inflight:
         return effects
 
     def leaving(self, places_left: Iterable[int]) -> list[Effect]:
-        """Record what the bookies of places miss that are about to be replaced (C13).
+        """Report the confirmed entries that bookies miss which are about to be replaced (C13).
 
-        That is done before the metadata name another ensemble: if the writer ends in between, its recovery looks at the
-        bookies of the last ensemble alone.
+        The caller does so before it writes the new ensemble: if the writer is killed in between, its recovery looks at
+        the bookies of the last ensemble alone.
         """
         return [effect for place in sorted(places_left) for effect in self.misses(place, beyond_confirmed=False)]
 
     def give_up(self, place: int, *, closing: bool = False) -> list[Effect]:
-        """Go on without the bookie of a place, as there is no other, and tell from where on it misses entries.
+        """Mark a place as dead, and report from which entry on its bookie misses entries.
 
         Args:
             place: The place.
-            closing: Nothing that is not confirmed will be of the ledger.
+            closing: Whether the ledger ends at the LAC, so that no later entry can be missed.
         """
         bit = 1 << place
         self.failed &= ~bit
@@ -310,11 +327,15 @@ class Inflight:
         return effects
 
     def misses(self, place: int, *, beyond_confirmed: bool) -> list[Effect]:
-        """Tell from which entry on a place's bookie may miss entries of its fragment.
+        """Report the first entry of its fragment that a place's bookie may miss.
 
         Args:
             place: The place.
-            beyond_confirmed: Whether it stays in the ensemble, so that it misses all that comes, too.
+            beyond_confirmed: Whether the bookie stays in the ensemble without being sent adds, so that it misses all
+                entries after the LAC, too.
+
+        Returns:
+            One effect, or none if it misses no entry.
         """
         bookie = self.ensemble[place]
         firsts = [
@@ -330,7 +351,7 @@ class Inflight:
         return [UnderReplicated(bookie, min(firsts))] if firsts else []
 
     def lacking(self, replacements: Mapping[int, Bookie]) -> str:
-        """Return what to say if some write set would have no ack quorum of live bookies, "" if each would have one.
+        """Return an error text if some write set would have no ack quorum of live bookies; "" if each would have one.
 
         Args:
             replacements: Bookies that are to take places, by place.

@@ -1,8 +1,12 @@
-"""What the protocol's machines are told and what they ask for: events, effects, requests and replies.
+"""Inputs and outputs of the protocol's state machines: events and effects, requests to bookies and their replies.
 
-Machines do no I/O and read no clock: ``step(event, now_ns)`` returns effects. Whoever drives them sends requests,
-checks the digests of what comes back, writes metadata, and tells the outcome by an event. A request is known by its
-``token``, which the machine chose; tokens of one machine are never used twice.
+Theory of operation. Machines do no I/O and read no clock: ``step(event, now_ns)`` takes an event and returns effects.
+A driver (``client/driver.py``, or the simulator) performs the effects: it sends requests, checks the digests of the
+entries that come back, reads and writes metadata. It reports each outcome to the machine as an event. An event names
+its request by the ``token`` that the machine chose; a machine never uses a token twice. A bookie's machine takes the
+requests and returns the replies.
+
+All classes are immutable, so that they may pass between threads.
 """
 
 from __future__ import annotations
@@ -17,16 +21,17 @@ from pybk.flags import StorageHint
 from pybk.ledger import Bookie, LedgerMetadata
 
 Parts = Sequence[bytes | memoryview]
+"""Bytes in several pieces, in order; passed along without joining them."""
 
 
 class EntryRun(NamedTuple):
-    """Encoded entries ``first``, ``first + stride``, … of one ledger, all with their original bytes.
+    """Encoded entries ``first``, ``first + stride``, … of one ledger, with the bytes that their writer gave them (I4).
 
     Attributes:
         first: Id of the first entry.
-        stride: Distance of the ids: 1 where every bookie takes every entry, else the ensemble's size.
+        stride: Distance between ids: 1 if every bookie takes every entry, else the ensemble's size.
         sizes: Encoded bytes of each entry, ``array("q")`` of ``(n,)``.
-        body: The encoded entries, one after the other, in pieces.
+        body: The encoded entries in order, in one or more pieces; the pieces have ``sum(sizes)`` bytes together.
     """
 
     first: int
@@ -36,32 +41,45 @@ class EntryRun(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Id of the last entry, ``first - stride`` for none."""
+        """Id of the last entry; ``first - stride`` if the run is empty."""
         return self.first + (len(self.sizes) - 1) * self.stride
 
 
 class Status(IntEnum):
-    """How a bookie answers. Everything but ``OK`` and the two that say no is no answer: the outcome is unknown.
+    """The outcome of a request at a bookie.
 
-    ``NO_SUCH_ENTRY`` and ``NO_SUCH_LEDGER`` are promises that the bookie never acknowledged what was asked for; to a
-    read that fences, that it never made it durable, and never will for the writer.
+    ``NO_SUCH_ENTRY`` and ``NO_SUCH_LEDGER`` are denials: the bookie promises that it never acknowledged the entries
+    (I17). In reply to a read that fences, the promise is that the bookie never made them durable, and will not take
+    them from the writer any more. Every other status except ``OK`` leaves open what the bookie holds.
     """
 
     OK = 0
     NO_SUCH_ENTRY = 1
+    """The ledger is known, the entry was never acknowledged."""
     NO_SUCH_LEDGER = 2
+    """No entry of the ledger was ever acknowledged."""
     FENCED = 3
+    """A recovery has fenced the ledger: the writer's adds and forces are refused (AB2, AB5)."""
     UNKNOWN = 4
+    """The bookie cannot say: an error of its storage, an entry that cannot be read, or no answer about a ledger."""
     LIMBO = 5
+    """Entries of the ledger may have been lost; the writer's adds and forces are refused until they are back (D6)."""
     WRONG_INSTANCE = 6
+    """The request names another instance of this bookie, such as one whose directory was wiped (C12)."""
     UNAUTHORIZED = 7
+    """The sender has not proven that it may do this."""
     READ_ONLY = 8
+    """The bookie takes adds of recoveries alone, because its disk is full or an operator said so."""
     CONFLICT = 9
+    """The bookie holds the entry with other bytes (I14)."""
     DELETED = 10
+    """The ledger was deleted (C11)."""
     REFUSED = 11
+    """The request came damaged, or the bookie has no memory for it now; it took no effect and may be sent again."""
 
 
 NEGATIVE: Final = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
+"""The denials."""
 
 
 # ---- requests: client to bookie ------------------------------------------------------------------------------------
@@ -69,14 +87,14 @@ NEGATIVE: Final = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Store entries; acknowledged by ``OK`` once they are durable, or at once if ``deferred``.
+    """Store entries. The reply is ``OK`` once they are durable (K11), or at once if ``deferred``.
 
     Attributes:
-        ledger_id: Whose entries.
-        runs: The entries, each run ascending; several where the ensemble is larger than the write quorum.
-        lac: The writer's last add confirmed.
-        recovery: Written by a recovery or a repair: taken by fenced ledgers, too.
-        deferred: Acknowledge before the sync; ``Force`` makes it durable.
+        ledger_id: The ledger.
+        runs: The entries, each run ascending; several runs if the ensemble is larger than the write quorum.
+        lac: The writer's last add confirmed (AW2).
+        recovery: Sent by a recovery, a re-replication or a repair: fenced ledgers take it, too (C7).
+        deferred: Acknowledge before the sync; a later ``Force`` makes the entries durable.
     """
 
     ledger_id: int
@@ -88,13 +106,14 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class ReadLac:
-    """Ask for the last add confirmed that the bookie knows.
+    """Return the last add confirmed (LAC) that the bookie knows.
 
     Attributes:
         ledger_id: The ledger.
-        fence: Take no more adds but those of recoveries; durable before the reply, also for a ledger never seen.
-        beyond: Reply only once the LAC is above this, or ``wait_ns`` passed; None replies at once.
-        wait_ns: Nanoseconds to wait at most.
+        fence: From now on take adds of recoveries alone. The fence is durable before the reply, also for a ledger that
+            the bookie has never seen (AB3).
+        beyond: Reply only once the LAC is above this, or ``wait_ns`` have passed; None replies at once.
+        wait_ns: Longest wait in nanoseconds; only with ``beyond``.
     """
 
     ledger_id: int
@@ -111,10 +130,11 @@ class Read:
         ledger_id: The ledger.
         first: First entry wanted.
         last: Last entry wanted, inclusive.
-        stride: Distance of the ids.
-        bytes_max: Encoded bytes wanted at most; one entry is returned even if longer.
-        fence: Fence first, as ``ReadLac`` does.
-        checked: Read nothing whose checksum at the bookie is wrong: who asks cannot check digests.
+        stride: Distance between ids.
+        bytes_max: Encoded bytes that the reply may have; it has at least one entry, however long that is.
+        fence: Fence first, as ``ReadLac`` does (AB4).
+        checked: The bookie verifies its record checksums and returns no entry that fails, because the reader has no
+            ledger password and cannot check digests.
     """
 
     ledger_id: int
@@ -128,19 +148,24 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """Make everything of a ledger durable that was acknowledged before it was."""
+    """Make durable all entries of a ledger that were acknowledged as ``deferred``.
+
+    Attributes:
+        ledger_id: The ledger.
+    """
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriteLac:
-    """Tell the last add confirmed, as no add carries it; nothing is made durable.
+    """Send the last add confirmed, when no add follows that would carry it. The bookie keeps it in memory only.
 
     Attributes:
         ledger_id: The ledger.
         lac: Last add confirmed.
-        packet: What proves it to readers; made by the driver, kept by the bookie, opaque to both machines.
+        packet: An entry without payload whose digest proves the LAC to readers. The driver makes it and the bookie
+            keeps it; both machines pass it along unread.
     """
 
     ledger_id: int
@@ -150,11 +175,11 @@ class WriteLac:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Bring what the bookie has of a ledger to another of its tiers; answered when that is done.
+    """Move the entries that the bookie holds of a ledger to another of its tiers. The reply follows the move.
 
     Attributes:
         ledger_id: The ledger.
-        tier: Which tier.
+        tier: The tier to move to.
     """
 
     ledger_id: int
@@ -169,11 +194,11 @@ Request = Add | ReadLac | Read | Force | WriteLac | Move
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a bookie answered to an ``Add``, ``Force`` or ``WriteLac``, and to anything that it refused.
+    """The reply to ``Add``, ``Force``, ``WriteLac`` and ``Move``, and to any request that the bookie refuses.
 
     Attributes:
-        status: The answer.
-        watched: Somebody waits at the bookie for the LAC to move.
+        status: The outcome.
+        watched: A reader waits at the bookie for the LAC to move, so the writer should send it soon.
     """
 
     status: Status
@@ -182,13 +207,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class LacReply:
-    """The answer to ``ReadLac``.
+    """The reply to ``ReadLac``.
+
+    A LAC is proven by the digest of an entry whose header carries it, or by a packet. The driver checks both, and gives
+    the machine the higher LAC that is proven.
 
     Attributes:
-        status: ``OK`` or ``NO_SUCH_LEDGER``, both after fencing if that was asked; anything else is no answer.
-        lac: The last add confirmed, proven by what the driver checked; -1 for none.
-        packet: The bookie's proof of it, if a ``WriteLac`` brought one; for the driver that checks.
-        entry_id: The last entry that the bookie holds, whose header is the other proof; -1 for none.
+        status: ``OK`` or ``NO_SUCH_LEDGER``, after fencing if that was asked; any other status does not count.
+        lac: The last add confirmed; -1 for none. Unproven as the bookie sends it, proven as the machine gets it.
+        packet: The packet of the last ``WriteLac``; empty if there was none.
+        entry_id: The last entry that the bookie holds; -1 for none.
         entry: That entry, encoded.
     """
 
@@ -201,15 +229,15 @@ class LacReply:
 
 @dataclass(frozen=True, slots=True)
 class ReadReply:
-    """The answer to ``Read``: as many of the entries as there are without a gap and fit.
+    """The reply to ``Read``: entries from the first one on, up to the first one that is missing or does not fit.
 
     Attributes:
-        status: ``OK``: all that were asked for, or as many as fit, at least one. Else why the next entry after
-            ``run`` is missing: a negative answer is a promise, everything else means unknown.
-        run: The entries, each checked by the driver against its digest; what failed is not in it and makes the
-            status ``UNKNOWN``.
+        status: ``OK`` if ``run`` has all entries that were asked for, or as many as fit, at least one. Otherwise why
+            the next entry after ``run`` did not come: a denial is a promise, any other status leaves it open.
+        run: The entries. The driver checks each digest, cuts the run before the first entry that fails, and then sets
+            the status to ``UNKNOWN``.
         lac: The last add confirmed that the bookie knows.
-        damaged: The next entry came, and failed.
+        damaged: The next entry came and its digest is wrong.
     """
 
     status: Status
@@ -223,10 +251,10 @@ class ReadReply:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A reply came.
+    """A bookie replied to a request.
 
     Attributes:
-        token: The request's.
+        token: The token of the request.
         reply: The reply.
     """
 
@@ -236,18 +264,22 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No reply came in time, or the link broke: the request may have taken effect, and a reply may still come."""
+    """No reply came in time, or the link broke. The request may have taken effect, or may still do so.
+
+    Attributes:
+        token: The token of the request.
+    """
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataRead:
-    """What the metadata store holds of the ledger.
+    """The ledger's metadata were read, as ``ReadMetadata`` asked.
 
     Attributes:
-        metadata: The metadata, None if the ledger is deleted or was never created.
-        version: For the next compare-and-swap.
+        metadata: The metadata; None if the ledger was deleted or never created.
+        version: The version that the next compare-and-swap names.
     """
 
     metadata: LedgerMetadata | None
@@ -256,10 +288,10 @@ class MetadataRead:
 
 @dataclass(frozen=True, slots=True)
 class MetadataWritten:
-    """The compare-and-swap that was asked for took effect, as seen by its writer token.
+    """The compare-and-swap of ``WriteMetadata`` took effect.
 
     Attributes:
-        version: For the next one.
+        version: The version that the next compare-and-swap names.
     """
 
     version: int
@@ -267,11 +299,11 @@ class MetadataWritten:
 
 @dataclass(frozen=True, slots=True)
 class MetadataRefused:
-    """The compare-and-swap met another version, and did not take effect; the ledger is now as told.
+    """The compare-and-swap met another version and did not take effect.
 
     Attributes:
-        metadata: The metadata, None if the ledger is deleted.
-        version: For the next compare-and-swap.
+        metadata: The metadata as they are now; None if the ledger was deleted.
+        version: The version that the next compare-and-swap names.
     """
 
     metadata: LedgerMetadata | None
@@ -280,15 +312,15 @@ class MetadataRefused:
 
 @dataclass(frozen=True, slots=True)
 class MetadataUnreachable:
-    """The metadata store could not be asked; ambiguous outcomes were settled by reading back, or would be this."""
+    """The metadata store could not be reached, or the outcome of a compare-and-swap is not known (C9, C10)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BookiesChosen:
-    """Bookies that may take the places asked for; fewer than asked if there are no more.
+    """Bookies that may take the places that ``ChooseBookies`` named.
 
     Attributes:
-        bookies: By place in the ensemble.
+        bookies: The bookies by place in the ensemble; places without a candidate are left out.
     """
 
     bookies: dict[int, Bookie]
@@ -296,7 +328,7 @@ class BookiesChosen:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """The time that ``WakeAt`` asked for has come."""
+    """The time that ``WakeAt`` named has come."""
 
 
 Event = (
@@ -316,12 +348,12 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a request to a bookie; its outcome is told by ``Answered`` or ``Unanswered`` with the same token.
+    """Send a request to a bookie; followed by ``Answered`` or ``Unanswered`` with the same token.
 
     Attributes:
-        token: Names the request.
-        bookie: To whom; the request counts only for this instance.
-        request: What.
+        token: Names the request; never used twice by one machine.
+        bookie: The bookie; another instance under the same name refuses the request (C12).
+        request: The request.
     """
 
     token: int
@@ -331,11 +363,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
-    """Compare-and-swap the ledger's metadata.
+    """Write the ledger's metadata by compare-and-swap.
+
+    Followed by ``MetadataWritten``, ``MetadataRefused`` or ``MetadataUnreachable``.
 
     Attributes:
-        metadata: What to write.
-        version: The version that it replaces.
+        metadata: The metadata to write.
+        version: The version that they replace.
     """
 
     metadata: LedgerMetadata
@@ -344,17 +378,20 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetadata:
-    """Read the ledger's metadata as they are now: no older than the effect."""
+    """Read the ledger's metadata, no older than this effect.
+
+    Followed by ``MetadataRead`` or ``MetadataUnreachable``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ChooseBookies:
-    """Find bookies for places in an ensemble.
+    """Choose bookies for places of an ensemble; followed by ``BookiesChosen`` or ``MetadataUnreachable``.
 
     Attributes:
-        places: Which places.
-        ensemble: The ensemble as it is; those at other places stay.
-        excluded: Bookies that will not do.
+        places: The places to fill.
+        ensemble: The ensemble as it is; bookies at other places stay.
+        excluded: Bookies that must not be chosen.
     """
 
     places: tuple[int, ...]
@@ -364,10 +401,10 @@ class ChooseBookies:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Tell ``Woken`` at this time; a later one replaces it.
+    """Deliver ``Woken`` at this time. A machine has one such time: a later ``WakeAt`` replaces it.
 
     Attributes:
-        time_ns: On the clock of ``now_ns``.
+        time_ns: The time in nanoseconds, on the clock of ``now_ns``.
     """
 
     time_ns: int
@@ -375,17 +412,21 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """All entries up to this are durable at their quorums."""
+    """The last add confirmed moved.
+
+    Attributes:
+        last_add_confirmed: All entries up to this one are durable at their ack quorums.
+    """
 
     last_add_confirmed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Deferred adds up to this were taken by their quorums; ``force`` makes them durable and confirms them.
+    """Deferred adds were acknowledged by their ack quorums; ``force`` makes them durable and confirms them.
 
     Attributes:
-        last_entry_id: The last.
+        last_entry_id: All entries up to this one are acknowledged.
     """
 
     last_entry_id: int
@@ -393,10 +434,10 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
-    """Entries that were asked for were read.
+    """Some of the entries that a read is for.
 
     Attributes:
-        run: The entries, none of which was told before; entries of different residues come in any order.
+        run: The entries. Each entry is reported once; entries of different residues come in any order.
     """
 
     run: EntryRun
@@ -404,20 +445,24 @@ class EntriesRead:
 
 @dataclass(frozen=True, slots=True)
 class LacRead:
-    """The last add confirmed was read: the highest that was proven, -1 for none."""
+    """The last add confirmed was read.
+
+    Attributes:
+        last_add_confirmed: The highest one that was proven; -1 for none.
+    """
 
     last_add_confirmed: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadEnded:
-    """A read has ended; everything before ``missing`` was told by ``Got``.
+    """A read has ended; ``EntriesRead`` reported all entries before ``missing``.
 
     Attributes:
         missing: The first entry that was not read; None if all were.
-        status: ``OK`` if it needed not be; ``NO_SUCH_ENTRY`` if every bookie of the entry's write set promised that it
-            has none; else ``UNKNOWN``.
-        bad: Bookies that answered that they cannot read, or gave, a sound copy of an entry, and which: to be repaired.
+        status: Why: ``OK`` if nothing is missing or the byte limit was reached; ``NO_SUCH_ENTRY`` if every bookie of
+            the entry's write set denied it; else ``UNKNOWN``.
+        bad: Bookies whose copy of an entry cannot be read or is damaged, each with the entry; they need repair.
     """
 
     missing: int | None
@@ -427,10 +472,10 @@ class ReadEnded:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastEnded:
-    """Every bookie that was to be told something has answered, or will not.
+    """Every bookie of a broadcast has replied or failed to.
 
     Attributes:
-        refused: Who did not do it, and what was answered; None for no answer.
+        refused: The bookies that did not reply ``OK``, each with its status; None for no reply.
     """
 
     refused: tuple[tuple[Bookie, Status | None], ...]
@@ -438,11 +483,11 @@ class BroadcastEnded:
 
 @dataclass(frozen=True, slots=True)
 class UnderReplicated:
-    """Record that a bookie of the ensemble misses entries and nobody could take its place.
+    """Record in the metadata store that a bookie misses entries, before any later ``WriteMetadata`` (C13).
 
     Attributes:
-        bookie: The bookie.
-        first_entry_id: The first entry it may miss.
+        bookie: The bookie, of the ensemble or about to leave it.
+        first_entry_id: The first entry that it may miss.
     """
 
     bookie: Bookie
@@ -454,8 +499,8 @@ class Failed:
     """The machine has ended without success.
 
     Attributes:
-        reason: Why, one of the values of ``Reason``.
-        detail: For people: which bookies, what was needed, what was found.
+        reason: The kind of failure; decides the error class.
+        detail: The text of the error: which bookies, what was needed, what was found.
     """
 
     reason: Reason
@@ -463,25 +508,29 @@ class Failed:
 
 
 class Reason(IntEnum):
-    """Why a machine gave up."""
+    """Why a machine ended without success."""
 
     FENCED = 1
+    """A recovery, or another client's close, took the ledger from its writer (AW4, AW8)."""
     CLOSED = 2
     DELETED = 3
     UNAUTHORIZED = 4
     NOT_ENOUGH_BOOKIES = 5
+    """Some write set has no ack quorum of bookies, and no bookie can take a place."""
     METADATA_UNREACHABLE = 6
     UNDECIDED = 7
+    """Too few bookies answered to decide; the same may be tried again later."""
     CONFLICT = 8
+    """A bookie holds an entry with other bytes (I14)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The machine has ended: closing or recovery succeeded.
+    """The machine has ended with success.
 
     Attributes:
-        metadata: The ledger's, closed.
-        version: The metadata store's.
+        metadata: The ledger's metadata: closed, if the machine closes or recovers; else as re-replication left them.
+        version: Their version in the metadata store.
     """
 
     metadata: LedgerMetadata

@@ -26,15 +26,15 @@ WEIGHT_MULTIPLE_MAX: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A bookie that is there, as it registered.
+    """An available bookie, as it registered.
 
     Attributes:
         bookie: The bookie.
         tiers: Free bytes of each tier that it has.
         load: How busy it is, from 0 up; for comparing only.
-        rack: Where it stands; empty if nobody said.
+        rack: The rack that it stands in; empty if not known.
         read_only: It takes no new entries.
-        local: It is in the process that asks.
+        local: It runs in the process that chooses.
     """
 
     bookie: Bookie
@@ -56,20 +56,20 @@ def choose(
 ) -> dict[int, Bookie]:
     """Choose bookies for places of an ensemble.
 
-    Who has all the hinted tiers comes first, then the local one, then who stands in a rack that the ensemble uses
-    least, then chance, weighted by free space and load. Nothing of this is a condition. Who has a place may keep it, if
-    there is nobody else and it is not excluded.
+    Bookies with all hinted tiers come first, then the local bookie, then bookies of the racks that the ensemble uses
+    least; equal ones are drawn at random, weighted by free space and load. These are preferences, not conditions. The
+    present bookie of a place may keep it if no other bookie is left and it is not excluded.
 
     Args:
-        candidates: The bookies that are there.
+        candidates: The available bookies.
         places: The places to fill.
         ensemble: The ensemble as it is, by place; empty for a new one.
-        excluded: Bookies that will not do.
-        hints: Where the ledger's entries should live.
-        source: Chance.
+        excluded: Bookies that must not be chosen.
+        hints: The tiers where the ledger's entries should live.
+        source: The source of random numbers.
 
     Returns:
-        The bookies by place; fewer than asked if there are no more.
+        The bookies by place; places without a candidate are left out.
     """
     known = sorted(candidates, key=lambda each: each.bookie)
     racks = {each.bookie: each.rack for each in known}
@@ -119,13 +119,13 @@ def usable(bookies: Mapping[int, Bookie], wanted: tuple[int, ...], ensemble: Seq
 
 
 def _key(candidate: Candidate, hints: frozenset[StorageHint], used: list[str]) -> tuple[bool, bool, int]:
-    """Return how well a bookie suits, lowest best, whatever chance says."""
+    """Return the rank of a bookie; the lowest is best."""
     crowd = used.count(candidate.rack) if candidate.rack else 0
     return not hints <= candidate.tiers.keys(), not candidate.local, crowd
 
 
 def _draw(candidates: list[Candidate], hints: frozenset[StorageHint], source: Random) -> Candidate:
-    """Draw one of several that suit equally well."""
+    """Draw one of several bookies of the same rank."""
     weights = [_free_bytes(each, hints) / (1.0 + each.load) for each in candidates]
     cap = WEIGHT_MULTIPLE_MAX * median(weights)
     return source.choices(candidates, [min(weight, cap) for weight in weights])[0]

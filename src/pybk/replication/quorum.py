@@ -32,7 +32,7 @@ class Quorum(NamedTuple):
 
     @property
     def negatives_needed(self) -> int:
-        """How many of an entry's bookies must deny it, so that those left cannot have acknowledged it (QC)."""
+        """Denials of an entry that prove that it was never acked, because fewer than Qa bookies are left (QC)."""
         return self.write_quorum - self.ack_quorum + 1
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ class Quorum(NamedTuple):
         return tuple((place - i) % size for i in range(self.write_quorum))
 
     def acked(self, acks: int, masks: Iterable[int]) -> bool:
-        """Tell whether each of some write sets has an ack quorum among the places that acknowledged.
+        """Return whether each of some write sets has an ack quorum among the places that acknowledged.
 
         Args:
             acks: Places that acknowledged, as bits.
@@ -67,9 +67,9 @@ class Quorum(NamedTuple):
         return all((acks & mask).bit_count() >= needed for mask in masks)
 
     def covered(self, known: int) -> bool:
-        """Tell whether the places that answered leave no ack quorum of silent ones in any write set.
+        """Return whether the responders cover the ensemble: each write set has fewer than Qa non-responders.
 
-        Then no entry can become acknowledged any more without one of those that answered.
+        Then no entry can become acknowledged any more without one of the responders (C6).
 
         Args:
             known: Places that answered, as bits.
@@ -77,7 +77,7 @@ class Quorum(NamedTuple):
         return all((mask & ~known).bit_count() < self.ack_quorum for mask in self.masks())
 
     def writable(self, live: int) -> bool:
-        """Tell whether each write set has an ack quorum among the live places.
+        """Return whether each write set has an ack quorum among the live places.
 
         Args:
             live: Places, as bits.
@@ -87,7 +87,7 @@ class Quorum(NamedTuple):
 
 @lru_cache(1024)
 def _masks(quorum: Quorum) -> tuple[int, ...]:
-    """Return what ``Quorum.masks`` does; the same few sizes are asked for again and again."""
+    """Return ``Quorum.masks``; cached, because a process uses few sizes."""
     count = 1 if quorum.ensemble_size == quorum.write_quorum else quorum.ensemble_size
     return tuple(quorum.mask(residue) for residue in range(count))
 

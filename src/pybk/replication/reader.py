@@ -47,27 +47,36 @@ from pybk.replication.quorum import Quorum, places
 
 NO_RANK: Final[Mapping[Bookie, int]] = MappingProxyType({})
 NO_LIMIT: Final = (1 << 63) - 1
-"""Bytes that no read has."""
+"""More bytes than any read returns."""
 
 
 @dataclass(slots=True, eq=False)
 class _Strand:
-    """The entries of one residue in one fragment, of which one replica at a time is read."""
+    """The entries of one residue in one fragment, read from one replica at a time; sets of places are bits."""
 
     ensemble: tuple[Bookie, ...]
     order: tuple[int, ...]
+    """The places of the write set, in the order in which they are asked."""
     first: int
     last: int
     next: int
+    """First entry that was not read yet; ``first <= next``, and above ``last`` once all were read."""
     read_bytes: int = 0
     denied: int = 0
+    """Places that denied ``next``."""
     failed: int = 0
+    """Places that could not return ``next``, or did not answer."""
     asking: int = 0
+    """Places with a request under way; several during speculation."""
     asked_ns: int = 0
+    """When the last request was sent."""
     refreshed: bool = False
+    """Whether the metadata were read again, or could not be, since all places had failed or denied (C17)."""
     current: bool = False
+    """Whether ``ensemble`` comes from metadata that were read after that; only then a denial is final."""
     ended: bool = False
     missing: Status = Status.OK
+    """Why ``next`` was not read, once ended."""
 
 
 class ReadMachine:
@@ -76,16 +85,16 @@ class ReadMachine:
     Ends with ``ReadEnded``, or ``Failed`` if the ledger was deleted.
 
     Args:
-        metadata: The ledger's.
+        metadata: The ledger's metadata.
         first: First entry.
         last: Last entry, inclusive.
         bytes_max: Encoded bytes that one reply may have.
-        speculative_ns: Time without an answer after which the next replica is asked, too.
-        rank: Which bookies to ask first: the lowest; 0 for those not named.
+        speculative_ns: Nanoseconds without an answer after which the next replica is asked, too.
+        rank: The rank of bookies, 0 for those not named; the lowest are asked first.
         residues: Read only entries whose id modulo the ensemble's size is one of these; None reads all.
-        checked: Have bookies check what they read, because who reads cannot.
-        parts: Where every bookie has every entry, cut them into so many parts that different bookies read at a time.
-        total_bytes: Encoded bytes, at least 1, after which it ends; it then has one entry at least.
+        checked: Have bookies verify record checksums, because the reader has no ledger password.
+        parts: If every bookie has every entry, cut the range into so many parts, which different bookies read at once.
+        total_bytes: Encoded bytes, at least 1, after which the read ends; it returns at least one entry.
 
     Threads: one at a time.
     """
@@ -162,7 +171,7 @@ class ReadMachine:
         return effects + self._end_if_done()
 
     def _cut(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Yield the first entry and the bound of each strand of a stretch: its residues, or parts if it has but one."""
+        """Yield the first entry and the bound of each strand: one per residue, or ``parts`` if there is one residue."""
         if self._stride == 1:
             size = -(-(high - low + 1) // self._parts)
             for first in range(low, high + 1, size):
@@ -173,13 +182,13 @@ class ReadMachine:
                 yield first, high
 
     def _order(self, ensemble: tuple[Bookie, ...], entry_id: int, turned: int) -> tuple[int, ...]:
-        """Return the places of an entry's write set, those to ask first at the front, but so many of them last."""
+        """Return the places of a write set by rank, rotated by ``turned`` so that parts ask different bookies."""
         order = sorted(self._quorum.write_set(entry_id), key=lambda place: self._rank.get(ensemble[place], 0))
         turned %= len(order)
         return (*order[turned:], *order[:turned])
 
     def _ask(self, strand: _Strand, now_ns: int, place: int | None = None) -> list[Effect]:
-        """Ask a replica, or the next one that has neither failed nor been asked, for what a strand still lacks."""
+        """Ask a replica, by default the next untried one, for the entries that a strand still lacks."""
         if place is None:
             tried = strand.denied | strand.failed | strand.asking
             place = next((each for each in strand.order if not tried >> each & 1), None)
@@ -200,7 +209,7 @@ class ReadMachine:
         return [Send(token, strand.ensemble[place], request)]
 
     def _take_entries(self, strand: _Strand, place: int, first: int, reply: object, now_ns: int) -> list[Effect]:
-        """Take the entries of an answer, and go on with another replica where it ends too early."""
+        """Take the entries of an answer, and continue with another replica if it ends too early."""
         if strand.ended:
             return []
         bit = 1 << place
@@ -226,7 +235,7 @@ class ReadMachine:
         if strand.next > strand.last:
             strand.ended = True
             return effects
-        if self._left(strand) <= space:  # the next entry is longer than the space that was left for it
+        if self._left(strand) <= space:  # the next entry is longer than the space left in the reply
             self._stop_before(strand.next)
             return effects
         if status is Status.OK:
@@ -245,13 +254,13 @@ class ReadMachine:
         return self._total_bytes - sum(each.read_bytes for each in self._strands if each.first < strand.next)
 
     def _stop_before(self, entry_id: int) -> None:
-        """End the strands that have all that they had to read before an entry."""
+        """End the strands that have read all their entries before an entry."""
         for strand in self._strands:
             if strand.next >= entry_id:
                 strand.ended = True
 
     def _exhausted(self, strand: _Strand) -> list[Effect]:
-        """No replica that is known has the entry: maybe others do by now (C17)."""
+        """Read the metadata again once all replicas have failed or denied; after that, end the strand (C17)."""
         if not strand.refreshed:
             if self._refreshing:
                 return []
@@ -264,10 +273,10 @@ class ReadMachine:
         return []
 
     def _refresh(self, metadata: LedgerMetadata | None, now_ns: int, *, current: bool = True) -> list[Effect]:
-        """Try again what is exhausted, with the ensembles as they are now, or as they were when that is not known.
+        """Try exhausted strands again with the ensembles of the metadata that were read, or the old ones without any.
 
-        Those who had an entry's place before deny what is only at who has it now, so that only a denial by the bookies
-        of current metadata is one.
+        A bookie that lost its place may deny an entry that only its successor holds. So answers of replaced bookies are
+        dropped, and a denial is final only if the metadata are current.
         """
         if metadata is None:
             self._ended = True
@@ -293,7 +302,7 @@ class ReadMachine:
         return effects
 
     def _cut_at_fragments(self, strand: _Strand) -> None:
-        """Make strands of their own of what is in later fragments: their entries are at other bookies."""
+        """Split off the entries of later fragments as strands of their own, because other bookies hold them."""
         step = self._stride
         for fragment in self.metadata.fragments:
             if strand.next < fragment.first_entry_id <= strand.last:
@@ -306,7 +315,7 @@ class ReadMachine:
                 self._strands.append(strand)
 
     def _speculate(self, now_ns: int) -> list[Effect]:
-        """Ask another replica where one is slow, without giving up the slow one."""
+        """Ask another replica for each strand whose replica is slow; the slow one may still answer."""
         effects: list[Effect] = [WakeAt(now_ns + self._speculative_ns)]
         for strand in self._strands:
             if not strand.ended and strand.asking and now_ns - strand.asked_ns >= self._speculative_ns:
@@ -314,7 +323,7 @@ class ReadMachine:
         return effects
 
     def _end_if_done(self) -> list[Effect]:
-        """Tell the end once every strand has ended."""
+        """Report the end once every strand has ended."""
         if self._ended or not all(strand.ended for strand in self._strands):
             return []
         self._ended = True
@@ -329,18 +338,18 @@ class ReadMachine:
 class LacMachine:
     """Reads the last add confirmed of a ledger that may be open.
 
-    Without ``beyond`` it asks the whole last ensemble, and is sure not to miss an entry confirmed before it began. With
-    ``beyond`` it waits at enough bookies that one of them takes part in every acknowledgement. Ends with ``LacRead`` or
-    ``Failed``.
+    Without ``beyond`` it asks the whole last ensemble until the responders cover it, so that it misses no LAC that an
+    ack quorum knew before it began. With ``beyond`` it waits at so many bookies that each ack quorum includes one of
+    them. Ends with ``LacRead`` or ``Failed``.
 
     Args:
-        metadata: The ledger's.
+        metadata: The ledger's metadata.
         beyond: Wait until the LAC is above this.
         wait_ns: Nanoseconds to wait at most.
         pause_ns: Nanoseconds to let pass before the first bookie is asked.
         retry_ns: While others wait, bookies that did not answer are asked again at this interval, if there is no other
-            bookie to wait at; 0: never.
-        rank: Which bookies to wait at first: the lowest.
+            bookie to wait at; 0 for never.
+        rank: The rank of bookies, 0 for those not named; the lowest are waited at first.
 
     Threads: one at a time.
     """
@@ -393,7 +402,7 @@ class LacMachine:
         return [effect for _ in range(self._enough) for effect in self._ask()]
 
     def _ask_lost(self) -> list[Effect]:
-        """Ask those again that did not answer, as too few others wait."""
+        """Ask bookies again that did not answer, because requests wait at too few others."""
         self._retrying = False
         self._waiting, self._lost = self._lost, []
         missing = min(len(self._waiting), max(1, self._enough - len(self._asked)))
@@ -434,7 +443,7 @@ class LacMachine:
         answered = [str(self._ensemble[place]) for place in places(self._known)]
         detail = (
             f"ledger {self._metadata.ledger_id}: of its last {len(self._ensemble)} bookies only "
-            f"{', '.join(answered) or 'none'} told the last add confirmed, which is too few; read it again later"
+            f"{', '.join(answered) or 'none'} returned the last add confirmed, which is too few; read it again later"
         )
         return [Failed(Reason.UNDECIDED, detail)]
 

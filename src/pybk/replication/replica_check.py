@@ -31,7 +31,7 @@ from pybk.replication.messages import (
 from pybk.replication.quorum import Quorum
 
 _ASKED_MAX: Final = 2
-"""Reads under way: the bookie reads for the one while the answer to the other is checked."""
+"""Reads under way: the bookie performs one while the answer to the other is checked."""
 
 _SILENT_MAX: Final = 2
 """Reads without an answer after which the bookie counts as unreachable."""
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """How many they are."""
+        """Number of the entries."""
         return (self.last - self.first) // self.step + 1
 
     def __str__(self) -> str:
@@ -57,23 +57,25 @@ class Span(NamedTuple):
 
 
 class ReplicaCheckMachine:
-    """Reads what one bookie of a fragment should have, and notes what it has not. Ends with ``ReadEnded``.
+    """Reads all entries that one bookie of a fragment should hold, and lists those that do not come sound.
+
+    Ends with ``ReadEnded``; ``EntriesRead`` reports the sound entries before.
 
     Args:
-        metadata: The ledger's.
+        metadata: The ledger's metadata.
         place: The bookie's place in the ensemble.
-        first: First entry; tells the fragment, too.
+        first: First entry; it selects the fragment.
         last: Last entry, inclusive, of the same fragment.
         bytes_max: Encoded bytes that one reply may have.
-        window: Entries asked for at a time: about as many as have ``bytes_max``.
-        checked: Have the bookie check its records, because who reads has no digest to check.
+        window: Entries asked for at a time, about as many as ``bytes_max`` holds.
+        checked: Have the bookie verify record checksums, because the reader has no ledger password.
 
     Attributes:
         bookie: The bookie.
         missing: Entries that it denies.
-        damaged: Entries of which it has something else than was written.
-        unknown: Entries that it cannot tell of: it cannot read them, or may have lost them in an accident.
-        silent: Whether it answers no more, so that the rest is not known.
+        damaged: Entries that it holds with wrong bytes.
+        unknown: Entries that it can neither return nor deny: it cannot read them, or is in limbo.
+        silent: Whether it stopped answering; entries that were not reached are then in none of the lists.
 
     Threads: one at a time.
     """
@@ -178,7 +180,7 @@ class ReplicaCheckMachine:
         return [Send(token, self.bookie, read)]
 
     def _rest(self, rest: Span, reply: ReadReply, *, moved: bool) -> list[Effect]:
-        """Note why the first entry of a span did not come, and go on behind it; or go on with it, if it did not fit."""
+        """Note why the first entry of a span did not come, and continue after it, or with it if it did not fit."""
         if reply.status is Status.OK and moved:
             self._waiting.appendleft(rest)
             return []
@@ -193,13 +195,13 @@ class ReplicaCheckMachine:
         elif reply.damaged:
             self._damaged.append(one)
         elif self._checked:
-            return self._ask(one, probing=True)  # whether there is anything that its record's checksum refuses
+            return self._ask(one, probing=True)  # a record may be there whose checksum is wrong
         else:
             self._unknown.append(one)
         return []
 
     def _note_probe(self, one: Span, reply: ReadReply) -> None:
-        """Note whether an entry that did not come checked comes unchecked."""
+        """Note an entry as damaged if it comes without the bookie's check, else as unknown."""
         if reply.damaged or _after(reply.run, one) > one.last:
             self._damaged.append(one)
         else:
@@ -210,7 +212,7 @@ def spans_of(metadata: LedgerMetadata, place: int, first: int, last: int) -> lis
     """Return which entries of a range a bookie takes, one span per residue.
 
     Args:
-        metadata: The ledger's.
+        metadata: The ledger's metadata.
         place: The bookie's place in the ensemble.
         first: First entry.
         last: Last entry, inclusive.
@@ -223,7 +225,7 @@ def spans_of(metadata: LedgerMetadata, place: int, first: int, last: int) -> lis
 
 
 def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return spans in order, those that go on where another ends as one."""
+    """Return spans in order, with adjacent ones merged."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.first % span.step, span.first)):
         if found and found[-1].step == span.step and found[-1].last + span.step == span.first:

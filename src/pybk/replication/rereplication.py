@@ -47,24 +47,24 @@ from pybk.replication.quorum import Quorum
 from pybk.replication.reader import ReadMachine
 
 WINDOW_ENTRIES: Final = 4096
-"""Entries that are read, and then written, at a time."""
+"""Entries that are read and then written in one window."""
 
 READ_BYTES_MAX: Final = 1 << 20
 _SPECULATIVE_NS: Final = 1_000_000_000
 
 
 class RereplicationMachine:
-    """Copies what some bookies of a fragment hold, or should hold, to others, and swaps these in.
+    """Copies the entries that some bookies of a fragment should hold to others, and swaps these into the fragment.
 
-    The fragment must have an end: it is not the last one, or the ledger is closed. A bookie that is alive and only
-    misses entries is filled up in its place by naming it in ``stay``. Ends with ``Done`` and the metadata, also if
-    there was nothing to do, or with ``Failed``, after which it may be tried again.
+    The fragment must have an end: it is not the last one, or the ledger is closed. A live bookie that only misses
+    entries keeps its place and gets them if it is in ``stay``. Ends with ``Done`` and the metadata, also if no bookie
+    of ``lost`` is in the fragment, or with ``Failed``, after which it may be tried again.
 
     Args:
         ledger_id: The ledger.
         first_entry_id: First entry of the fragment.
-        lost: Bookies to replace, or to fill up.
-        stay: Those of them that keep their places.
+        lost: Bookies to replace, or to give the entries that they miss.
+        stay: Bookies of ``lost`` that keep their places.
 
     Threads: one at a time.
     """
@@ -93,7 +93,7 @@ class RereplicationMachine:
         self._writing = False
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Begin by looking whether there still is something to copy.
+        """Begin with reading the metadata, because another re-replication may have done the work.
 
         Args:
             now_ns: The time.
@@ -126,7 +126,7 @@ class RereplicationMachine:
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def _metadata_found(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
-        """Look at the ledger as it is now: before copying, when entries cannot be read, and when a swap was refused."""
+        """Act on current metadata: to plan the copy, to let the reader retry, or to resolve a refused swap."""
         if found is None:
             return self._fail(Reason.DELETED, "it was deleted")
         if self._reader is not None and not self._writing:
@@ -139,7 +139,9 @@ class RereplicationMachine:
             return self._end(Done(found, version))
         last = fragment_end(found, index)
         if last is None:
-            return self._fail(Reason.UNDECIDED, f"its fragment from {self._first} on has no end yet; recover it first")
+            return self._fail(
+                Reason.UNDECIDED, f"its fragment from entry {self._first} on has no end yet; recover the ledger first"
+            )
         self._metadata, self._version, self._last = found, version, last
         self._fragment = found.fragments[index]
         if self._writing:
@@ -154,18 +156,18 @@ class RereplicationMachine:
         return [ChooseBookies(self._places, self._fragment.ensemble, self._lost)]
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
-        """Copy to the bookies that were found; the other places stay as they are."""
+        """Copy to the bookies that were found; places without one stay as they are."""
         if self._chosen:
             return []
         self._chosen = True
         self._targets |= usable(event.bookies, self._places, list(self._fragment.ensemble))
         if not self._targets:
             lost = ", ".join(str(self._fragment.ensemble[place]) for place in self._places)
-            return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"nobody can take the places of {lost}: start more bookies")
+            return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"no bookie can take the places of {lost}: start more bookies")
         return self._begin(now_ns)
 
     def _swap(self) -> list[Effect]:
-        """Put the copies' bookies into the fragment, and change nothing else (I11)."""
+        """Put the targets into the fragment, and change nothing else (I11)."""
         ensemble = list(self._fragment.ensemble)
         for place, bookie in self._targets.items():
             if ensemble[place] not in self._lost or (bookie in ensemble and bookie != ensemble[place]):
@@ -184,13 +186,13 @@ class RereplicationMachine:
     # ---- copying ---------------------------------------------------------------------------------------------------
 
     def _begin(self, now_ns: int) -> list[Effect]:
-        """Copy from the first entry on."""
+        """Begin copying with the first entry."""
         self._quorum = Quorum(self._metadata.ensemble_size, self._metadata.write_quorum, self._metadata.ack_quorum)
         self._next = self._first
         return self._window(now_ns)
 
     def _window(self, now_ns: int) -> list[Effect]:
-        """Read the next entries, or swap when there are no more; the fragment's end counts, not the LAC (C15)."""
+        """Read the next window, or swap once the fragment's end, and not the LAC, is reached (C15)."""
         self._reader = None
         if self._next > self._last:
             return self._swap()
@@ -210,12 +212,12 @@ class RereplicationMachine:
         return self._reads(self._reader.start(now_ns), now_ns)
 
     def _read(self, event: Event, now_ns: int) -> list[Effect]:
-        """Let the reader take what happened."""
+        """Pass an event to the reader."""
         assert self._reader is not None
         return self._reads(self._reader.step(event, now_ns), now_ns)
 
     def _reads(self, wanted: list[Effect], now_ns: int) -> list[Effect]:
-        """Pass on what the reader asks for, and write what it got."""
+        """Pass on the reader's effects with tokens of this machine, and write the entries that it read."""
         effects: list[Effect] = []
         for effect in wanted:
             if isinstance(effect, Send):
@@ -227,7 +229,7 @@ class RereplicationMachine:
             elif isinstance(effect, ReadEnded):
                 if effect.missing is not None:
                     detail = (
-                        f"entry {effect.missing} can be read from none of its bookies; try again when more are back"
+                        f"entry {effect.missing} cannot be read from any of its bookies; try again when more are back"
                     )
                     return effects + self._fail(Reason.UNDECIDED, detail)
                 self._reader = None
@@ -238,7 +240,7 @@ class RereplicationMachine:
         return effects + self._advance(now_ns)
 
     def _write(self, run: EntryRun) -> list[Effect]:
-        """Add entries to those targets that take them, as a recovery does, as the ledger may be fenced there (C7)."""
+        """Add entries to the targets in their write sets, as a recovery does, because the ledger may be fenced (C7)."""
         effects: list[Effect] = []
         mask = self._quorum.mask(run.first) if run.stride > 1 else self._quorum.everyone
         add = Add(self._ledger_id, (run,), self._last, recovery=True)
@@ -250,13 +252,13 @@ class RereplicationMachine:
         return effects
 
     def _advance(self, now_ns: int) -> list[Effect]:
-        """Go on with the next entries when these are read and written everywhere."""
+        """Start the next window once this one is read, and durable on all targets."""
         if self._reader is not None or self._adding or self._writing or self._ended:
             return []
         return self._window(now_ns)
 
     def _request_ended(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
-        """A read or an add was answered, or was not."""
+        """Take the outcome of a read or an add."""
         if event.token in self._read_tokens:
             token = self._read_tokens.pop(event.token)
             if self._reader is None:

@@ -73,7 +73,7 @@ _ENDS: Final = {
 
 
 class _Phase(Enum):
-    """What is under way besides adds."""
+    """The states of the writer; see the theory of operation."""
 
     STEADY = 0
     CHOOSING = 1
@@ -86,20 +86,19 @@ class WriterMachine:
     """Writes one open ledger, as its only writer.
 
     Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
-    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum. Below that, those
-    that failed are tried once more before the writer ends. After ``Done`` or ``Failed`` the machine does nothing more,
-    except that after ``Done`` it still takes answers to adds, and tells who failed as under-replicated.
+    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum. Otherwise the
+    failed bookies are tried once more before the writer ends. After ``Done`` or ``Failed`` the machine does nothing,
+    except that after ``Done`` it still takes answers to adds and reports bookies that miss entries (C13).
 
     Args:
-        metadata: The ledger's, open, with at least one fragment.
-        version: The metadata store's.
-        straggler_bytes: A bookie that owes more confirmed bytes than this is replaced.
+        metadata: The ledger's metadata: open, with at least one fragment.
+        version: Their version in the metadata store.
+        straggler_bytes: A bookie that has not acknowledged more confirmed bytes than this is replaced.
         deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
-        seal: Returns the metadata of the closed ledger with what proves its end; a function of its argument alone.
-            None leaves the metadata as it is.
+        seal: Returns the closed metadata with the seal (I18); must depend on its argument alone. None adds no seal.
 
     Attributes:
-        metadata: The ledger's metadata as far as this writer knows that it is written.
+        metadata: The ledger's metadata as last read or written; never a change whose outcome is not known.
         last_submitted: Last entry submitted, -1 for none.
 
     Threads: one at a time.
@@ -132,15 +131,24 @@ class WriterMachine:
         )
         self._phase = _Phase.STEADY
         self._places: tuple[int, ...] = ()
+        """The places that ``ChooseBookies`` named; only meant in CHOOSING."""
         self._replacements: dict[int, Bookie] = {}
+        """The bookies that the change under way brings in, by place; only meant in CHANGING."""
         self._wanted = metadata
+        """The metadata of the compare-and-swap under way, to recognise it if its outcome is not known (C9)."""
         self._tries = 0
+        """Failures of the metadata store in a row; 0 after each success."""
         self._forgiven_at = -2
+        """LAC at which the failed bookies were last tried again; a second try needs a higher LAC. -2 for never."""
         self._close_asked = False
         self._watched = False
+        """Whether a reader waits at some bookie for the LAC to move."""
         self._lac_sent = -1
+        """LAC that the bookies know from an add or ``WriteLac``; at most the LAC, always."""
         self._force_target = -1
+        """Entry up to which ``force`` was asked; forces are sent while the LAC is below it."""
         self._forces: dict[int, tuple[int, Bookie, int]] = {}
+        """Forces under way by token: place, its bookie then, and the first entry that was not confirmed then."""
         self._steps = {
             Answered: self._answered,
             Unanswered: self._unanswered,
@@ -154,7 +162,7 @@ class WriterMachine:
 
     @property
     def last_add_confirmed(self) -> int:
-        """Last entry that is confirmed, -1 for none."""
+        """Last entry that is confirmed; -1 for none."""
         return self._inflight.lac
 
     @property
@@ -164,14 +172,14 @@ class WriterMachine:
 
     @property
     def outstanding(self) -> int:
-        """Entries that were submitted and are not confirmed."""
+        """Number of entries that were submitted and are not confirmed."""
         return self.last_submitted - self._inflight.lac
 
     def submit(self, batch: Batch, now_ns: int) -> list[Effect]:
-        """Take entries that follow those submitted before; nothing is done with them after the end.
+        """Send a batch to the bookies; ignored once the writer has ended or is closing.
 
         Args:
-            batch: The entries.
+            batch: The entries, which follow those submitted before.
             now_ns: The time.
         """
         if self._phase is _Phase.ENDED or self._close_asked:
@@ -192,7 +200,7 @@ class WriterMachine:
         return self._advance(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
 
     def close(self, now_ns: int) -> list[Effect]:
-        """Close the ledger at the last add confirmed; what is pending is not of it (AW7).
+        """Close the ledger at the last add confirmed; pending entries do not become part of it (AW7).
 
         Args:
             now_ns: The time.
@@ -203,7 +211,7 @@ class WriterMachine:
         return self._advance([])
 
     def force(self, now_ns: int) -> list[Effect]:
-        """Make durable, and so confirm, all that was submitted until now, as soon as it is acknowledged.
+        """Make all entries submitted so far durable once they are acknowledged, which confirms them.
 
         Args:
             now_ns: The time.
@@ -214,7 +222,7 @@ class WriterMachine:
         return self._advance([])
 
     def send_lac(self) -> list[Effect]:
-        """Tell the bookies the last add confirmed if nothing is outstanding that would, and they do not know it."""
+        """Send the bookies the last add confirmed, unless they know it or a pending batch will cause another add."""
         inflight = self._inflight
         if self._phase is not _Phase.STEADY or inflight.pending or inflight.lac == self._lac_sent:
             return []
@@ -224,7 +232,7 @@ class WriterMachine:
         return [Send(next(self._tokens), inflight.ensemble[place], request) for place in places(inflight.live)]
 
     def bookies_changed(self, now_ns: int) -> list[Effect]:
-        """Look again for bookies in the places of those given up, which may also be the same ones.
+        """Try to fill the places of bookies that were given up, because a bookie registered; it may be the same one.
 
         Args:
             now_ns: The time.
@@ -243,7 +251,7 @@ class WriterMachine:
                 self._unanswered(event, 0)
         return self._give_up_failed()
 
-    # ---- what happened ---------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------------
 
     def _answered(self, event: Answered, now_ns: int) -> list[Effect]:
         """A bookie answered an add, a force or a WriteLac."""
@@ -251,7 +259,7 @@ class WriterMachine:
         if type(reply) is not Reply:
             return []
         reason = _ENDS.get(reply.status)
-        # While the end is written, a bookie may learn of it first, and refuse as fenced: the metadata tell whose it is.
+        # While the end is written, a bookie may learn of it first and answer FENCED; the metadata decide whose it is.
         if reason is not None and (reason is not Reason.FENCED or self._phase is not _Phase.CLOSING):
             return self._end(reason, f"a bookie answered {reply.status.name}")  # AW4
         self._watched |= reply.watched
@@ -265,13 +273,13 @@ class WriterMachine:
         return effects or []
 
     def _unanswered(self, event: Unanswered, now_ns: int) -> list[Effect]:
-        """No answer came; for an add or a force that is a failure of the bookie."""
+        """Count a missing answer to an add or a force as a failure of the bookie."""
         if not self._inflight.unanswered(event.token) and event.token in self._forces:
             self._forced(event.token, done=False)
         return []
 
     def _forced(self, token: int, *, done: bool) -> None:
-        """A bookie made durable what it had acknowledged when it was asked, or may not have."""
+        """Count a force: what the bookie had acknowledged when it was sent is durable there, or the bookie failed."""
         place, bookie, first = self._forces.pop(token)
         if self._inflight.ensemble[place] != bookie:
             return
@@ -284,7 +292,7 @@ class WriterMachine:
                 batch.durable |= bit
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
-        """Bookies were found for some of the places; the others go on without, also if nobody could be asked."""
+        """Begin the ensemble change with the bookies that were found, and give up the other places."""
         if self._phase is not _Phase.CHOOSING:
             return []
         self._phase, self._tries = _Phase.STEADY, 0
@@ -300,7 +308,7 @@ class WriterMachine:
         if lacking and self._forgiven_at == inflight.lac:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if lacking:
-            # Those that failed may be back. They get one more chance, and another only when it has helped.
+            # The failed bookies may be back: try them once more, and again only if the LAC has moved since.
             self._forgiven_at = inflight.lac
             inflight.avoided.clear()
             return effects + self._choose()
@@ -311,7 +319,7 @@ class WriterMachine:
         return effects
 
     def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
-        """Return metadata with the new ensemble from the first entry that is not confirmed, or with the end."""
+        """Return metadata with the change to write: closed at the LAC, or a new ensemble from LAC + 1 on (AW5)."""
         if self._phase is _Phase.CLOSING:
             closed = metadata.closed_at(self._inflight.lac, self._inflight.length)
             return closed if self._seal is None else self._seal(closed)
@@ -322,12 +330,12 @@ class WriterMachine:
         return replace(metadata, fragments=fragments, version=metadata.version + 1)
 
     def _write(self, wanted: LedgerMetadata) -> list[Effect]:
-        """Compare and swap; nothing is confirmed until the outcome is known (C3)."""
+        """Start a compare-and-swap; nothing is confirmed until its outcome is known (C3)."""
         self._wanted = wanted
         return [WriteMetadata(wanted, self._version)]
 
     def _metadata_written(self, event: MetadataWritten, now_ns: int) -> list[Effect]:
-        """The change, or the end, is in the metadata: only now it counts (C1)."""
+        """Make the change effective, which it is only once the metadata have it (C1)."""
         if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
             return []
         self.metadata, self._version, self._tries = self._wanted, event.version, 0
@@ -337,34 +345,34 @@ class WriterMachine:
         return self._inflight.exchange(self._replacements)
 
     def _metadata_refused(self, event: MetadataRefused, now_ns: int) -> list[Effect]:
-        """Somebody else wrote: a replication moved old fragments, or a recovery took the ledger (AW8)."""
+        """Resolve a refusal: re-replication changed old fragments, or a recovery took the ledger (AW8)."""
         if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
             return []
         return self._resolve(event.metadata, event.version, now_ns)
 
     def _metadata_found(self, event: MetadataRead, now_ns: int) -> list[Effect]:
-        """What an ambiguous outcome came to."""
+        """Resolve a compare-and-swap whose outcome was not known, from the metadata that were read back (C10)."""
         if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
             return []
         return self._resolve(event.metadata, event.version, now_ns)
 
     def _resolve(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
-        """Go on from what the metadata store holds."""
+        """Compare the metadata that the store holds with the wanted ones: done, to be written again, or lost."""
         if found == self._wanted:
             return self._metadata_written(MetadataWritten(version), now_ns)
         if found is None:
             return self._end(Reason.DELETED, "the ledger was deleted")
         if found.state is LedgerState.OPEN:
-            # Only this writer adds fragments to an open ledger; replication may have swapped bookies of earlier ones.
+            # Only this writer adds fragments to an open ledger; re-replication may have changed earlier ones.
             self.metadata, self._version = found, version
             return self._write(self._changed(found))
         end = (found.state, found.last_entry_id, found.length)
         if self._phase is _Phase.CLOSING and end == (LedgerState.CLOSED, self._inflight.lac, self._inflight.length):
             return self._done(found, version)
-        return self._end(Reason.FENCED, f"somebody else recovers or closed the ledger; it is {found.state.value}")
+        return self._end(Reason.FENCED, f"another client recovers or closed the ledger; it is {found.state.value}")
 
     def _metadata_unreachable(self, event: MetadataUnreachable, now_ns: int) -> list[Effect]:
-        """Whether the change took effect, or who is there, is unknown: ask later."""
+        """Retry later, with a growing pause: the outcome of the change, or the available bookies, are not known."""
         if self._phase is _Phase.STEADY:
             return []
         self._tries += 1
@@ -375,15 +383,15 @@ class WriterMachine:
         return [WakeAt(now_ns + (METADATA_RETRY_NS << (self._tries - 1)))]
 
     def _woken(self, event: Woken, now_ns: int) -> list[Effect]:
-        """The time to ask again has come."""
+        """Ask the metadata store again."""
         if self._phase is _Phase.CHOOSING:
             return self._choose()
         return [ReadMetadata()] if self._phase in (_Phase.CHANGING, _Phase.CLOSING) else []
 
-    # ---- what follows ----------------------------------------------------------------------------------------------
+    # ---- next step -------------------------------------------------------------------------------------------------
 
     def _advance(self, effects: list[Effect]) -> list[Effect]:
-        """Confirm what can be, and begin what is due; nothing is confirmed while metadata is being written."""
+        """Confirm batches, then start what is due; nothing is confirmed while metadata are being written (C3)."""
         inflight = self._inflight
         if self._phase in (_Phase.STEADY, _Phase.CHOOSING):
             if inflight.confirm():
@@ -404,7 +412,7 @@ class WriterMachine:
         return effects
 
     def _advance_deferred(self) -> list[Effect]:
-        """Tell what was acknowledged, and once all that was asked for is, have it forced."""
+        """Report acknowledged entries, and send forces once all entries up to the target are acknowledged."""
         inflight = self._inflight
         effects: list[Effect] = [Acknowledged(inflight.acked_last)] if inflight.acknowledge() else []
         if self._forces or inflight.lac >= self._force_target or inflight.failed or self._phase is not _Phase.STEADY:
@@ -421,27 +429,27 @@ class WriterMachine:
         return effects
 
     def _choose(self) -> list[Effect]:
-        """Look for bookies in the places of those that failed or were given up."""
+        """Ask for bookies for the places of those that failed or were given up."""
         inflight = self._inflight
         self._phase = _Phase.CHOOSING
         self._places = tuple(places(inflight.failed | inflight.dead))
         return [ChooseBookies(self._places, tuple(inflight.ensemble), frozenset(inflight.avoided))]
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
-        """End with the ledger closed; what is pending is not of it."""
+        """End with the ledger closed, and drop pending batches, which are not part of it."""
         self._phase = _Phase.ENDED
         self.metadata = metadata
         self._inflight.pending.clear()
         return [Done(metadata, version)]
 
     def _give_up_failed(self) -> list[Effect]:
-        """Record what failed bookies miss of the closed ledger; what is known before the end, before that (C13)."""
+        """Report what failed bookies miss of the ledger; what is known before the end is written, before that (C13)."""
         return [
             effect for place in places(self._inflight.failed) for effect in self._inflight.give_up(place, closing=True)
         ]
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
-        """End without success, for ever."""
+        """End without success."""
         self._phase = _Phase.ENDED
         self._inflight.pending.clear()
         return [Failed(reason, f"ledger {self.metadata.ledger_id}: {detail}")]
