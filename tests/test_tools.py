@@ -113,7 +113,7 @@ def test_references_that_lead_nowhere_are_found(project: Path, source: str, miss
     ("name", "text", "found"),
     [
         ("module.py", "# The leader writes, and the followers wait.\n", ""),
-        ("module.py", "# Whoever waits, writes; it goes on beside the others.\n", "local_reader"),
+        ("module.py", "# Whoever waits, writes; it goes on beside the others.\n", "beside"),
         ("module.py", 'told = "nobody is told"\n', ""),
         ("notes.md", "The store goes on.\n", "goes on"),
         ("notes.md", "```\nthe store goes on\n```\n", ""),
