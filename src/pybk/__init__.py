@@ -58,8 +58,8 @@ from pybk.metrics import HistogramSnapshot, MetricKey, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader
 from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
-from pybk.storage.repair.rebuild import LostEntries, Rebuilt
-from pybk.storage.repair.verify import Problem, Verified
+from pybk.storage.repair.rebuild import LostEntries, RebuildReport
+from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.version import __version__ as __version__
 from pybk.writer import LedgerWriter
 
@@ -114,11 +114,11 @@ __all__ = [
     "Opening",
     "OutOfMemoryError",
     "Passwords",
-    "Problem",
+    "VerifyProblem",
     "PybkError",
     "ReadFlag",
     "ReadRangeError",
-    "Rebuilt",
+    "RebuildReport",
     "Replicated",
     "SealMismatchError",
     "StorageError",
@@ -134,7 +134,7 @@ __all__ = [
     "UnauthorizedError",
     "UnsupportedFormatError",
     "UsageError",
-    "Verified",
+    "VerifyReport",
     "VersionConflictError",
     "WriteFlag",
     "rebuild_index",

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pybk.arguments import Tiers, path_of
 from pybk.credentials import Passwords
 from pybk.errors import UsageError
-from pybk.storage.repair.rebuild import Rebuilt
+from pybk.storage.repair.rebuild import RebuildReport
 from pybk.storage.repair.rebuild import rebuild_index as rebuild_store_index
-from pybk.storage.repair.verify import Verified, verify_store
+from pybk.storage.repair.verify import VerifyReport, verify_store
 
 
 def verify(
@@ -21,7 +21,7 @@ def verify(
     passwords: Passwords | None = None,
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Verified:
+) -> VerifyReport:
     """Check everything that is durable in a store: files, index, entries and seals.
 
     Nothing is locked or changed. The store may be closed, or open in another process; then it is checked up to the
@@ -57,7 +57,7 @@ async def verify_async(
     passwords: Passwords | None = None,
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Verified:
+) -> VerifyReport:
     """Check a store as ``verify`` does, in a thread, which is also the one that calls ``progress``."""
     return await asyncio.to_thread(verify, path, password=password, passwords=passwords, tiers=tiers, progress=progress)
 
@@ -68,7 +68,7 @@ def rebuild_index(
     accept_loss: bool = False,
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Rebuilt:
+) -> RebuildReport:
     """Make the index of a store again, from its catalog and its files; no process may have the store open.
 
     Args:
@@ -100,7 +100,7 @@ async def rebuild_index_async(
     accept_loss: bool = False,
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Rebuilt:
+) -> RebuildReport:
     """Make an index again as ``rebuild_index`` does, in a thread, which is also the one that calls ``progress``."""
     return await asyncio.to_thread(rebuild_index, path, accept_loss=accept_loss, tiers=tiers, progress=progress)
 

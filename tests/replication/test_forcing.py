@@ -83,7 +83,7 @@ def test_what_a_failed_force_may_have_left_behind_is_recorded() -> None:
 
 
 def test_entries_are_acknowledged_in_order() -> None:
-    """I15: the application is told of none before those that come before it."""
+    """I15: the application learns of none before those that come before it."""
     writer = Writer(deferred=True)
     writer.submit(0, 0)
     writer.submit(1, 1)

@@ -1,4 +1,4 @@
-"""Who forms an ensemble."""
+"""The choice of an ensemble's bookies."""
 
 from __future__ import annotations
 

@@ -413,7 +413,7 @@ def test_waiting_fails_only_if_nobody_answers_any_more() -> None:
 
 
 def test_two_slow_replicas_with_a_part_each_are_both_asked_on() -> None:
-    """Whoever answered first is asked for the rest, though the other one still owes an answer."""
+    """The bookie that answered first is asked for the rest, though the other one still owes an answer."""
     reading = Reading(0, 9)
     reading.now = 100
     reading.tell(Woken())

@@ -350,7 +350,7 @@ def test_a_deleted_ledger_ends_its_writer() -> None:
 
 
 def test_an_ambiguous_change_is_settled_by_reading() -> None:
-    """C9: whether it took effect is seen from what is there."""
+    """C9: whether it took effect is seen from the metadata."""
     for applied in (True, False):
         writer = Writer()
         writer.submit(0, 0)

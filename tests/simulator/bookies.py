@@ -26,7 +26,7 @@ REPAIR_NS = 20 * MS
 
 
 class Asked(NamedTuple):
-    """Who waits for a reply, and to what."""
+    """A client that waits for a reply, and the request."""
 
     client: Client
     token: int
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
 
 
 class SimBookie:
-    """A bookie under one name; a wiped one goes on as another instance."""
+    """A bookie under one name; a wiped one continues as another instance."""
 
     def __init__(self, harness: Harness, number: int) -> None:
         self.harness = harness
@@ -93,7 +93,7 @@ class SimBookie:
             self.perform(self.machine.woken(self.harness.clock.now))
 
     def looked_up(self, life: int, ledger_id: int, exists: bool | None) -> None:
-        """Tell the machine whether a ledger exists."""
+        """Pass to the machine whether a ledger exists."""
         if life == self.life:
             self.let(lambda: self.machine.ledger_looked_up(ledger_id, exists, self.harness.clock.now))
             self.commit_soon()
@@ -151,7 +151,7 @@ class SimBookie:
         ledger.checker.repaired(self.bookie, entries)
 
     def _has_end(self, metadata: LedgerMetadata) -> bool:
-        """Tell whether nothing more is added here to what the ledger has, and no fence may be lost."""
+        """Return whether nothing more is added here to what the ledger has, and no fence may be lost."""
         if metadata.state is LedgerState.IN_RECOVERY:
             return False
         own = [n for n, fragment in enumerate(metadata.fragments) if self.bookie in fragment.ensemble]

@@ -71,7 +71,7 @@ class Checker:
         self.lengths[entry_id] = length
 
     def writer_confirms(self, lac: int) -> None:
-        """I15, I1, I2, I3: what a writer tells its application."""
+        """I15, I1, I2, I3: what a writer reports to its application."""
         self.check(lac > self.confirmed, f"I15: confirmed {lac} after {self.confirmed}")
         before, self.confirmed = self.confirmed, lac
         metadata = self.ledger.metadata.current

@@ -451,7 +451,7 @@ SURVIVORS = (
     ),
     # A fenced writer can acknowledge nothing any more: the bookies that do not know of the fence are fewer than an ack
     # quorum of any write set (coverage), and its next change of ensemble is refused. Withdrawing at once saves the
-    # detour, and tells the application the right reason.
+    # detour, and gives the application the right reason.
     Mutant(
         "V1",
         "an answer that the ledger is fenced ends the writer (AW4)",

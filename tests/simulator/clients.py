@@ -62,7 +62,7 @@ class Machine(Protocol):
 
 
 class Client:
-    """Performs what a machine asks for, and tells it what comes of it."""
+    """Performs a machine's effects, and passes their results to it."""
 
     def __init__(self, ledger: SimLedger, name: str) -> None:
         self.ledger = ledger
@@ -95,13 +95,13 @@ class Client:
         }
 
     def take(self, machine: Machine) -> None:
-        """Drive another machine from now on; the one before is told nothing more."""
+        """Drive another machine from now on; the one before gets no more events."""
         self.machine = machine
         self.machines += 1
         self.open.clear()
 
     def deliver_event(self, event: Event) -> None:
-        """Tell the machine an event, or what waits for one that begins with the ledger's metadata."""
+        """Pass an event to the machine, or what waits for one that begins with the ledger's metadata."""
         self.deliver_to(self.machines, event)
 
     def deliver_to(self, to: int, event: Event) -> None:
@@ -117,7 +117,7 @@ class Client:
             self.perform(self.machine.step(event, self.ledger.clock.now))
 
     def resume(self) -> None:
-        """Go on as if no time had passed."""
+        """Continue as if no time had passed."""
         self.paused = False
         waiting, self.waiting = self.waiting, []
         for to, event in waiting:
@@ -192,11 +192,11 @@ class Client:
             self.closed_as = metadata
 
     def answers_for(self, bookie: Bookie, entry_id: int) -> bool:
-        """Tell whether this client, which closed the ledger, has to have recorded it if a bookie misses an entry."""
+        """Return whether this client, which closed the ledger, has to have recorded it if a bookie misses an entry."""
         return True
 
     def check_deleted(self, effect: Failed) -> None:
-        """C11: nobody is told that a ledger was deleted that was not."""
+        """C11: no client learns that a ledger was deleted that was not."""
         gone = effect.reason is not Reason.DELETED or self.ledger.metadata.current is None
         self.ledger.checker.check(gone, f"C11: {self.name} was told that the ledger was deleted")
 

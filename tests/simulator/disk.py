@@ -51,10 +51,10 @@ class Disk(BookieStorage, Protocol):
         """Return an entry that was taken and is not durable."""
 
     def has(self, entry_id: int) -> bool:
-        """Tell whether an entry can be read."""
+        """Return whether an entry can be read."""
 
     def had(self, entry_id: int) -> bool:
-        """Tell whether an entry is, or was, durable."""
+        """Return whether an entry is, or was, durable."""
 
     def crash(self) -> None:
         """Lose what is not durable."""

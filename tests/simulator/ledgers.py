@@ -102,7 +102,7 @@ class SimLedger:
         )
 
     def bookies_changed(self) -> None:
-        """Tell the writer that a bookie registered."""
+        """Notify the writer that a bookie registered."""
         writer = self.writer
         if not writer.paused and not writer.stopped:
             writer.perform(writer.writer.bookies_changed(self.clock.now))
@@ -116,7 +116,7 @@ class SimLedger:
         self.spurious = 0.0
 
     def resume(self) -> None:
-        """Let paused clients go on."""
+        """Let paused clients continue."""
         for client in (self.writer, *self.recoverers, *self.readers):
             if client.paused:
                 client.resume()
@@ -183,7 +183,7 @@ class SimLedger:
                     self.checker.check(recorded, f"C13: {bookie} misses entry {entry_id}, and nobody said so")
 
     def _misses(self, bookie: Bookie, entry_id: int) -> bool:
-        """Tell whether a bookie lacks an entry, and does not look after that itself."""
+        """Return whether a bookie lacks an entry, and does not look after that itself."""
         disk = self.disks[bookie]
         state = disk.state(self.ledger_id)
         limbo = state is not None and state.limbo

@@ -1,4 +1,4 @@
-"""The metadata store, with requests in flight whose outcome may not be told."""
+"""The metadata store, with requests in flight whose outcome may stay unknown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION_OF_NONE = -1
 
 
 class SimMetadata:
-    """One ledger's metadata: the truth, and what clients are told of it."""
+    """One ledger's metadata: the truth, and what clients see of it."""
 
     name = "metadata"
 
@@ -44,7 +44,7 @@ class SimMetadata:
         self.loss = self.stale = 0.0
 
     def is_unreachable(self) -> bool:
-        """Tell whether an operation now comes to nothing."""
+        """Return whether an operation now comes to nothing."""
         return self.loss > 0 and self.random.random() < self.loss
 
     def read(self, client: Client, *, fresh: bool) -> None:
@@ -98,7 +98,7 @@ class SimMetadata:
                 bookie.repair_soon(self.ledger)
 
     def is_closed(self) -> bool:
-        """Tell whether the ledger is there and closed."""
+        """Return whether the ledger is there and closed."""
         return self.current is not None and self.current.state is LedgerState.CLOSED
 
     def delete(self) -> None:
@@ -107,7 +107,7 @@ class SimMetadata:
         self.history.append((None, VERSION_OF_NONE))
 
     def look_up(self, bookie: SimBookie, life: int, ledger_id: int) -> None:
-        """Tell a bookie whether the ledger exists."""
+        """Pass to a bookie whether the ledger exists."""
         exists = None if self.random.random() < self.loss else self.current is not None
         self.ledger.clock.after(self._delay(), bookie.looked_up, life, ledger_id, exists)
 

@@ -30,7 +30,7 @@ class Clock:
         heappush(self._heap, (self.now + delay_ns, self._scheduled, action, arguments))
 
     def run(self, until_ns: int, done: Callable[[], bool] | None = None) -> bool:
-        """Let time pass until something is done; tell whether it was, or False when the time is up."""
+        """Let time pass until something is done; return whether it was, or False when the time is up."""
         heap = self._heap
         while heap and heap[0][0] <= until_ns:
             self.now, _, action, arguments = heappop(heap)
@@ -59,7 +59,7 @@ def _describe(argument: Any) -> str:
 
 
 class Network:
-    """Who reaches whom, and when."""
+    """Which members reach which others, and when."""
 
     def __init__(self, seed: int, plan: Plan, clock: Clock) -> None:
         self.clock = clock

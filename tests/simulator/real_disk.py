@@ -21,7 +21,7 @@ STOPS = 0.02
 
 
 def suits(plan: Plan) -> bool:
-    """Tell whether a plan can be tried: what the storage refuses, or does by other threads, has tests of its own."""
+    """Return whether a plan can be tried: what the storage refuses, or does by other threads, has tests of its own."""
     return plan.loses_data in ("", "wiped") and not plan.deferred and not plan.errors and plan.ledgers == 1
 
 

@@ -41,7 +41,7 @@ from pybk.replication.messages import (
 )
 
 Sender = Any
-"""Who sent a request and waits for the reply; the machine only hands it back."""
+"""The client that sent a request and waits for the reply; the machine only hands it back."""
 
 OpaqueHeader = Any
 """A ledger's immutable metadata, which the machine only hands on."""
@@ -64,7 +64,7 @@ class ReplicaStatus(Protocol):
 
     @property
     def lac(self) -> int:
-        """Highest last add confirmed that it was told, -1 for none."""
+        """Highest last add confirmed that it received, -1 for none."""
 
 
 class BookieStorage(Protocol):
@@ -145,7 +145,7 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Find out whether a ledger exists, and tell it to ``ledger_looked_up``: it may have been deleted (C11).
+    """Look up whether a ledger exists, and pass the answer to ``ledger_looked_up``: it may have been deleted (C11).
 
     Attributes:
         ledger_id: The ledger.
@@ -163,7 +163,7 @@ PARKED_BYTES_MAX: Final = 64 << 20
 """Bytes of adds that may wait for the answer whether their ledgers exist; more are refused."""
 
 POLL_NS_MAX: Final = 120_000_000_000
-"""How long anybody may wait for a last add confirmed; who asks for more is answered then, and asks again."""
+"""The longest wait for a last add confirmed; a client that wants more gets its reply then, and asks again."""
 
 
 class _Poll:
@@ -282,7 +282,7 @@ class BookieMachine:
         """Take a request.
 
         Args:
-            sender: Who waits for the reply.
+            sender: The client that waits for the reply.
             request: What is asked.
             header: The ledger's header, for a ledger that this bookie does not know yet.
             now_ns: The time.
@@ -483,7 +483,7 @@ class BookieMachine:
             return Status.UNKNOWN, None
 
     def _read_lac(self, sender: Sender, request: ReadLac, header: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
-        """Tell the last add confirmed, after fencing if that was asked, or once it has moved."""
+        """Reply with the last add confirmed, after fencing if that was asked, or once it has moved."""
         effects: list[BookieEffect] = []
         ledger_id = request.ledger_id
         before = self._replicas.state(ledger_id)
@@ -492,7 +492,7 @@ class BookieMachine:
             if not fenced:
                 return [*effects, Respond(sender, LacReply(Status.UNKNOWN))]
         elif before is not None and before.gap:
-            # D6: what it was told may be lost; a recovery, which fences, goes by the entries themselves.
+            # D6: the LAC that it received may be lost; a recovery, which fences, decides by the entries themselves.
             return [Respond(sender, LacReply(Status.UNKNOWN))]
         lac = -1 if before is None else before.lac
         beyond = request.beyond
@@ -523,7 +523,7 @@ class BookieMachine:
     def _force(self, sender: Sender, request: Force) -> list[BookieEffect]:
         """Make durable what was acknowledged before it was; in limbo, some of that may be lost.
 
-        Not if fenced: a recovery may have been told that what was lost is not here, and the limbo be over since.
+        Not if fenced: a recovery may have been denied a lost entry, and the limbo may have ended since.
         """
         state = self._replicas.state(request.ledger_id)
         if state is not None and state.fenced:

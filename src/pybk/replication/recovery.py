@@ -459,7 +459,7 @@ class RecoveryMachine:
         return effects
 
     def _is_stuck(self) -> bool:
-        """Tell whether only those who did not answer could help: nothing is being read, and an entry is undecided."""
+        """Return whether only bookies that did not answer could help: no read is out, and an entry is undecided."""
         if self._inflight.pending or self._choosing:
             return False
         return self._end_at is None or not self._length_known

@@ -204,9 +204,10 @@ class Volumes:
         """
         rows = {}
         for directory in self.directories:
+            names = self.fs.list_directory(directory.path)  # once for all tiers
             for kind in kinds or self._tiers:
                 tier = self._tiers[kind]
-                for file_id in tier.file_ids(self.fs, directory.path):
+                for file_id in tier.file_ids(directory.path, names):
                     row = FileRow(file_id, kind, directory.tier.value, directory.number, 0)
                     try:
                         rows[file_id] = row._replace(bytes=tier.file_bytes(self.fs, self.path_of(row)))

@@ -20,7 +20,7 @@ from pybk.manager import LedgerManager
 from pybk.storage.format.index_rows import entries_key
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordKind, encode_header
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
-from pybk.storage.repair.verify import Problem, verify_store
+from pybk.storage.repair.verify import VerifyProblem, verify_store
 from tests.storage.repair.test_rebuild import CONFIG, files_of, fill, filled_with, index_of, open_store
 
 
@@ -42,7 +42,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def problems_of(path: Path, password: bytes | None = b"p") -> tuple[Problem, ...]:
+def problems_of(path: Path, password: bytes | None = b"p") -> tuple[VerifyProblem, ...]:
     return verify_store(str(path), password=password).problems
 
 

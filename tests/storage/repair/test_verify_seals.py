@@ -13,13 +13,13 @@ from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerState
-from pybk.storage.repair.verify import Verified, verify_store
+from pybk.storage.repair.verify import VerifyReport, verify_store
 from tests.internals import descriptor_of, store_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make, written_over
 
 
-def verified(path: Path, passwords: Passwords | None = None) -> Verified:
+def verified(path: Path, passwords: Passwords | None = None) -> VerifyReport:
     return verify_store(str(path), passwords=passwords or Passwords(PASSWORD))
 
 

@@ -85,7 +85,7 @@ class ObjectTier(Tier):
     hints: ClassVar[frozenset[StorageHint]] = frozenset({StorageHint.HDD})
     is_written_by_moves: ClassVar[bool] = True
 
-    def file_ids(self, fs: FileSystem, directory: str) -> list[int]:
+    def file_ids(self, directory: str, names: Sequence[str]) -> list[int]:
         return [int(Path(path).stem, 16) for path in BUCKET if str(Path(path).parent) == directory]
 
     def exists(self, fs: FileSystem, path: str) -> bool:

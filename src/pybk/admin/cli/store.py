@@ -12,8 +12,8 @@ from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_tab
 from pybk.admin.dump import dump_store
 from pybk.credentials import PASSWORD
 from pybk.repair import rebuild_index, verify
-from pybk.storage.repair.rebuild import Rebuilt
-from pybk.storage.repair.verify import Problem, Verified
+from pybk.storage.repair.rebuild import RebuildReport
+from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 
 _LAST_COLUMN: Final = 100
 
@@ -71,7 +71,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     return status
 
 
-def _problem_row(problem: Problem, root: str) -> tuple[Any, ...]:
+def _problem_row(problem: VerifyProblem, root: str) -> tuple[Any, ...]:
     entries = ""
     if problem.first_entry_id is not None:
         entries = f"{problem.first_entry_id} to {problem.last_entry_id}"
@@ -79,7 +79,7 @@ def _problem_row(problem: Problem, root: str) -> tuple[Any, ...]:
     return ("" if problem.path is None else os.path.relpath(problem.path, root), *numbers, entries, problem.message)
 
 
-def _summary(found: Verified) -> str:
+def _summary(found: VerifyReport) -> str:
     text = (
         f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in "
         f"{counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')}, "
@@ -118,7 +118,7 @@ def _rebuild_index(parsed: argparse.Namespace) -> int:
     return status
 
 
-def _outcome(found: Rebuilt) -> str:
+def _outcome(found: RebuildReport) -> str:
     if not found.made:
         return (
             "nothing was changed: restore the missing files from a backup, or give --accept-loss, which keeps the "

@@ -62,7 +62,7 @@ class LostEntries(NamedTuple):
     last_entry_id: int
 
 
-class Rebuilt(NamedTuple):
+class RebuildReport(NamedTuple):
     """What making the index again found.
 
     Attributes:
@@ -94,7 +94,7 @@ def rebuild_index(
     fs: FileSystem | None = None,
     environment: OpenEnvironment | None = None,
     progress: Progress | None = None,
-) -> Rebuilt:
+) -> RebuildReport:
     """Make the index of a store again; no process may have the store open.
 
     Args:
@@ -142,7 +142,7 @@ def rebuild_locked(
     accept_loss: bool = False,
     progress: Progress | None = None,
     state: CatalogState | None = None,
-) -> Rebuilt:
+) -> RebuildReport:
     """Do what ``rebuild_index`` does, for a caller that holds the store's lock.
 
     Args:
@@ -197,7 +197,7 @@ class _Rebuilder:
         for environment in self._entries.values():
             environment.close()
 
-    def run(self, *, accept_loss: bool) -> Rebuilt:
+    def run(self, *, accept_loss: bool) -> RebuildReport:
         """Do it; see ``rebuild_index``."""
         in_log = self._check_log()
         named, others = self._gather()
@@ -205,7 +205,7 @@ class _Rebuilder:
         ledgers = self._state.ledgers
         entries = sum(row.last_entry_id + 1 for row in ledgers.values())
         problems = tuple(self._problems)
-        found = Rebuilt(
+        found = RebuildReport(
             len(ledgers), entries, len(in_log), sum(in_log.values()), tuple(lost), problems, made=False, old_index=None
         )
         if (lost or self._unopened) and not accept_loss:

@@ -60,7 +60,7 @@ _DAMAGE: Final = (StorageError, EntryError, LedgerError)
 T = TypeVar("T")
 
 
-class Problem(NamedTuple):
+class VerifyProblem(NamedTuple):
     """One thing that is wrong, in words with the remedy; the rest is None where it does not apply."""
 
     message: str
@@ -71,7 +71,7 @@ class Problem(NamedTuple):
     last_entry_id: int | None = None
 
 
-class Verified(NamedTuple):
+class VerifyReport(NamedTuple):
     """What a check found.
 
     Attributes:
@@ -86,7 +86,7 @@ class Verified(NamedTuple):
         seals_unchecked: Sealed ledgers whose password was not given, or is another one.
     """
 
-    problems: tuple[Problem, ...]
+    problems: tuple[VerifyProblem, ...]
     ledgers: int
     entries: int
     files: int
@@ -110,7 +110,7 @@ def verify_store(
     fs: FileSystem | None = None,
     environment: OpenEnvironment = open_environment_read_only,
     progress: Progress | None = None,
-) -> Verified:
+) -> VerifyReport:
     """Check a store that is closed, or while another process writes it.
 
     Args:
@@ -151,7 +151,7 @@ class _Check:
         self._passwords = passwords
         self._environment = environment
         self._progress = progress
-        self._problems: list[Problem] = []
+        self._problems: list[VerifyProblem] = []
         self._opened: list[Callable[[], None]] = []
         self._entries: dict[int, Environment] = {}
         self._index: Index | None = None
@@ -170,9 +170,9 @@ class _Check:
         for close in reversed(self._opened):
             close()
 
-    def result(self) -> Verified:
+    def result(self) -> VerifyReport:
         """Return what was found."""
-        return Verified(
+        return VerifyReport(
             tuple(self._problems),
             len(self._counts),
             sum(self._counts.values()),
@@ -225,9 +225,9 @@ class _Check:
             self._add(_problem(error))
             return None
 
-    def _stable(self, check: Callable[[], Iterable[Problem]]) -> bool:
+    def _stable(self, check: Callable[[], Iterable[VerifyProblem]]) -> bool:
         """Repeat a check while it finds problems and the store was changed meanwhile; return whether all was sound."""
-        problems: list[Problem] = []
+        problems: list[VerifyProblem] = []
         for _ in range(_ATTEMPTS):
             before = self._current_mark()
             try:
@@ -245,7 +245,7 @@ class _Check:
             self._add(problem)
         return not problems
 
-    def _add(self, problem: Problem) -> None:
+    def _add(self, problem: VerifyProblem) -> None:
         if problem not in self._problems:
             self._problems.append(problem)
 
@@ -307,7 +307,7 @@ class _Check:
         path = catalog_path(self._root, mark.catalog_file_id)
         return read_catalog(self._fs, path, self._cookie.store_id, mark.catalog_file_id, at_least=mark.catalog_bytes)
 
-    def _check_catalog(self) -> Iterable[Problem]:
+    def _check_catalog(self) -> Iterable[VerifyProblem]:
         """Compare the catalog with the index, when it ends where the index's mark says."""
         if self._index is None or self._mark is None:
             return
@@ -317,7 +317,7 @@ class _Check:
             return
         path = catalog_path(self._root, self._mark.catalog_file_id)
         if state.mark != self._mark or state.files != self._index.files():
-            yield Problem(
+            yield VerifyProblem(
                 f"{path} names other files than the index, or another mark; run `pybk rebuild-index {self._root}`", path
             )
         known = state.ledgers
@@ -325,23 +325,25 @@ class _Check:
         for row in self._index.ledgers():
             count += 1
             if known.get(row.metadata.ledger_id) != row:
-                yield Problem(
+                yield VerifyProblem(
                     f"{path} says {known.get(row.metadata.ledger_id)} where the index says {row}; {_RESTORE}",
                     path,
                     ledger_id=row.metadata.ledger_id,
                 )
         if list(state.named.values()) != self._index.all_named():
-            yield Problem(f"{path} has other named records than the index; run `pybk rebuild-index {self._root}`", path)
+            yield VerifyProblem(
+                f"{path} has other named records than the index; run `pybk rebuild-index {self._root}`", path
+            )
         if count != len(known):
-            yield Problem(f"{path} names {len(known)} ledgers, the index {count}; {_RESTORE}", path)
+            yield VerifyProblem(f"{path} names {len(known)} ledgers, the index {count}; {_RESTORE}", path)
 
-    def _check_index(self) -> Iterable[Problem]:
+    def _check_index(self) -> Iterable[VerifyProblem]:
         assert self._index is not None, "the caller looked"
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX)
         for what in self._index.check():
-            yield Problem(f"{path}: {what}; run `pybk rebuild-index {self._root}`", path)
+            yield VerifyProblem(f"{path}: {what}; run `pybk rebuild-index {self._root}`", path)
 
-    def _check_tail(self, mark: CheckpointMark) -> Iterable[Problem]:
+    def _check_tail(self, mark: CheckpointMark) -> Iterable[VerifyProblem]:
         """Check the log from the mark on, up to what is durable."""
         mark = self._current_mark() or mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
@@ -353,19 +355,19 @@ class _Check:
         yield from map(self._log_problem, problems)
         self._read_bytes(sum(len(file.data) for file in files))
 
-    def _log_problem(self, found: LogProblem) -> Problem:
+    def _log_problem(self, found: LogProblem) -> VerifyProblem:
         where = None if found.header is None else found.header
         message = f"{found.path}: {found.what} at offset {found.offset}; {_RESTORE}"
         if where is None:
-            return Problem(message, found.path, found.offset)
+            return VerifyProblem(message, found.path, found.offset)
         self._seen.add((found.file_id, found.offset))
         last = where.first_entry_id + (where.entry_count - 1) * where.stride if where.entry_count else None
         first = where.first_entry_id if where.entry_count else None
-        return Problem(message, found.path, found.offset, where.ledger_id, first, last)
+        return VerifyProblem(message, found.path, found.offset, where.ledger_id, first, last)
 
     # ---- files ---------------------------------------------------------------------------------------------------
 
-    def _check_file(self, row: FileRow) -> Iterable[Problem]:
+    def _check_file(self, row: FileRow) -> Iterable[VerifyProblem]:
         """Check a file that the index names, apart from the records that were found damaged already."""
         assert self._index is not None, "the caller looked"
         tier = self._volumes.tier_of(row)
@@ -380,13 +382,13 @@ class _Check:
                 ]
             else:
                 problems = [
-                    Problem(*damage)
+                    VerifyProblem(*damage)
                     for damage in tier.check(self._opened_files, row)
                     if (row.file_id, damage.offset) not in self._seen
                 ]
         except FileNotFoundError:
             if row.file_id in self._index.files():
-                yield Problem(f"{path} is missing, and the index names it; {_RESTORE}", path)
+                yield VerifyProblem(f"{path} is missing, and the index names it; {_RESTORE}", path)
             return
         yield from problems
         if not tier.uses_environments:  # of which the rows were read as the ledgers' entries
@@ -418,7 +420,7 @@ class _Check:
         for ledger_id in ids:
             self._stable(partial(self._check_ledger, store, ledger_id))
 
-    def _check_ledger(self, store: ReadOnlyStore | None, ledger_id: int) -> Iterable[Problem]:
+    def _check_ledger(self, store: ReadOnlyStore | None, ledger_id: int) -> Iterable[VerifyProblem]:
         """Check that a ledger's entries are all there and what they should be."""
         assert self._index is not None, "the caller looked"
         row, tail = self._known(store, ledger_id)
@@ -428,7 +430,7 @@ class _Check:
         try:
             seal = self._seal(row.metadata)
         except SealMismatchError as error:  # of another kind, so that its entries cannot be read as what they are
-            yield Problem(str(error), ledger_id=ledger_id)
+            yield VerifyProblem(str(error), ledger_id=ledger_id)
             return
         digest = self._digest(row.metadata, extent.ledger_id, seal)
         after = NOTHING
@@ -441,7 +443,7 @@ class _Check:
             runs = runs[runs["first"] > after[0]]
             wrong = untiled(runs, after) if len(runs) else None
             if wrong is not None:
-                yield Problem(
+                yield VerifyProblem(
                     f"ledger {ledger_id} has a gap: {wrong}; run `pybk rebuild-index {self._root}`", ledger_id=ledger_id
                 )
                 return
@@ -473,13 +475,13 @@ class _Check:
         known = LedgerRow(descriptor.metadata, last, descriptor.last_add_confirmed, descriptor.length_durable)
         return known, tail
 
-    def _check_end(self, row: LedgerRow, last: int, length: int | None) -> Iterable[Problem]:
+    def _check_end(self, row: LedgerRow, last: int, length: int | None) -> Iterable[VerifyProblem]:
         """Check where a ledger ends against what is recorded of it; ``length`` is None if the last entry is damaged."""
         metadata = row.metadata
         known = [row.last_entry_id, *([metadata.last_entry_id] if metadata.state is LedgerState.CLOSED else [])]
         lengths = [row.length, *([metadata.length] if metadata.state is LedgerState.CLOSED else [])]
         if any(one != last for one in known) or (length is not None and any(one != length for one in lengths)):
-            yield Problem(
+            yield VerifyProblem(
                 f"ledger {metadata.ledger_id} ends with entry {last} and has {length} bytes, but entries {known} and "
                 f"bytes {lengths} are recorded; run `pybk rebuild-index {self._root}`",
                 ledger_id=metadata.ledger_id,
@@ -487,12 +489,14 @@ class _Check:
                 last_entry_id=max(known),
             )
 
-    def _check_seal(self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: End | None) -> Iterable[Problem]:
+    def _check_seal(
+        self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: End | None
+    ) -> Iterable[VerifyProblem]:
         """Check a closed ledger's seal, and that its last entry is the one that was sealed, if that is known."""
         try:
             state = check_seal(metadata, seal)
         except SealMismatchError as error:
-            yield Problem(str(error), ledger_id=metadata.ledger_id)
+            yield VerifyProblem(str(error), ledger_id=metadata.ledger_id)
             state = SealState.RIGHT  # as far as the last entry is concerned, which is compared all the same
         if state is SealState.UNSEALED:
             self._unsealed.add(metadata.ledger_id)
@@ -502,7 +506,7 @@ class _Check:
             try:
                 check_last(metadata, end)
             except SealMismatchError as error:
-                yield Problem(str(error), ledger_id=metadata.ledger_id)
+                yield VerifyProblem(str(error), ledger_id=metadata.ledger_id)
 
     def _check_record(
         self,
@@ -511,7 +515,7 @@ class _Check:
         digest: EntryDigest,
         extent: Extent,
         before: End | None,
-    ) -> tuple[Problem | None, End | None]:
+    ) -> tuple[VerifyProblem | None, End | None]:
         """Check a record.
 
         Args:
@@ -545,7 +549,7 @@ class _Check:
             self._read_bytes(body_bytes)
             return None, end
         self._seen.add((file_id, offset))
-        return Problem(f"{message}; {_RESTORE}", path, offset, ledger_id, first, last), None
+        return VerifyProblem(f"{message}; {_RESTORE}", path, offset, ledger_id, first, last), None
 
     def _seal(self, metadata: LedgerMetadata) -> LedgerSeal | None:
         """Return what checks a ledger's entries and seal, None if its password is not known; as ``find_seal``."""
@@ -564,10 +568,10 @@ def _verifier(keys: LedgerKeys) -> bytes:
     return keys.verifier
 
 
-def _problem(error: PybkError | FileNotFoundError) -> Problem:
+def _problem(error: PybkError | FileNotFoundError) -> VerifyProblem:
     """Return what an error says."""
     if isinstance(error, CorruptError):
-        return Problem(str(error), error.path, error.offset)
+        return VerifyProblem(str(error), error.path, error.offset)
     if isinstance(error, FileNotFoundError):
-        return Problem(f"{error.filename} is missing; {_RESTORE}", error.filename)
-    return Problem(str(error))
+        return VerifyProblem(f"{error.filename} is missing; {_RESTORE}", error.filename)
+    return VerifyProblem(str(error))

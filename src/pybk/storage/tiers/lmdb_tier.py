@@ -76,7 +76,7 @@ class LmdbTier(Tier):
         """Return the name of the one environment that a directory has."""
         return ENTRIES
 
-    def file_ids(self, fs: FileSystem, directory: str) -> Iterable[int]:
+    def file_ids(self, directory: str, names: Sequence[str]) -> Iterable[int]:
         """Return nothing: an environment does not carry its id, which the catalog alone knows."""
         return ()
 

@@ -282,10 +282,15 @@ class Tier(ABC):
         """Return the name of a file in its directory."""
         return f"{file_id:016x}.{self.kind}"
 
-    def file_ids(self, fs: FileSystem, directory: str) -> Iterable[int]:
-        """Return the ids of the files that lie in a directory of the store, whether the index names them or not."""
+    def file_ids(self, directory: str, names: Sequence[str]) -> Iterable[int]:
+        """Return the ids of the tier's files in a directory of the store, whether the index names them or not.
+
+        Args:
+            directory: The path of the directory.
+            names: The names in it, listed once for all tiers.
+        """
         ids = []
-        for name in fs.list_directory(directory):
+        for name in names:
             stem, _, suffix = name.partition(".")
             if suffix == self.kind and _FILE_ID.fullmatch(stem):
                 ids.append(int(stem, 16))
