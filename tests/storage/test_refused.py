@@ -411,7 +411,7 @@ def test_an_append_that_passes_over_a_small_file_does_not_wait_for_one_that_is_b
     with supply._making:
         for size in (64 << 10, 512 << 10, 64 << 10, 512 << 10):
             supply._make(size, 0.0)
-    ahead = supply._ahead()
+    ahead = supply.queued()
     passed = [store_of(manager).volumes.path_of(made.row) for made in (ahead[0], ahead[2])]
     with supply._making:  # as maintenance holds it for as long as it takes to write the zeros of a large file
         for _ in range(4):
@@ -421,7 +421,7 @@ def test_an_append_that_passes_over_a_small_file_does_not_wait_for_one_that_is_b
             assert not appending.is_alive(), "an append waits for maintenance"
     assert supply._current_id == ahead[3].row.file_id
     assert [fs.exists(path) for path in passed] == [True, True]
-    assert supply._ahead() == []
+    assert supply.queued() == []
     before = fs.kill()
     manager = open_small(before, CONFIG)
     assert [before.exists(path) for path in passed] == [False, False], "the next open removes them"
@@ -437,7 +437,7 @@ def test_a_file_made_ahead_that_cannot_be_removed_is_tried_again_and_stops_nobod
     with supply._making:
         for size in (64 << 10, 512 << 10):
             supply._make(size, 0.0)
-    passed = store_of(manager).volumes.path_of(supply._ahead()[0].row)
+    passed = store_of(manager).volumes.path_of(supply.queued()[0].row)
     fs.fail_at(0, "EIO", only="unlink", forever=True)
     assert writer.append(bytes(200_000)) == 0
     tick(manager)

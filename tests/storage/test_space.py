@@ -256,7 +256,7 @@ def test_a_store_at_rest_keeps_little_more_than_its_payload() -> None:
     assert used > 2 * payload, "files made ahead were to be large while the log is busy"
     manager.checkpoint()
     tick(manager)
-    assert len(store_of(manager).supply._ahead()) == 2
+    assert len(store_of(manager).supply.queued()) == 2
     assert fs.capacity_bytes - fs.free_bytes("/store/nvme") <= 1.3 * payload
     writer.append_many(batch)
     manager.close()
@@ -269,7 +269,7 @@ def test_the_log_never_takes_a_file_that_is_being_given_back() -> None:
     writer.append(b"first")
     tick(manager)
     supply = store_of(manager).supply
-    ahead = supply._ahead()
+    ahead = supply.queued()
     assert len(ahead) == 2
     file_id, file = supply.next_log_file(4096, store_of(manager).log._writer._file_id)
     assert file is ahead[0].file

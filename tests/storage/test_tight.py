@@ -114,13 +114,13 @@ def test_files_made_ahead_give_way_to_a_job_that_finds_no_room(monkeypatch: pyte
     writer, other = new_ledger(manager), new_ledger(manager)
     append_some(writer, 100)
     tick(manager)
-    assert len(store_of(manager).supply._ahead()) == 2
+    assert len(store_of(manager).supply.queued()) == 2
     free = fs.free_bytes
     monkeypatch.setattr(fs, "free_bytes", lambda path: 1000 if path == "/store/ssd" else free(path))
     manager.delete_ledger(other.ledger_id)
     tick(manager)
     assert "changing the index" in manager.health().reason
-    assert store_of(manager).supply._ahead() == []
+    assert store_of(manager).supply.queued() == []
     monkeypatch.undo()
     tick(manager)
     assert manager.health().state == "ok"

@@ -249,7 +249,7 @@ class Store(StoreReader):
         self._watermark = watermark
         self._ids = threading.Lock()
         mark = catalog_and_index.mark
-        self._tail_added = 0  # by the log's driver alone
+        self._tail_added = 0  # by the log's leader alone
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
@@ -474,7 +474,7 @@ class Store(StoreReader):
             raise commit.error.with_traceback(None)
 
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
-        """Apply a durable metadata change; called by the log's driver, maybe twice."""
+        """Apply a durable metadata change; called by the log's leader, maybe twice."""
         descriptor.metadata = metadata
         if self.tier_queue is not None:
             self.tier_queue.changed(metadata)
@@ -596,7 +596,7 @@ class Store(StoreReader):
         return last
 
     def _forced(self, descriptor: LedgerDescriptor, last: int) -> None:
-        """Apply a durable force; called by the log's driver, maybe twice.
+        """Apply a durable force; called by the log's leader, maybe twice.
 
         The next checkpoint must write the ledger's row, because its mark goes past the record that says so.
         """
@@ -723,7 +723,7 @@ class Store(StoreReader):
     # ---- what the log calls ------------------------------------------------------------------------------------------
 
     def committed(self, commit: Commit, now_ns: int) -> None:
-        """Count a durable commit; called by the log's driver."""
+        """Count a durable commit; called by the log's leader."""
         dirty = self._dirty
         for run, _, _ in commit.written:
             descriptor = run.descriptor

@@ -11,8 +11,8 @@ from tests.internals import store_of
 from tests.storage.real_store import contents, open_quick
 
 
-def unzeroed_ahead(supply: LogFileSupply) -> list[bool]:
-    return [made.row.file_id in supply._unzeroed for made in supply._ahead()]
+def unzeroed_queued(supply: LogFileSupply) -> list[bool]:
+    return [made.row.file_id in supply._unzeroed for made in supply.queued()]
 
 
 def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> None:
@@ -28,22 +28,22 @@ def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> N
             deferred.force()
             tick()
         assert supply._current_id in supply._unzeroed
-        assert all(unzeroed_ahead(supply))
+        assert all(unzeroed_queued(supply))
         assert not supply.has_better()
         writer = manager.create_ledger(password=b"p")
         for number in range(100):
             writer.append(b"%d" % number)
         tick()
-        assert all(unzeroed_ahead(supply)), "too few small commits to say that the burst is over"
+        assert all(unzeroed_queued(supply)), "too few small commits to say that the burst is over"
         for number in range(100, 400):
             writer.append(b"%d" % number)
         tick()
-        assert unzeroed_ahead(supply) == [False, False]
+        assert unzeroed_queued(supply) == [False, False]
         writer.append(b"400")
         assert supply._current_id not in supply._unzeroed
         for _ in range(3):
             tick()
-            assert not any(unzeroed_ahead(supply))
+            assert not any(unzeroed_queued(supply))
         assert len(list((tmp_path / "nvme").glob("*.log"))) < 20
         manager.checkpoint()
         assert contents(manager, writer.ledger_id, b"p") == [b"%d" % number for number in range(401)]

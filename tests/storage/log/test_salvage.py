@@ -297,7 +297,7 @@ def test_what_is_passed_over_is_told_with_its_place() -> None:
     assert re.fullmatch(r".*0004\.log from offset \d+: the commits 8 to 11 are missing", gap)
     assert len(dropped) == 9
     assert all(
-        re.search(r"0005\.log: ledger \d goes on with entry \d+ at offset \d+, after entry", each) for each in dropped
+        re.search(r"0005\.log: ledger \d continues with entry \d+ at offset \d+, after entry", each) for each in dropped
     )
     replicas.close()
 

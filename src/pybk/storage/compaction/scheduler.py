@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _SPACE: Final = "looking for free space"
 _SPARES: Final = "holding spare descriptors"
 _READERS: Final = "freeing places of killed readers"
-_AHEAD: Final = "making log files ahead"
+_PREALLOCATING: Final = "preallocating log files"
 _CHECKPOINT: Final = "the checkpoint"
 _COLLECTION: Final = "freeing the space of what is dead"
 _POLICY: Final = "moving ledgers by the tier policy"
@@ -166,7 +166,7 @@ class Scheduler:
             self._progress.notify_all()
 
     def tick(self) -> None:
-        """Do what is due: space, files ahead, checkpoint, collection, policy.
+        """Do what is due: space, preallocation, checkpoint, collection, policy.
 
         Raises:
             PybkError, OSError: Not for want of space, which turns the store read-only until it has passed.
@@ -219,7 +219,7 @@ class Scheduler:
         store = self._store
         if self.full is None:
             small = self._commits_are_small()
-            with self._attempting(_AHEAD):
+            with self._attempting(_PREALLOCATING):
                 if small:
                     store.supply.prefer_zeros()
                 store.supply.preallocate(pause=True)

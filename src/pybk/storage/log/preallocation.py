@@ -1,4 +1,23 @@
-"""Preallocated log files: allocated, zeroed and synced before the log needs them."""
+"""Preallocated log files: allocated, zeroed and synced before the log needs them.
+
+A synced write to a file that grows must also commit the file's size and blocks. So the log takes files that are
+complete on disk before their first commit. A file passes through these states, in this order:
+
+- *queued*: made by maintenance, or by the leader if none is ready: allocated, zeroed unless commits are large, synced,
+  and its directory synced. Its id is above that of the current file, and the log may take it. Two are kept.
+- *current*: taken by the log's leader, in the one step that sets ``_current_id``. If an interrupt hits between that
+  step and the first commit, the next call returns the same file.
+- *left*: the log writes no more to it (``leave_log_file``). Maintenance gives the unused blocks back and closes it;
+  the file itself lives until a checkpoint finds nothing live in it.
+- *doomed*: a queued file that the log passed over as too small, or that is not needed any more. It reads as zeros,
+  which replay ignores wherever the file stands, so it may be unlinked any time; maintenance does it, or the next open.
+
+Two locks: ``_lock`` guards the lists and is held for moments; ``_making`` is held while files are made or unlinked,
+which takes milliseconds, and is always taken first. The leader takes ``_making`` only if no file is ready.
+
+A failure to make a file is a refusal, not a failure of the store, even if a sync failed: nothing in it was
+acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +45,7 @@ logger = logging.getLogger(__name__)
 FIRST_FILE_BYTES: Final = MIB
 _MAKING: Final = "making log files"
 _STEP_BYTES: Final = 4 * MIB
-_FILES_AHEAD: Final = 2
+_FILES_QUEUED: Final = 2
 LARGE_COMMIT_BYTES: Final = 128 << 10
 _SHARE_AT_REST: Final = 16
 """A file preallocated for a log at rest takes this part of the store at most."""
@@ -40,14 +59,14 @@ class LogFile(NamedTuple):
 
 
 class LogFileSupply:
-    """Makes log files and keeps track of those in use; what the log asks for its files.
+    """Makes log files and keeps track of those in use.
 
     Sizes double from 1 MiB up to ``log_file_bytes`` while the log fills its files, and begin again when it rests, so
     that a small store stays small. Zeros are written in steps with pauses, so that syncs of the log pass between them.
     While commits are large, files are only allocated: a commit of 564 KiB takes 306 µs in an allocated file and 289 µs
     in a zeroed one, and zeros would double what the device has to write.
 
-    Threads: the log's driver asks, the maintenance thread makes.
+    Threads: the log's leader takes files, the maintenance thread makes and removes them.
     """
 
     def __init__(self, volumes: Volumes, config: StoreConfig, on_use: Callable[[], None], troubles: Troubles) -> None:
@@ -57,7 +76,7 @@ class LogFileSupply:
         self._on_use = on_use
         self._lock = threading.Lock()
         self._making = threading.Lock()
-        # What is open, ascending: files that the log left, the one it is in, those ahead. Taking a file is one step.
+        # Open files by ascending id: those that the log left, the current one, those queued. Guarded by _lock.
         self._open: list[LogFile] = []
         self._current_id = 0
         self._doomed: list[LogFile] = []
@@ -67,7 +86,7 @@ class LogFileSupply:
         self._unzeroed: set[int] = set()
         self._left: dict[int, int] = {}
 
-    # ---- what the log asks ---------------------------------------------------------------------------------------
+    # ---- the log -----------------------------------------------------------------------------------------------
 
     def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
         """Return the first file of at least this size with an id above ``after``, making it now if none is ready.
@@ -81,11 +100,11 @@ class LogFileSupply:
             grows = not self._ended_early
             chosen = self._current(after)
             if chosen is None:
-                ahead = self._ahead()
-                chosen = next((made for made in ahead if made.file.size >= bytes_min), None)
+                queued = self.queued()
+                chosen = next((made for made in queued if made.file.size >= bytes_min), None)
                 if chosen is not None:
                     # Those too small stay where they are, zeros and no part of the log, until maintenance buries them.
-                    self._doomed += ahead[: ahead.index(chosen)]
+                    self._doomed += queued[: queued.index(chosen)]
             if chosen is not None:
                 self._current_id = chosen.row.file_id
                 self._ended_early = False
@@ -105,7 +124,7 @@ class LogFileSupply:
             return None
         return next((made for made in self._open if made.row.file_id == wanted), None)
 
-    def _ahead(self) -> list[LogFile]:
+    def queued(self) -> list[LogFile]:
         """Return the files that the log may still take; the caller holds ``_lock``."""
         return [made for made in self._open if made.row.file_id > self._current_id and made not in self._doomed]
 
@@ -113,7 +132,7 @@ class LogFileSupply:
         try:
             with self._making:
                 with self._lock:
-                    ready = any(made.file.size >= bytes_min for made in self._ahead())
+                    ready = any(made.file.size >= bytes_min for made in self.queued())
                 if not ready:
                     self._make_fitting(bytes_min)
         except StorageRefusedError as error:
@@ -139,7 +158,7 @@ class LogFileSupply:
             self._zeroed = used_bytes < LARGE_COMMIT_BYTES * commits
         self._on_use()
 
-    # ---- what maintenance does -----------------------------------------------------------------------------------
+    # ---- maintenance -----------------------------------------------------------------------------------------
 
     def prefer_zeros(self) -> None:
         """Take preallocated files without zeros out of the queue, because many commits are small by now.
@@ -149,14 +168,14 @@ class LogFileSupply:
         with self._making:
             with self._lock:
                 self._zeroed = True
-                stale = [made for made in self._ahead() if made.row.file_id in self._unzeroed]
+                stale = [made for made in self.queued() if made.row.file_id in self._unzeroed]
             self._discard(stale)
 
     def has_better(self) -> bool:
         """Return whether the log writes to a file without zeros while one with zeros is ready."""
         with self._lock:
             return self._current_id in self._unzeroed and any(
-                made.row.file_id not in self._unzeroed for made in self._ahead()
+                made.row.file_id not in self._unzeroed for made in self.queued()
             )
 
     def preallocate(self, *, pause: bool) -> None:
@@ -170,14 +189,13 @@ class LogFileSupply:
             with self._making:
                 self._bury()
                 with self._lock:
-                    count = len(self._ahead())
+                    count = len(self.queued())
                     size = self._next_bytes
                 volumes = self._volumes
-                room = (
-                    min(map(volumes.fs.free_bytes, volumes.tier_paths(StorageHint.NVME))) - self._config.free_bytes_ok
-                )
-                size = min(size, room - room // 8)
-                if count >= _FILES_AHEAD or size < FIRST_FILE_BYTES:
+                free = min(map(volumes.fs.free_bytes, volumes.tier_paths(StorageHint.NVME)))
+                space = free - self._config.free_bytes_ok
+                size = min(size, space - space // 8)
+                if count >= _FILES_QUEUED or size < FIRST_FILE_BYTES:
                     return
                 self._make(size, 1.0 if pause and count else 0.0)
 
@@ -240,14 +258,14 @@ class LogFileSupply:
                 too large.
         """
         with self._lock:
-            largest = max((made.row.bytes for made in self._ahead()), default=0)
+            largest = max((made.row.bytes for made in self.queued()), default=0)
         if max(largest, self._next_bytes) <= FIRST_FILE_BYTES:
             return
         size = max(FIRST_FILE_BYTES, store_bytes() // _SHARE_AT_REST)
         with self._making:
             with self._lock:
                 self._next_bytes = min(self._next_bytes, size)
-                large = [made for made in self._ahead() if made.row.bytes > size]
+                large = [made for made in self.queued() if made.row.bytes > size]
             self._discard(large)
         if large:
             self._on_use()
@@ -256,15 +274,15 @@ class LogFileSupply:
         """Remove the preallocated files, because space is short; return whether there were any."""
         with self._making:
             with self._lock:
-                ahead = self._ahead()
-            self._discard(ahead)
-        return bool(ahead)
+                queued = self.queued()
+            self._discard(queued)
+        return bool(queued)
 
     def _discard(self, files: list[LogFile]) -> None:
         """Remove files, but for those that the log took meanwhile; the caller holds ``_making``."""
         with self._lock:
-            ahead = self._ahead()
-            self._doomed += [made for made in files if made in ahead]
+            queued = self.queued()
+            self._doomed += [made for made in files if made in queued]
         self._bury()
 
     def _bury(self) -> None:
@@ -283,7 +301,7 @@ class LogFileSupply:
                     volumes.fs.unlink(path)
                 volumes.fs.sync_directory(volumes.directory_of(made.row))
             except OSError as error:
-                logger.warning("%s, made ahead and not needed, cannot be removed: %s", path, error)
+                logger.warning("%s, preallocated and not needed, cannot be removed: %s", path, error)
                 continue
             with self._lock:
                 self._open = [other for other in self._open if other is not made]

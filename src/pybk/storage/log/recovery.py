@@ -1,4 +1,19 @@
-"""Recovery of the log: applies replayed commits to the ledgers in memory, and keeps doing so in a read-only store."""
+"""Recovery of the log: applies replayed commits to the ledgers in memory, and keeps doing so in a read-only store.
+
+The index says what was true at the last checkpoint; its mark names the first log file and LSN after it. Recovery
+reads the log from there (``replay.py`` decides where it ends) and applies commit by commit: metadata of a newer
+version replaces older metadata, entries must continue their ledger without a gap, a group is checked whole before its
+first record counts. It changes nothing on disk. Three steps follow for a store that will be written, in this order:
+
+1. ``recover_log`` returns the next LSN, the files, and the commits that no watermark vouches for. After an unclean
+   end those may be in the page cache alone, because a sync may have failed.
+2. ``make_log_durable`` writes these commits again, syncs files and directories, and unlinks files that were never
+   begun.
+3. The store moves the watermark and serves. No entry is served that a power failure could still take away.
+
+A read-only store uses ``apply_commit`` alone, up to the watermark, again and again. No lock is taken here: the caller
+of ``recover_log`` has the store for itself, and the read-only store holds its own.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +36,16 @@ _END: Final = struct.Struct("<I")
 
 
 class ReplayTarget(Protocol):
-    """What holds the ledgers that the tail speaks of."""
+    """The ledgers and named records to which the log is applied."""
 
     def replayed_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
         """Return the descriptor of a ledger, deleted or not, and remember it as changed since the checkpoint."""
 
     def replayed_named(self, row: NamedRow) -> None:
-        """Take a named record that the tail changes."""
+        """Take a named record that the log changes."""
 
     def replayed_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
-        """Make and remember the descriptor of a ledger that the tail creates."""
+        """Make and remember the descriptor of a ledger that the log creates."""
 
 
 def apply_commit(ledgers: ReplayTarget, file: OpenLogFile, commit: ReplayedCommit) -> None:
@@ -114,7 +129,7 @@ def _apply_control(ledgers: ReplayTarget, header: RecordHeader, where: str) -> N
         descriptor.changed = True
         descriptor.wake_followers()
     else:
-        raise CorruptError(f"{where}: a record of kind {header.kind} has no place in a log file")
+        raise CorruptError(f"{where}: a record of kind {header.kind} does not belong in a log file")
 
 
 def _continued(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRecord) -> LedgerDescriptor:
@@ -123,7 +138,7 @@ def _continued(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRecord)
     descriptor = _known(ledgers, header, file.path)
     if header.first_entry_id != descriptor.last_durable + 1:
         raise CorruptError(
-            f"{file.path}: ledger {header.ledger_id} goes on with entry {header.first_entry_id} at offset "
+            f"{file.path}: ledger {header.ledger_id} continues with entry {header.first_entry_id} at offset "
             f"{record.body_start}, after entry {descriptor.last_durable}: entries are missing; restore the log "
             "files from a backup"
         )
@@ -140,8 +155,8 @@ def _apply_entries(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedRec
             table = 4 * header.entry_count
             start += table + _END.unpack_from(file.data, record.body_start + table - 8)[0]
         lac, length = _LAC_AND_LENGTH.unpack_from(file.data, start + 16)
-    place = (record.body_start - RECORD_HEADER_BYTES) | file.file_id << 32
-    words = (header.first_entry_id, header.entry_count | header.stride << 32, place, header.body_bytes)
+    location = (record.body_start - RECORD_HEADER_BYTES) | file.file_id << 32
+    words = (header.first_entry_id, header.entry_count | header.stride << 32, location, header.body_bytes)
     descriptor.publish(header.first_entry_id, header.entry_count, length, words)
     if descriptor.deferred:
         descriptor.confirm(lac)
@@ -185,7 +200,7 @@ def recover_log(
     durable_lsn: int,
     rewrite_beyond: int | None,
 ) -> RecoveredLog:
-    """Replay the log from its mark, and change nothing; ``make_log_durable`` sees to it that what it says is on disk.
+    """Replay the log from its mark, and change nothing; ``make_log_durable`` then makes sure that it is on disk.
 
     Args:
         ledgers: Takes the state.
@@ -252,7 +267,7 @@ def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
 
 
 def rewrite_commits(volumes: Volumes, rows: Mapping[int, FileRow], commits: Sequence[ReplayedCommit]) -> None:
-    """Write commits again, the same bytes at the same place, and sync them."""
+    """Write commits again, the same bytes at the same offset, and sync them."""
     for file_id in sorted({commit.file_id for commit in commits}):
         file = volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)
         try:
