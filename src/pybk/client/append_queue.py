@@ -145,7 +145,7 @@ class AppendQueue:
             raise self.error.with_traceback(None)
         outstanding, ticket = self._outstanding, descriptor.ticket
         if ticket is None:
-            space = self.admission.room
+            space = self.admission.space
             if outstanding + nbytes > space and (outstanding or space < self._bytes_max):
                 return None
         elif ticket is not self.admission.first or (outstanding and outstanding + nbytes > self._bytes_max):

@@ -49,7 +49,7 @@ def fill(writer: LedgerWriter) -> int:
 
 def state(admission: Admission) -> tuple[int, Ticket | None]:
     """Return the space for an append without a ticket, and which ticket is first."""
-    return admission.room, admission.first
+    return admission.space, admission.first
 
 
 def test_the_queue_is_first_come_first_served_and_keeps_room_for_all_of_it() -> None:

@@ -1,8 +1,8 @@
 """The queue of appends that wait for admission: first come, first served.
 
 An append is refused while too many bytes are outstanding. If those that are refused just tried again, a flood of small
-appends would take each bit of room as it comes free, and a large append would wait for ever. So an append that has to
-wait joins a queue with the bytes that it needs, and appends that come later may take only the room beyond those bytes.
+appends would take each bit of space as it becomes free, and a large append would wait for ever. So an append that has to
+wait joins a queue with the bytes that it needs, and appends that come later may take only the space beyond those bytes.
 
 A large batch and the entries of an advanced ledger wait with their ledger's lock held, because nothing may come between
 its parts. Such an append goes ahead of the others of its ledger, which need the lock to continue.
@@ -47,8 +47,8 @@ class Admission:
     """The queue of one log.
 
     Attributes:
-        room: Bytes that may be outstanding after an append without a ticket: the bound less what the queue needs.
-        first: The ticket whose append may take all room there is; None while nothing waits.
+        space: Bytes that may be outstanding after an append without a ticket: the bound less what the queue needs.
+        first: The ticket whose append may take all space; None while nothing waits.
 
     Invariant: A ticket whose append holds the ledger's lock stands before all others of that ledger, so that no append
     waits for one that stands behind it.
@@ -60,13 +60,13 @@ class Admission:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._queue: list[Ticket] = []
-        self.room = bytes_max
+        self.space = bytes_max
         self.first: Ticket | None = None
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes that the queue needs."""
-        return self._bytes_max - self.room
+        return self._bytes_max - self.space
 
     def join(self, ticket: Ticket, *, keeps_lock: bool = False) -> None:
         """Join the queue, at its end; the caller holds the ledger's lock.
@@ -89,7 +89,7 @@ class Admission:
 
     def _settle(self) -> None:
         """Bring everything in line with the queue; the caller holds the lock. May be repeated."""
-        self.room = self._bytes_max - sum(each.nbytes for each in self._queue)
+        self.space = self._bytes_max - sum(each.nbytes for each in self._queue)
         self.first = self._queue[0] if self._queue else None
         if self.first is not None:
             self.first.open()

@@ -219,7 +219,7 @@ class Log:
                 or descriptor.error is not None
                 or self._error is not None
                 or self._paused
-                or self.outstanding_bytes + size > self.admission.room
+                or self.outstanding_bytes + size > self.admission.space
             ):
                 entries = self._open_entries(descriptor, entry_id, size, base_length, overhead, wanted)
                 if entries is None:
@@ -269,7 +269,7 @@ class Log:
         if kept is not None and kept is not inflight:
             outstanding += kept.payload_bytes
         if ticket is None:
-            space = self.admission.room
+            space = self.admission.space
             return bool(outstanding or space < self._outstanding_max) and outstanding + nbytes > space
         if ticket is not self.admission.first:
             return True
