@@ -5,6 +5,7 @@ import random
 import sys
 from multiprocessing.reduction import ForkingPickler
 from struct import pack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +65,10 @@ def test_batch_index() -> None:
     assert batch[-1] == entries[-1]
     for index in (4, -5):
         with pytest.raises(IndexError):
+            batch[index]
+    wrong: tuple[Any, ...] = (None, "a", [0], (0,), 1.0)
+    for index in wrong:
+        with pytest.raises(TypeError):
             batch[index]
 
 

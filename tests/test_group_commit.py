@@ -271,3 +271,12 @@ def test_an_interrupt_at_any_line_leaves_the_leadership_with_no_dead_thread(monk
         group.stop()
         line += 1
     assert line > 10
+
+
+def test_a_forked_child_calls_no_callback_of_its_parent() -> None:
+    group, completion, called = GroupCommit(Quiet(), "test-group"), Completion(), list[str]()
+    completion.done = True
+    group.when_done(completion, partial(called.append, "parent"))  # its background thread has not run yet
+    group.after_fork()
+    group.when_done(completion, partial(called.append, "child"))
+    assert called == ["child"]

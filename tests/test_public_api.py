@@ -238,3 +238,17 @@ def test_every_type_of_a_public_signature_is_exported() -> None:
                     if part.__module__.startswith("pybk.") and id(part) not in exported
                 }
     assert not missing
+
+
+def test_wrong_arguments_of_repair_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it takes pybk"):
+        verify(tmp_path, passwords={0: b"p"})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="it takes True or False"):
+        rebuild_index(tmp_path, accept_loss="no")  # type: ignore[arg-type]
+    file = tmp_path / "file"
+    file.touch()
+    for repair in (verify, rebuild_index):
+        with pytest.raises(UsageError, match="path is empty"):
+            repair("")
+        with pytest.raises(CookieError):
+            repair(file)

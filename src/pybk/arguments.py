@@ -9,7 +9,7 @@ from typing import Final, TypedDict, TypeVar
 
 from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
-from pybk.digest import DigestType
+from pybk.digest import DigestType, is_keyed
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.whole_numbers import whole
@@ -99,6 +99,8 @@ def path_of(path: str | os.PathLike[str]) -> str:
         name = os.fsdecode(path)
     except TypeError:
         raise UsageError(f"path is {path!r:.100}; it takes a str or a path") from None
+    if not name:
+        raise UsageError("path is empty; give the store's directory, or '.' for the current one")
     if "\0" in name:
         raise UsageError(f"path is {path!r:.100}; no path holds a NUL character")
     return name
@@ -140,10 +142,10 @@ def system_type(ledger_type: object) -> LedgerType:
 def digest_type_of(value: object, password: bytes, *, insecure: bool) -> DigestType:
     """Return the digest type of a new ledger."""
     digest_type = member_of(DigestType, value, "digest_type")
-    if digest_type is DigestType.HMAC_SHA256 and not password and not insecure:
+    if is_keyed(digest_type) and not password and not insecure:
         raise UsageError(
-            "HMAC_SHA256 with an empty password proves nothing, as anybody can make the key: pass password=... from a "
-            "file or the environment (pybk.credentials.Secret reads both), or insecure=True if that is meant"
+            f"{digest_type.name} with an empty password proves nothing, as anybody can make the key: pass password=... "
+            "from a file or the environment (pybk.credentials.Secret reads both), or insecure=True if that is meant"
         )
     if digest_type is DigestType.NONE and not insecure:
         raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")

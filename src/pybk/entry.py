@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import index as whole_index
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, overload
 
@@ -166,12 +167,14 @@ class EntryBatch:
 
         Raises:
             IndexError: The batch has no entry at this index.
+            TypeError: It is neither a whole number nor a slice.
         """
         if isinstance(index, slice):
             ids, offsets, sizes = self.entry_ids[index], self.offsets[index], self.sizes[index]
             return EntryBatch(self.ledger_id, ids, self.buffer, offsets, sizes, self.digest_bytes)
-        start = int(self.offsets[index])
-        return decode_entry(self.buffer, start, start + int(self.sizes[index]), self.digest_bytes)
+        number = whole_index(index)
+        start = int(self.offsets[number])
+        return decode_entry(self.buffer, start, start + int(self.sizes[number]), self.digest_bytes)
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield the entries, each with a copy of its payload."""

@@ -382,6 +382,12 @@ class GroupCommit:
         self._run_callbacks()
 
     def after_fork(self) -> None:
-        """Prepare for a forked child, which has one thread: free the mutex, and use no background thread."""
+        """Prepare for a forked child, which has one thread: free the mutex, and use no background thread.
+
+        Callbacks and followers of the parent are dropped here, because the parent's threads serve them there.
+        """
         self.mutex = threading.Lock()
+        self._leader = None
+        self._followed = {}
+        self._callbacks = deque()
         self._stopping = True

@@ -699,7 +699,7 @@ class LedgerManager:
 
         Raises:
             UsageError: An argument is of another type or out of its range; raised by the call itself.
-            ClosedError: The manager is closed; also raised by the iteration.
+            ClosedError: The manager is closed. An iteration may still yield what was read before a close.
             MetadataUnreachableError: The cluster's metadata store does not answer; raised by the iteration.
 
         Threads: One at a time for each iterator.

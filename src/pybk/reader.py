@@ -29,9 +29,11 @@ _BATCH_BYTES: Final = 8 << 20
 def _whole(number: SupportsIndex) -> int:
     """Return a whole number of any type, such as numpy's, as ``int``."""
     try:
-        return index(number)
+        if not isinstance(number, bool):
+            return index(number)
     except TypeError:
-        raise UsageError(f"{number!r:.100} is no whole number; entry ids and sizes are") from None
+        pass
+    raise UsageError(f"{number!r:.100} is not a whole number; entry ids and sizes are")
 
 
 class LedgerReader:

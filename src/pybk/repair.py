@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pybk.arguments import Tiers, path_of
 from pybk.credentials import Passwords
-from pybk.errors import UsageError
+from pybk.errors import CookieError, UsageError
 from pybk.storage.repair.rebuild import RebuildReport
 from pybk.storage.repair.rebuild import rebuild_index as rebuild_store_index
 from pybk.storage.repair.verify import VerifyReport, verify_store
@@ -45,6 +45,8 @@ def verify(
     Cost: Reads every file once and every entry once more. Memory grows with the number of ledgers, not of entries.
     """
     root = _directory(path)
+    if passwords is not None and not isinstance(passwords, Passwords):
+        raise UsageError(f"passwords is {type(passwords).__name__}; it takes pybk.Passwords(default, types, ledgers)")
     if password is not None and passwords is not None:
         raise UsageError("password and passwords are both given; Passwords(default=password) holds both")
     return verify_store(root, password=password, passwords=passwords, tiers=tiers, progress=progress)
@@ -91,6 +93,8 @@ def rebuild_index(
     Threads: Any; one process at a time, which the store's lock ensures.
     Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
     """
+    if not isinstance(accept_loss, bool):
+        raise UsageError(f"accept_loss is {accept_loss!r:.100}; it takes True or False, as entries may be lost by it")
     return rebuild_store_index(_directory(path), accept_loss=accept_loss, tiers=tiers, progress=progress)
 
 
@@ -106,7 +110,10 @@ async def rebuild_index_async(
 
 
 def _directory(path: str | os.PathLike[str]) -> str:
+    """Return the path of a store; raise if it names something else."""
     root = path_of(path)
     if "://" in root:
         raise UsageError(f"{root} is a URL; give the directory of a store, or of each bookie of a cluster in turn")
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise CookieError(f"{root} is a file; give the directory of a store")
     return root

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from pybk.errors import PybkError
+from pybk.errors import LedgerRecoveryError, PybkError
 from pybk.manager import LedgerManager
 from tests.cluster.inside import inside
 from tests.interrupting import interrupted_at
@@ -61,3 +62,24 @@ def test_an_interrupt_at_any_line_of_the_client_strands_nobody(
         while one_round(client, line, others):
             line += step
         assert line > lines, "the client was not traced"
+
+
+@pytest.mark.timeout(method="thread")
+def test_an_interrupt_at_any_line_of_staging_leaves_a_writer_that_appends_and_closes(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster:
+        line, fired = 0, True
+        while fired:
+            with cluster.connect() as client:
+                writer = client.create_ledger(insecure=True)
+                done = {writer.append(b"before"): b"before"}
+                fired = interrupted_at(
+                    line, ("pybk/client/append_queue.py",), lambda writer=writer: writer.append(b"interrupted")
+                )
+                # A leader that is interrupted gives up what is under way; an interrupt while staging harms nothing.
+                with suppress(LedgerRecoveryError):
+                    done[writer.append(b"after")] = b"after"
+            with cluster.connect() as client, client.open_ledger(writer.ledger_id) as reader:
+                found = [entry.payload for entry in reader]
+            assert {entry_id: found[entry_id] for entry_id in done} == done, f"line event {line}"
+            line += 1
+        assert line > 20, "staging was not traced"

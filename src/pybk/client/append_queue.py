@@ -165,13 +165,16 @@ class AppendQueue:
             )
             # If BATCHES_UNDER_WAY are sent, the leader need not be interrupted: it sends after an acknowledgement.
             batch.unseen = len(self._sent) < BATCHES_UNDER_WAY
-            formed.append(batch)
             descriptor.staging = entries
             self._newest = batch
-            if len(formed) == 1:
+            # The leader is notified before the batch counts: an interrupt in between costs a call of ``take``, and never
+            # leaves a batch that is not sent. The leader's ``take`` waits for the mutex, so it finds the batch.
+            is_first = not formed
+            if is_first:
                 self._on_formed()
-                if self.ledger.deferred:  # no thread waits for the batch, so none would send it
-                    self._group.announce()
+            formed.append(batch)
+            if is_first and self.ledger.deferred:  # no thread waits for the batch, so none would send it
+                self._group.announce()
         elif len(entries.parts) != 2 * len(entries.sizes):
             entries.trim()
         batch.payload_bytes += nbytes
@@ -218,6 +221,11 @@ class AppendQueue:
                 entries = batch.entries
                 entries.freeze()
                 count = len(entries.sizes)
+                if count == 0:  # an interrupt ended the append that formed it
+                    self._group.finish(batch)
+                    self._outstanding -= batch.payload_bytes
+                    self.formed.popleft()
+                    continue
                 batch.last = entries.first + count - 1
                 entries.length_at_end = entries.base_length + entries.encoded_bytes - entries.overhead * count
                 self._sent.append(batch)

@@ -11,7 +11,7 @@ from typing import Final
 
 from pybk.arguments import hints_of, user_type
 from pybk.credentials import CLUSTER_SECRET, Secret
-from pybk.digest import DigestType
+from pybk.digest import DigestType, is_keyed
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX
@@ -280,10 +280,10 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         raise UsageError("options txnAppId and txnVersion are given together, or neither")
     where, password = _where(given), given.secret("password")
     digest_type, insecure = _digest_type(given.text("digestType")), given.flag("insecure", False)
-    if digest_type is DigestType.HMAC_SHA256 and password in (Secret(), Secret(b"")) and not insecure:
+    if is_keyed(digest_type) and password in (Secret(), Secret(b"")) and not insecure:
         raise UsageError(
-            "HMAC_SHA256 with an empty password proves nothing, as anybody can make the key: give passwordFile, "
-            "another digestType, or insecure=true if that is meant"
+            f"{digest_type.name} with an empty password proves nothing, as anybody can make the key: give "
+            "passwordFile, another digestType, or insecure=true if that is meant"
         )
     return SinkOptions(
         where=where,

@@ -217,7 +217,8 @@ class Store(StoreReader):
             try:
                 store = cls(lock, opener.cookie, config, parts, metrics, opener.lost)
             except CorruptError as error:
-                raise opener.meaning(error, parts.newer) from error
+                opener.raise_if_older(error, parts.newer)
+                raise
             undo.pop_all()
         return store
 

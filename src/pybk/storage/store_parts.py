@@ -116,13 +116,15 @@ class PartsOpener:
             try:
                 self._compare(parts)
             except CorruptError as error:
-                raise self.meaning(error, parts.newer) from error
+                self.raise_if_older(error, parts.newer)
+                raise
             undo.pop_all()
         return parts
 
-    def meaning(self, error: CorruptError, newer: CatalogState | None) -> CorruptError:
-        """Return the error to raise for damage that was found: an OlderIndexError if a newer catalog explains it."""
-        return error if newer is None or self.lost is not None else OlderIndexError(str(error), newer)
+    def raise_if_older(self, error: CorruptError, newer: CatalogState | None) -> None:
+        """Raise OlderIndexError if a newer catalog explains damage that was found, so that the index is made again."""
+        if newer is not None and self.lost is None:
+            raise OlderIndexError(str(error), newer) from error
 
     def _open_parts(self, undo: ExitStack) -> StoreParts:
         fs, root, cookie = self.fs, self.root, self.cookie
@@ -147,7 +149,8 @@ class PartsOpener:
         try:
             (check_present if self.lost is None else note_lost_environments)(volumes)
         except CorruptError as error:
-            raise self.meaning(error, newer) from error
+            self.raise_if_older(error, newer)
+            raise
         entries = {}
         for row in files.values():
             if volumes.tier_of(row).uses_environments:

@@ -1,11 +1,12 @@
 """The queue of appends that wait for admission: first come, first served.
 
-An append is refused while too many bytes are outstanding. If those that are refused just tried again, a flood of small
-appends would take each bit of space as it becomes free, and a large append would wait for ever. So an append that has to
-wait joins a queue with the bytes that it needs, and appends that come later may take only the space beyond those bytes.
+An append is refused while too many bytes are outstanding. If those that are refused just tried again, a flood of
+small appends would take each bit of space as it becomes free, and a large append would wait for ever. So an append
+that has to wait joins a queue with the bytes that it needs, and appends that come later may take only the space
+beyond those bytes.
 
-A large batch and the entries of an advanced ledger wait with their ledger's lock held, because nothing may come between
-its parts. Such an append goes ahead of the others of its ledger, which need the lock to continue.
+A large batch and the entries of an advanced ledger wait with their ledger's lock held, because nothing may come
+between its parts. Such an append goes ahead of the others of its ledger, which need the lock to continue.
 """
 
 from __future__ import annotations
