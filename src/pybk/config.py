@@ -18,7 +18,7 @@ _LIMITS: Final = {
     "max_entry_bytes": (1, GIB),
     "free_bytes_low": (0, _ANY_BYTES),
     "free_bytes_ok": (0, _ANY_BYTES),
-    # Places in a file are 32 bits wide, and a file may hold one commit more than its size.
+    # Offsets in a file have 32 bits, and a file may exceed its size by one commit.
     "max_outstanding_bytes": (64 * KIB, GIB),
     "log_file_bytes": (MIB, GIB),
     "unchecked_tail_bytes": (4 * MIB, _ANY_BYTES),
@@ -26,12 +26,12 @@ _LIMITS: Final = {
     "ssd_block_bytes": (4 * KIB, GIB),
     "index_cache_bytes": (MIB, _ANY_BYTES),
 }
-"""Least and most of each number of bytes."""
+"""Minimum and maximum of each option in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPolicy:
-    """Which closed ledgers move by themselves, and where to.
+    """Which closed ledgers move automatically, and to which tier.
 
     A ledger moves when it is closed, not there yet, at least ``min_age_seconds`` old, and at least ``min_bytes`` long.
 
@@ -41,7 +41,7 @@ class TierPolicy:
         min_bytes: Payload bytes of the ledger.
 
     Raises:
-        UsageError: A value cannot work.
+        UsageError: A value is out of range.
     """
 
     target: StorageHint = StorageHint.HDD
@@ -69,10 +69,10 @@ class StoreConfig:
         default_tier: Where ledgers without hints live.
         tier_policy: Moves closed ledgers by age and size; None moves nothing.
         cold_compression: ``"zstd"`` compresses cold segments of the HDD tier; None stores them as they are.
-        free_bytes_low: The store turns read-only when a device has less free; ledgers can still be deleted then.
-            Default 256 MiB. As much as ``unchecked_tail_bytes`` has a checkpoint always find room to pack what lives;
-            with less, a full store frees dead files first and packs the others one by one. With next to nothing, a
-            delete may find no space for its own record.
+        free_bytes_low: The store turns read-only when a device has less free space; ledgers can still be deleted then.
+            Default 256 MiB. As much as ``unchecked_tail_bytes`` is enough for a checkpoint to copy all live entries.
+            With less, a full store deletes dead files first and compacts the others one by one. With almost none, a
+            delete may have no space for its own record.
         free_bytes_ok: It takes appends again when every device has this much. Default 320 MiB.
 
     Performance:
@@ -83,7 +83,7 @@ class StoreConfig:
         cold_block_bytes: Entries per cold-segment record. Default 256 KiB.
         ssd_block_bytes: Entries per SSD record: one point read copies this much. Default 32 KiB.
         index_cache_bytes: Index pages kept in memory for readers. Default 32 MiB.
-        fill_ratio: Files of which less than this share is live are packed anew. Default 0.85.
+        fill_ratio: Files with a smaller share of live bytes are compacted. Default 0.85.
         background: False leaves checkpoints, preallocation, collection and the writing of deferred entries to
             explicit calls.
 

@@ -1,4 +1,4 @@
-"""Secrets as they are handed in: as they are, by file, or by environment; and shown to nobody."""
+"""Passwords and secrets, given as a value, a file or an environment variable; their ``repr`` never shows them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PASSWORD: Final = "PYBK_PASSWORD"
 """Environment variable of a ledger's password."""
 
 CLUSTER_SECRET: Final = "PYBK_CLUSTER_SECRET"
-"""Environment variable of a cluster's secret; with ``_FILE`` behind it, that of the name of a file that holds it."""
+"""Environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it."""
 
 _BYTES_MAX: Final = 1 << 16
 
 
 def read_secret_file(path: str) -> bytes:
-    """Return what a file holds, a line end after it left out.
+    """Return the content of a file without its trailing line end.
 
     Raises:
         UsageError: It cannot be read, or is too long for a secret.
@@ -38,12 +38,12 @@ def read_secret_file(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A password or a secret, and where it is taken from: the first of these that was given.
+    """A password or secret, and its source: the first of these that is given.
 
     Attributes:
         value: The secret itself.
-        file: A file that holds it, a line end after it left out, on each machine where it is read.
-        variable: An environment variable, or one with ``_FILE`` behind its name that names such a file.
+        file: Path of a file that holds it, on each machine that reads it; a trailing line end is removed.
+        variable: An environment variable that holds it; the variable with ``_FILE`` appended may name such a file.
     """
 
     value: bytes | None = field(default=None, repr=False)
@@ -68,12 +68,12 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Passwords:
-    """The passwords of many ledgers, so that one run can check all of them.
+    """The passwords of many ledgers, so that one call can check all of them.
 
     Attributes:
-        default: That of every ledger that is not named otherwise; None for none.
-        types: By ledger type.
-        ledgers: By ledger id.
+        default: The password of every ledger that no other field names; None for none.
+        types: Passwords by ledger type.
+        ledgers: Passwords by ledger id.
     """
 
     default: bytes | None = field(default=None, repr=False)

@@ -1,6 +1,6 @@
-"""What is checked of a ledger as a whole: its kind, its seal, and that the lengths in its entries add up.
+"""Check a whole ledger: its kind, its seal, and that the cumulative lengths in its entries add up.
 
-The check of a store and the check of a cluster's replicas both use this, so that they find the same.
+The check of a store and the check of a cluster's replicas both use this, so that they find the same problems.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _RESTORE: Final = "restore the file from a backup"
 
 
 class End(NamedTuple):
-    """What an entry says: the ledger's length up to it, and its digest."""
+    """From one entry: the ledger's length up to and including it, and its digest."""
 
     length: int
     digest: bytes
 
 
 class SealState(Enum):
-    """What a check of a ledger's seal came to.
+    """The result of a check of a ledger's seal.
 
     ``NONE_DUE``: the ledger is not closed, or has no password. ``UNSEALED``: it is closed without a seal, so that
     nothing proves where it ends. ``UNCHECKED``: its password is not known. ``RIGHT``: the seal was checked.
@@ -44,13 +44,13 @@ class SealState(Enum):
 
 
 def find_seal(ring: KeyRing, verifier: Verifier, passwords: Passwords, metadata: LedgerMetadata) -> LedgerSeal | None:
-    """Return what checks a ledger's entries and seal, None if its password is not known.
+    """Return the checker of a ledger's seal and entries, None if its password is not known.
 
     The empty password is tried where no other is right.
 
     Args:
         ring: Derives keys.
-        verifier: Returns what metadata keeps of keys.
+        verifier: Returns the verifier of keys that metadata stores.
         passwords: The passwords that are known.
         metadata: The ledger's.
 
@@ -76,12 +76,12 @@ def find_seal(ring: KeyRing, verifier: Verifier, passwords: Passwords, metadata:
 
 
 def digest_with(seal: LedgerSeal | None, metadata: LedgerMetadata, ledger_id: int) -> EntryDigest | None:
-    """Return what checks a ledger's entries, None if that needs its password.
+    """Return the digest that checks a ledger's entries, None if that needs its unknown password.
 
     Args:
-        seal: Of ``find_seal``.
-        metadata: The ledger's.
-        ledger_id: The id that the entries carry: that of the replicated ledger where this is a bookie's part of one.
+        seal: The result of ``find_seal``.
+        metadata: The ledger's metadata.
+        ledger_id: The id in the entries' headers: for an extent in a bookie's store, that of the replicated ledger.
     """
     if not is_keyed(metadata.digest_type):
         return entry_digest(metadata.digest_type, ledger_id)
@@ -161,13 +161,13 @@ def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, de
 
 
 class LengthCheck:
-    """What one source says of the lengths of a ledger's entries, which come in runs, in any order.
+    """Collects the cumulative lengths of a ledger's entries from one source; entries come in runs, in any order.
 
     Args:
         metadata: The ledger's.
 
     Attributes:
-        problems: Lengths that do not add up, in words.
+        problems: A sentence for each length that does not add up.
         last: What the ledger's last entry says; None if the ledger is open, or the entry has not come.
 
     Threads: one at a time.
@@ -226,7 +226,7 @@ def contradictions(metadata: LedgerMetadata, marks: Iterable[tuple[int, int]]) -
         marks: Entries, and the ledger's length up to and including each.
 
     Returns:
-        What contradicts what, in words.
+        A sentence for each contradiction.
     """
     said: dict[int, set[int]] = {-1: {0}}
     if metadata.state is LedgerState.CLOSED:

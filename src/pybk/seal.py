@@ -1,4 +1,4 @@
-"""Seals: what proves, to a holder of a ledger's password, that the ledger's recorded kind and end are its own.
+"""Seals: a MAC in a ledger's metadata proves to holders of its password that its kind and end were not changed.
 
 A seal is a MAC over a ledger's immutable metadata, last entry id, length and last digest, under a key that is derived
 from the ledger's password. The writer makes it when it closes the ledger, or recovery does. It is deterministic: two
@@ -35,7 +35,7 @@ _NO_CUSTOM_HASH: Final = hashlib.sha256(b"{}").digest()
 _encode_json = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 Verifier = Callable[[LedgerKeys], bytes]
-"""Returns what metadata keeps of a ledger's keys; ``LedgerBackend.verifier``."""
+"""Returns the verifier of a ledger's keys that metadata stores; ``LedgerBackend.verifier``."""
 
 
 def keys_of(ring: KeyRing, password: bytes, metadata: LedgerMetadata) -> LedgerKeys:
@@ -50,18 +50,18 @@ def unlocked(ring: KeyRing, verifier: Verifier, password: bytes, metadata: Ledge
 
     Args:
         ring: Derives keys.
-        verifier: Returns what metadata keeps of keys.
+        verifier: Returns the verifier of keys that metadata stores.
         password: The password.
-        metadata: The ledger's.
+        metadata: The ledger's metadata.
 
     Returns:
-        The keys; None if the password is another.
+        The keys; None if the password is wrong.
 
     Raises:
         SealMismatchError: The password is the ledger's, but the ledger was created with another digest type or other
             write flags, or with its keys bound to them.
 
-    Cost: As ``KeyRing.ledger_keys``; for another password ten times that.
+    Cost: As ``KeyRing.ledger_keys``; ten times that for a wrong password.
     """
     keys = keys_of(ring, password, metadata)
     if hmac.compare_digest(verifier(keys), metadata.verifier):
@@ -151,7 +151,7 @@ class LedgerSeal:
 
         Args:
             metadata: The ledger's.
-            remedy: What the error says to do with a ledger that has no seal.
+            remedy: The remedy in the error for a ledger without a seal.
 
         Raises:
             LedgerUnsealedError: The ledger has no seal.
@@ -168,7 +168,7 @@ class LedgerSeal:
         """Check that a batch that holds a sealed ledger's last entry holds the one that was sealed.
 
         Raises:
-            SealMismatchError: It is another.
+            SealMismatchError: It is a different entry.
         """
         if int(batch.entry_ids[-1]) == metadata.last_entry_id:
             self.check_digest(metadata, batch.buffer, int(batch.offsets[-1]))
@@ -188,7 +188,7 @@ class LedgerSeal:
             )
 
     def _seal_of(self, metadata: LedgerMetadata, last_digest: bytes) -> bytes:
-        # Each part behind its length; the parts of fixed length are packed together with the length that comes next.
+        # Each part follows its length. Parts of fixed length are packed together with the length of the next part.
         ledger_type, salt = str(metadata.ledger_type).encode(), metadata.key_salt
         content = b"".join(
             (
@@ -239,7 +239,7 @@ def names(entry: bytes | memoryview, closed: LedgerMetadata) -> bool:
 
 
 def seal_of(ring: KeyRing, verifier: Verifier, password: bytes, metadata: LedgerMetadata) -> LedgerSeal | None:
-    """Return what checks a ledger's entries and seal, None if the password is another; raises as ``unlocked``."""
+    """Return the checker of a ledger's seal and entries, None if the password is wrong; raises as ``unlocked``."""
     keys = unlocked(ring, verifier, password, metadata)
     if keys is None:
         return None

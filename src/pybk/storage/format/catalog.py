@@ -1,16 +1,17 @@
-"""The catalog: what the index is rebuilt from, besides the entries.
+"""The catalog file: together with the entries' files, the source from which the index can be rebuilt.
 
-A catalog is a header block and then checkpoints, one behind the other. A checkpoint is the records of the ledgers that
-changed, and then, on a block of its own, its mark. The mark is written once the records are durable, so:
+A catalog is a header block, followed by checkpoints. A checkpoint is the records of the ledgers that changed, and then,
+on a block of its own, its mark. The mark is written after the records are durable, so:
 
     A whole mark proves that everything before it was durable. Damage before it is corruption, never a torn write.
-    What follows the last whole mark was never acknowledged. It is ignored, and made zeros before anything is appended.
+    Bytes after the last whole mark were never acknowledged. They are ignored, and zeroed before the next append.
 
 Checkpoints are numbered from 1, and each of their records carries the number, so one cannot be taken for another.
 
 Two formats are read and written. In format 1 (level BASE) each mark repeats the rows of all files. In format 2 (level
 SEALS) a mark has no file rows: a checkpoint holds a record for each file whose row changed, and one for each named
-record that changed; and the file's header repeats what the store's cookie says of it, so that neither is lost alone.
+record that changed. The catalog's header repeats the store's salt, scrypt cost and level, so that each of catalog and
+cookie can be restored from the other.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ _KINDS: Final = {1: _BASE_KINDS, 2: _BASE_KINDS | {RecordKind.FILE, RecordKind.N
 
 
 class CatalogState(NamedTuple):
-    """What a catalog says: ledgers and files by id, named records by name, and the mark.
+    """The content of a catalog: ledgers and files by id, named records by name, and the last mark.
 
-    The mark's ``catalog_bytes`` is how far the catalog was read.
+    The mark's ``catalog_bytes`` is the offset up to which the catalog was read.
     """
 
     ledgers: dict[int, LedgerRow]
@@ -85,7 +86,7 @@ class CatalogState(NamedTuple):
 
 
 class CatalogHeader(NamedTuple):
-    """What the first block of a catalog says.
+    """The decoded first block of a catalog.
 
     Attributes:
         store_id: The 16 bytes of the store.
@@ -113,7 +114,7 @@ class _Rows:
         self.named: dict[str, NamedRow] = {}
 
     def apply(self, changes: _Rows, gone: list[tuple[int, int | str]]) -> None:
-        """Take the rows that a checkpoint put, without those that it removed."""
+        """Apply a checkpoint: add the rows that it puts, and drop those that it removes."""
         self.ledgers.update(changes.ledgers)
         self.files.update(changes.files)
         self.named.update(changes.named)
@@ -130,7 +131,7 @@ class _Rows:
 
 
 class _Checkpoint(NamedTuple):
-    """One checkpoint: the rows that it puts, the kinds and keys of those that it removes, its mark, where it ends."""
+    """One checkpoint: the rows that it puts, the kinds and keys of those that it removes, its mark, its end offset."""
 
     changes: _Rows
     gone: list[tuple[int, int | str]]
@@ -159,17 +160,17 @@ class CatalogWriter:
     def create(
         cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, *, cookie: Cookie | None = None
     ) -> CatalogWriter:
-        """Begin a new catalog, durable on return; it says nothing before its first checkpoint.
+        """Create a catalog without a checkpoint; durable on return.
 
         Args:
-            fs: Where the file lies.
-            path: Its path; no file may be there.
+            fs: The file system.
+            path: The catalog's path; must not exist.
             store_id: The 16 bytes of the store.
             file_id: The id that the marks will name.
             cookie: The store's main cookie. Its level decides the format; None stands for level BASE.
 
         Raises:
-            OSError: Perhaps the file is there, and holds no checkpoint.
+            OSError: The file may exist, without a checkpoint.
         """
         level = FeatureLevel.BASE if cookie is None else cookie.level
         file = fs.create(path, 0)
@@ -185,9 +186,9 @@ class CatalogWriter:
 
     @classmethod
     def examine(cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, length: int) -> CatalogWriter:
-        """Open a catalog after the checkpoint that ends at ``length``, and change nothing.
+        """Open a catalog to append after the checkpoint that ends at ``length``; changes nothing on disk.
 
-        Call ``clear`` before anything is removed that a checkpoint beyond ``length`` might name.
+        Call ``clear`` before removing any file that a checkpoint beyond ``length`` may name.
         Costs one read of the last mark.
 
         Raises:
@@ -203,7 +204,7 @@ class CatalogWriter:
 
     @classmethod
     def resume(cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, length: int) -> CatalogWriter:
-        """Continue a catalog after the checkpoint that ends at ``length``: ``examine`` it and ``clear`` the rest.
+        """Open a catalog after the checkpoint that ends at ``length`` and zero the rest: ``examine``, then ``clear``.
 
         Raises:
             CorruptError: No checkpoint ends at ``length``, or the file is another one's.
@@ -218,7 +219,7 @@ class CatalogWriter:
         return writer
 
     def clear(self) -> None:
-        """Make everything beyond the last checkpoint zeros, durably.
+        """Zero everything beyond the last checkpoint, durably.
 
         Raises:
             OSError: What stands beyond may still be there.
@@ -226,12 +227,12 @@ class CatalogWriter:
         self._clear_beyond()
 
     def last_mark(self) -> CheckpointMark:
-        """Return the mark of the last checkpoint as it was appended, whatever it says of the catalog."""
+        """Return the mark of the last checkpoint as it was appended; its catalog id and bytes are not checked."""
         _, body = _mark_before(self._file, self._length, self._path)
         return decode_mark_fields(load_json(body, where=self._path), where=self._path)
 
     def goes_further(self) -> bool:
-        """Return whether a whole mark of a later checkpoint stands beyond the last one; costs a read of what does."""
+        """Return whether a later checkpoint's whole mark lies beyond the last one; reads the bytes beyond."""
         for offset in range(self._length, self._file.size, BLOCK_BYTES):
             if self._file.read(offset, len(_MARK_HEAD)) != _MARK_HEAD:
                 continue
@@ -240,14 +241,14 @@ class CatalogWriter:
                 header, body = _record(data, 0, self._path)
                 _mark_end(data, 0, body, self._path)
             except CorruptError:
-                continue  # it was never finished
+                continue  # the checkpoint was never finished
             if header.lsn > self._number:
                 return True
         return False
 
     @property
     def path(self) -> str:
-        """Where the file lies."""
+        """The catalog's path."""
         return self._path
 
     @property
@@ -269,20 +270,20 @@ class CatalogWriter:
         """Append a checkpoint; durable on return. Costs two syncs, one if there are no records before the mark.
 
         Args:
-            ledgers: Ledgers that are new or changed, as they are.
-            dropped: Ledgers that are no more.
-            mark: The mark; its catalog file id and bytes are of no matter here.
-            files: All files of the store; format 2 does not look at them.
-            changed: Files that are new or whose rows changed; format 1 does not look at them.
-            gone: Files that are part of the store no more; format 1 does not look at them.
-            named: Named records that changed; those without a value are gone. Format 2 alone has them.
+            ledgers: Rows of new and changed ledgers.
+            dropped: Deleted ledgers.
+            mark: The mark; its catalog file id and bytes are ignored.
+            files: All files of the store; used by format 1 only.
+            changed: Files that are new or whose rows changed; used by format 2 only.
+            gone: Files that were removed from the store; used by format 2 only.
+            named: Named records that changed; one without a value was deleted. Used by format 2 only.
 
         Returns:
-            The new length in bytes, which the index's mark has to name.
+            The new length in bytes, for the index's mark.
 
         Raises:
-            OSError: The checkpoint is not there; a failed write may be tried again, a failed sync may not.
-            StorageFailedError: A sync failed before.
+            OSError: The checkpoint was not appended. A failed write may be tried again, a failed sync may not.
+            StorageFailedError: An earlier sync failed.
         """
         if self._failed:
             raise StorageFailedError(
@@ -308,21 +309,21 @@ class CatalogWriter:
         return self._length
 
     def take_back(self) -> None:
-        """Undo the last ``append``, done or failed, because the index did not follow; durably removed on return.
+        """Undo the last ``append``, complete or failed, because the index was not updated; durable on return.
 
         Raises:
-            OSError: It may still be there. The next ``append`` clears it away first.
+            OSError: The checkpoint may still exist. The next ``append`` removes it first.
         """
         self._length, self._number = self._before
         self._unclean = True
         self._clear_beyond()
 
     def close(self) -> None:
-        """Close the file; what was appended is durable already."""
+        """Close the file; every completed append is durable already."""
         self._file.close()
 
     def _write_records(self, records: Iterable[bytes]) -> tuple[int, int]:
-        """Write and sync the records of a checkpoint; return the offset for its mark, and how many they were."""
+        """Write and sync the records of a checkpoint; return the offset for its mark and the number of records."""
         offset = self._length
         count = size = 0
         parts: list[bytes] = []
@@ -350,7 +351,7 @@ class CatalogWriter:
             raise
 
     def _clear_beyond(self) -> None:
-        """Make everything beyond the last checkpoint zeros: marks first, lest one outlives what it vouches for."""
+        """Zero everything beyond the last checkpoint: marks first, so that no mark outlives the records before it."""
         if not self._unclean:
             return
         marks = []
@@ -374,15 +375,15 @@ def read_catalog(fs: FileSystem, path: str, store_id: bytes, file_id: int, *, at
     """Read a catalog up to its last whole checkpoint.
 
     Args:
-        fs: Where the file lies.
-        path: Its path.
+        fs: The file system.
+        path: The catalog's path.
         store_id: The 16 bytes of the store that it must belong to.
         file_id: The id that it must carry.
-        at_least: Bytes that are known to be sound, as the index's mark says; 0 if nothing is known. Only this
-            distinguishes a last mark that was damaged from one that was never finished.
+        at_least: Bytes that were durable according to the index's mark; 0 if unknown. Only this distinguishes a last
+            mark that was damaged later from one that was never finished.
 
     Returns:
-        What it says. Takes memory for the whole file.
+        The catalog's content. Takes memory for the whole file.
 
     Raises:
         CorruptError: It is damaged before a whole mark or before ``at_least``, has no checkpoint, or is another file.
@@ -415,7 +416,7 @@ def check_catalog(fs: FileSystem, path: str, store_id: bytes, file_id: int, *, a
 
 
 def read_header(fs: FileSystem, path: str) -> CatalogHeader:
-    """Return what the header block of a catalog says, whatever store it belongs to.
+    """Return the decoded header block of a catalog of any store.
 
     Raises:
         CorruptError: It is damaged.
@@ -456,11 +457,11 @@ def _read(
 
 
 def rewrite_is_due(catalog_bytes: int, totals: Totals) -> bool:
-    """Return whether more than half of a catalog is history, so that a new one should take its place.
+    """Return whether more than half of a catalog is superseded rows, so that a new one should replace it.
 
     Args:
-        catalog_bytes: Its length.
-        totals: What the index counts.
+        catalog_bytes: The catalog's length.
+        totals: The numbers of rows in the index.
 
     Returns:
         Never True for a catalog below 4 MiB, nor for one that was just written with one checkpoint.
@@ -543,7 +544,7 @@ def _is_zeros(piece: bytes | memoryview) -> bool:
 
 
 def _parse_checkpoint(data: memoryview, start: int, number: int, path: str, form: int) -> _Checkpoint:
-    """Decode one checkpoint; CorruptError if it is not all there and sound."""
+    """Decode one checkpoint; CorruptError if it is incomplete or damaged."""
     changes = _Rows()
     gone: list[tuple[int, int | str]] = []
     offset = start
@@ -573,7 +574,7 @@ def _parse_checkpoint(data: memoryview, start: int, number: int, path: str, form
 def _take_record(
     header: RecordHeader, body: bytes, changes: _Rows, gone: list[tuple[int, int | str]], where: str
 ) -> None:
-    """Take a record of a checkpoint for the row that it puts or removes. Each key occurs once in a checkpoint."""
+    """Add a checkpoint's record to the rows that it puts or removes. Each key occurs once in a checkpoint."""
     if header.kind == RecordKind.LEDGER:
         changes.ledgers[header.ledger_id] = body
     elif header.kind == RecordKind.DELETE:
@@ -591,7 +592,7 @@ def _take_record(
 
 
 def _mark_end(data: memoryview, offset: int, body: memoryview, path: str) -> int:
-    """Return where the blocks of a mark end; CorruptError if they are not all there."""
+    """Return the end offset of a mark's blocks; CorruptError if the file ends before it."""
     end = offset + RECORD_HEADER_BYTES + len(body)
     rest = data[end : end + padding(end)]
     if offset % BLOCK_BYTES or len(rest) < padding(end) or not _is_zeros(rest):
@@ -609,7 +610,7 @@ def _record(data: memoryview, offset: int, path: str) -> tuple[RecordHeader, mem
 
 
 def _check_is_tail(data: memoryview, end: int, number: int, at_least: int, error: CorruptError, path: str) -> None:
-    """Raise unless what follows the last whole checkpoint was never acknowledged."""
+    """Raise ``error`` unless the bytes after the last whole checkpoint were never acknowledged."""
     if end < at_least:
         raise CorruptError(
             f"{path}: sound up to {end} bytes, but {at_least} bytes were written and synced ({error}); {_REMEDY}"
@@ -621,7 +622,7 @@ def _check_is_tail(data: memoryview, end: int, number: int, at_least: int, error
             header, body = _record(data, offset, path)
             _mark_end(data, offset, body, path)
         except CorruptError:
-            continue  # never finished, or damaged itself: it proves nothing
+            continue  # not a whole mark, so it proves nothing
         if header.lsn >= number:
             raise CorruptError(
                 f"{path}: damaged behind {end} bytes, before the mark of checkpoint {header.lsn} at offset {offset} "

@@ -1,6 +1,6 @@
 """Cold segments: immutable files of records sorted by ledger and entry, with a footer that says where each lies.
 
-A segment is written whole and synced before anything names it, so a damaged or shortened one is corruption and never an
+A segment is complete and synced before the index names it, so a damaged or truncated one is corruption and never an
 unfinished write. See ``docs/format.md``.
 """
 
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 COLD_FORMAT: Final = 1
 COLD_SEGMENT_BYTES_MAX: Final = 1 << 32
-"""Records begin below this, because a run has 32 bits for the offset."""
+"""Records begin below this offset, because a run location has 32 bits for it."""
 
 FOOTER_DTYPE: Final = np.dtype(
     [("ledger", "<i8"), *((name, LOCATION_DTYPE[name]) for name in LOCATION_DTYPE.names or ())]
 )
-"""A row of the footer: the ledger id, then the run."""
+"""A row of the footer: the ledger id, then the run location."""
 
 _HEADER_BYTES: Final = 4096
 _TRAILER_BYTES: Final = 64
@@ -60,7 +60,7 @@ _CHECKSUM: Final = struct.Struct("<Q")
 
 
 def check_codec(compression: Literal["zstd"] | None) -> None:
-    """Raise unless this installation can compress as a configuration asks for.
+    """Raise unless this installation has the codec that a configuration names.
 
     Raises:
         UsageError: The extra ``pybk[zstd]`` is not installed; names the command that installs it.
@@ -81,10 +81,10 @@ def _zstandard() -> ModuleType:
 
 
 def decompress(header: RecordHeader, body: bytes | memoryview) -> bytes | memoryview:
-    """Return the plain body of a record whose stored body was checked; a plain one is returned as it is.
+    """Return the decompressed body of a record whose stored body was checked; a plain body is returned unchanged.
 
     Raises:
-        CorruptError: The body is not what the header says.
+        CorruptError: The body does not decompress to the size that its header gives.
         UsageError: It is compressed and the extra ``pybk[zstd]`` is not installed.
 
     Threads: any. Cost: the decompressed body in private memory.
@@ -99,7 +99,7 @@ def decompress(header: RecordHeader, body: bytes | memoryview) -> bytes | memory
         )
     zstandard = _zstandard()
     try:
-        # The frame's own size decides what is allocated, so it is looked at first.
+        # zstd allocates the size that the frame names, so that size is checked first.
         promised = zstandard.get_frame_parameters(body).content_size
         if promised != header.raw_bytes:
             raise CorruptError(
@@ -122,15 +122,15 @@ def decompress(header: RecordHeader, body: bytes | memoryview) -> bytes | memory
 class ColdSegmentWriter:
     """Writes one segment: ``add`` records in order of ledger and entry, then ``finish``, or ``abort``.
 
-    Nothing of it is durable before ``finish`` returns. Memory: about 1 MiB besides the largest record, and 40 bytes for
-    each record written.
+    Nothing is durable before ``finish`` returns. Memory: about 1 MiB plus the largest record, and 40 bytes for each
+    record written.
 
     Args:
         fs: The file system.
-        path: Of the segment, which must not exist.
+        path: The segment's path; must not exist.
         store_id: The 16 bytes of the store.
         file_id: The segment's id.
-        compression: ``"zstd"`` stores a body compressed where that makes it smaller; None stores all as they are.
+        compression: ``"zstd"`` compresses a body if that makes it smaller; None compresses nothing.
 
     Raises:
         UsageError: Compression is asked for and the extra ``pybk[zstd]`` is not installed.
@@ -169,17 +169,17 @@ class ColdSegmentWriter:
         """Add one record of encoded entries.
 
         Args:
-            ledger_id: Ledger of all the entries; not before that of the record added last.
-            first_entry_id: Id of the first; in the same ledger, behind all entries added before.
+            ledger_id: Ledger of all the entries; not less than that of the record added last.
+            first_entry_id: Id of the first; within one ledger, greater than all entry ids added before.
             sizes: Encoded bytes of each entry.
-            parts: The entries' bytes, in order, in any pieces; not referenced afterwards.
+            parts: The entries' bytes, in order, in any pieces; not referenced after the return.
             stride: Distance of consecutive entry ids.
 
         Returns:
-            The record's run, a row of ``LOCATION_DTYPE``.
+            The record's location, a row of ``LOCATION_DTYPE``.
 
         Raises:
-            UsageError: The order is broken, or the record does not fit any more.
+            UsageError: The record is out of order, or does not fit in the segment.
             OSError, StorageFullError: Writing failed; call ``abort``.
         """
         count = len(sizes)
@@ -190,14 +190,14 @@ class ColdSegmentWriter:
     def add_body(
         self, ledger_id: int, first_entry_id: int, count: int, body: bytes | memoryview, stride: int = 1
     ) -> tuple[int, int, int, int, int, int, int]:
-        """Add one record whose plain body exists already, checked by the caller; otherwise as ``add``."""
+        """Add one record with a finished plain body, which the caller has checked; otherwise as ``add``."""
         self._check(ledger_id, first_entry_id, count, len(body))
         body = bytes(body)
         header = encode_entries_header(ledger_id, first_entry_id, count, body, stride=stride)
         return self._put(ledger_id, first_entry_id, count, stride, header, body)
 
     def _check(self, ledger_id: int, first_entry_id: int, count: int, nbytes: int) -> None:
-        """Raise UsageError unless a record of this many bytes comes after those before it, and fits."""
+        """Raise UsageError unless a record of this many bytes is in order and fits."""
         if count == 0 or (ledger_id, first_entry_id) <= self._last:
             raise UsageError(
                 f"{self._path}: {count} entries from {first_entry_id} of ledger {ledger_id} come after ledger "
@@ -212,7 +212,7 @@ class ColdSegmentWriter:
     def _put(
         self, ledger_id: int, first_entry_id: int, count: int, stride: int, header: bytes, body: bytes
     ) -> tuple[int, int, int, int, int, int, int]:
-        """Take a plain record, compressed if that makes it smaller; write once enough is waiting."""
+        """Buffer a record, compressed if that makes it smaller; write the buffer when it is large enough."""
         header, body, compressed = self._compressed(ledger_id, first_entry_id, count, stride, header, body)
         offset = self._written + self._pending_bytes
         size = RECORD_HEADER_BYTES + len(body)
@@ -234,10 +234,10 @@ class ColdSegmentWriter:
         return run
 
     def add_lost(self, ledger_id: int, first_entry_id: int, entry_count: int) -> None:
-        """Add a record of entries that are lost, so that reading them fails as corruption and not as absence.
+        """Add a placeholder for lost entries, so that reading them raises CorruptError and not "no such entry".
 
-        It has no body, and a checksum that no empty body has. It says that it is compressed, because such a body is
-        checked whichever way it is read. Call it in order, as ``add``.
+        The record has no body, and a checksum that does not match an empty body. It is marked as compressed, because
+        every reader checks a compressed body. The order is that of ``add``.
         """
         header = encode_header(
             RecordKind.ENTRIES,
@@ -258,7 +258,7 @@ class ColdSegmentWriter:
     def _compressed(
         self, ledger_id: int, first: int, count: int, stride: int, header: bytes, body: bytes
     ) -> tuple[bytes, bytes, bool]:
-        """Return header and body of a record as they are stored, and whether the body is compressed."""
+        """Return the header and body to store for a record, and whether the body is compressed."""
         if self._compressor is None:
             return header, body, False
         packed: bytes = self._compressor.compress(body)
@@ -316,7 +316,7 @@ class ColdSegmentWriter:
         return rows
 
     def abort(self) -> None:
-        """Remove what was written; nothing refers to it."""
+        """Remove the unfinished file; nothing refers to it."""
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -326,18 +326,18 @@ class ColdSegmentWriter:
 
 
 class ColdSegment:
-    """Reads one segment through a map of its file; opening it checks everything but the records.
+    """Reads one segment through a map of its file; opening checks header, footer and trailer, but not the records.
 
     Args:
         fs: The file system.
-        path: Of the segment.
+        path: The segment's path.
         store_id: The store it must belong to, 16 bytes.
         file_id: The id it must carry.
 
     Raises:
-        CorruptError: Header, footer or trailer are damaged, the file was shortened, or it belongs elsewhere.
+        CorruptError: Header, footer or trailer are damaged, or the file was truncated or is another store's or file.
         UnsupportedFormatError: It is sound but of another format.
-        FileNotFoundError: It is not there.
+        FileNotFoundError: It does not exist.
 
     Threads: any. Cost: the footer is read and checked, 40 bytes for each record.
     """
@@ -402,10 +402,10 @@ class ColdSegment:
         return offset, rows
 
     def record(self, offset: int) -> tuple[RecordHeader, memoryview]:
-        """Return the record at ``offset``: its header, and its plain body, checked.
+        """Return the header and the checked plain body of the record at ``offset``.
 
         Raises:
-            CorruptError: No sound record is there.
+            CorruptError: There is no sound record at this offset.
             UsageError: It is compressed and the extra ``pybk[zstd]`` is not installed.
 
         Cost: no copy of a plain body; the memory is the map's and stays valid for as long as it is referenced.
@@ -419,7 +419,7 @@ class ColdSegment:
         return header, memoryview(decompress(header, body))
 
     def verify(self) -> Iterator[CorruptError]:
-        """Read every record and every byte of padding; yield what is wrong, nothing when all is sound.
+        """Check every record and every byte of padding; yield an error for each that is damaged.
 
         Raises:
             UsageError: A body is compressed and the extra ``pybk[zstd]`` is not installed.
@@ -460,7 +460,7 @@ class ColdSegment:
 
 
 def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> RunLocations:
-    """Return footer rows of a segment that ``ColdSegment`` refuses: of its records up to the first damaged header.
+    """Return footer rows for the records of a damaged segment, up to the first damaged record header.
 
     Args:
         fs: The file system.
@@ -469,10 +469,10 @@ def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Ru
         file_id: The id it must carry.
 
     Returns:
-        ``(records,)`` of ``FOOTER_DTYPE``; none if it is soundly another store's or another file, or seems to be.
+        ``(records,)`` of ``FOOTER_DTYPE``; empty if the file is, or seems to be, another store's or another file.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: It does not exist.
     """
     data = fs.view(path)
     rows: list[tuple[int, ...]] = []

@@ -1,7 +1,7 @@
-"""The cookie of a directory: which store it belongs to, and as what.
+"""The cookie of a directory: the store that it belongs to, and its tier and number there.
 
-A tier directory that is not the store's own, not mounted, swapped with another or left behind by a copy must be noticed
-before anything in it is believed. See ``docs/format.md``.
+The word is BookKeeper's. An open reads the cookies first, because a tier directory may be another store's, not mounted,
+swapped with another, or a leftover of a copy. See ``docs/format.md``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ID_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """What a directory says of itself.
+    """The content of a directory's cookie.
 
     Attributes:
         store_id: 16 bytes, the same in all directories of a store.
@@ -51,7 +51,7 @@ class Cookie:
 
 
 def check_known(level: int, features: int, *, where: str) -> FeatureLevel:
-    """Return a stored feature level as one that this pybk works with.
+    """Return the FeatureLevel of a stored number, if this version of pybk supports it.
 
     Args:
         level: The number of the level.
@@ -107,7 +107,7 @@ def decode_cookie(data: bytes, *, where: str) -> Cookie:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise damage from error
-    # One encoding only, so that no changed byte goes unnoticed, not even one that JSON does not care about.
+    # Only one encoding is valid, so that any changed byte is noticed, even in white space that JSON ignores.
     if not isinstance(fields, dict) or _encode({k: v for k, v in fields.items() if k != "checksum"}) != data:
         raise damage
     if fields.get("format") not in COOKIE_FORMATS.values():
@@ -148,7 +148,7 @@ def _well_typed(cookie: Cookie) -> bool:
 
 
 def write_cookie(fs: FileSystem, directory: str, cookie: Cookie) -> None:
-    """Make ``cookie`` the cookie of an existing directory, durably."""
+    """Write the cookie of an existing directory, durably, replacing any other."""
     replace_file(fs, os.path.join(directory, COOKIE_NAME), encode_cookie(cookie))
 
 
@@ -179,12 +179,12 @@ def read_cookie(fs: FileSystem, directory: str) -> Cookie | None:
 
 @lru_cache(maxsize=64)
 def _decoded(data: bytes, path: str) -> Cookie:
-    """Decode a cookie's bytes, once: an open reads the cookies several times, and decoding is most of the cost."""
+    """Decode a cookie's bytes; cached, because an open reads each cookie several times and decoding is slow."""
     return decode_cookie(data, where=path)
 
 
 def check_cookie(found: Cookie, expected: Cookie, directory: str) -> None:
-    """Check that a directory is the one that the store put there; salt and scrypt cost are not compared.
+    """Check that a directory is the one that the store expects; salt and scrypt cost are not compared.
 
     Raises:
         CookieError: It belongs to another store, tier or index, or it is a copy; names both and the remedy.

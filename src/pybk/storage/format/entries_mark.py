@@ -1,9 +1,9 @@
-"""How far an entries environment of the SSD tier has come, so that an older copy of one is noticed.
+"""The version row of an entries environment (LMDB, SSD tier), which shows that one was replaced by an older copy.
 
-Above level BASE, each environment holds one row besides its records. It counts the transactions that put records, and
-says at which place of the catalog records were last removed. The index names the count that it relies on in the file's
-row. So an environment is older than the index if its count is lower, and the index is older than the environment if
-records were removed at a place of the catalog that the index has not reached.
+Above level BASE, each environment holds one row in addition to its records. The row counts the transactions that put
+records, and holds the catalog location at which records were last removed. The index stores in the file's row the count
+that it relies on. So an environment is older than the index if its count is lower, and the index is older than the
+environment if records were removed at a catalog location that the index has not reached.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ ENTRIES_MARK_KEY: Final = b"M"
 """The key of the row; the keys of records have 16 bytes."""
 
 CatalogLocation = tuple[int, int]
-"""A place in the history of the catalog: the catalog's file id, and its length in bytes. Both only grow."""
+"""A point in the history of the catalog: the catalog's file id, and its length in bytes. Pairs only grow."""
 
 
 class EntriesMark(NamedTuple):
-    """The row: how many transactions put records, and the place in the catalog at the last removal."""
+    """The row: the number of transactions that put records, and the catalog location of the last removal."""
 
     puts: int
     removed_at: CatalogLocation
 
 
 NO_MARK: Final = EntriesMark(0, (0, 0))
-"""What an environment without the row stands for: one of level BASE, or a new one."""
+"""The mark of an environment without the row: one of level BASE, or a new one."""
 
 
 def catalog_location(mark: CheckpointMark) -> CatalogLocation:
-    """Return how far in the catalog's history an index is, by its mark."""
+    """Return the catalog location that an index has reached, from its mark."""
     return mark.catalog_file_id, mark.catalog_bytes
 
 

@@ -1,8 +1,8 @@
-"""What the ledgers of a bookie's store are parts of: extents of replicated ledgers.
+"""Extents: the ledgers of a bookie's store, each a part of a replicated ledger.
 
 A bookie keeps a replicated ledger as one or more ledgers of its store, the *extents*: the k-th entry of an extent's
-ledger is entry ``first + k * stride`` of the replicated one, with the bytes that its writer gave it. The store itself
-knows dense ledgers alone; the check of entries against their headers asks here for the ids in those.
+ledger is entry ``first + k * stride`` of the replicated ledger, with the bytes that its writer encoded. The store knows
+only dense ledgers. Checks of entries use ``Extent`` to find the replicated entry ids, which the entries' headers carry.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pybk.ledger import LedgerMetadata
 
 EXTENT_FORMAT: Final = 1
 EXTENT_KEY: Final = ".extent"
-"""Key of the custom metadata that says what a ledger of a bookie's store is a part of."""
+"""Key of the custom metadata that holds the extent of a ledger of a bookie's store."""
 
 STRIDE_MAX: Final = (1 << 32) - 1
-"""Largest distance of two adjacent entries of an extent, as it is stored in 32 bits; messages are held to it, too."""
+"""Largest distance of two adjacent entries of an extent: it is stored in 32 bits. Messages have the same limit."""
 
 _LAYOUT: Final = struct.Struct("<B2x?IqqI4x")
 
@@ -32,10 +32,10 @@ class Extent(NamedTuple):
 
     Attributes:
         ledger_id: The replicated ledger.
-        first: Its entry that is entry 0 here.
-        stride: Distance of its entries that are adjacent here.
-        write_flags: How the replicated ledger is written; the bookie's own ledgers have no flags.
-        replaces: Whether it takes the place of entries that were found damaged in the extents before it.
+        first: Replicated entry id of the extent's entry 0.
+        stride: Difference of the replicated ids of adjacent entries.
+        write_flags: The replicated ledger's write flags; the bookie's own ledgers have no flags.
+        replaces: Whether it replaces entries that were found damaged in earlier extents.
     """
 
     ledger_id: int
@@ -50,10 +50,10 @@ class Extent(NamedTuple):
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self | None:
-        """Return what a ledger is a part of; None for one that is complete in itself.
+        """Return the extent of a ledger; None if the ledger is not an extent.
 
         Raises:
-            CorruptError: The custom metadata says something else.
+            CorruptError: The custom metadata is not a valid extent.
             UnsupportedFormatError: It is of another format.
         """
         return cls.decode(metadata.custom_metadata, where=f"ledger {metadata.ledger_id}")
@@ -77,5 +77,5 @@ class Extent(NamedTuple):
         raise CorruptError(f"{where}: {data[:64]!r} names no extent; restore the bookie's directory from a copy")
 
     def entry_ids(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the replicated ledger's ids of some entries here, ``(n,)`` int64."""
+        """Map entry ids of the extent to those of the replicated ledger, ``(n,)`` int64."""
         return ids * self.stride + self.first

@@ -1,6 +1,6 @@
 """Rows of the index: the bytes of its keys and values.
 
-This file knows layouts and nothing of LMDB; ``index/index.py`` reads them and ``index/update.py`` changes them. See
+This file defines layouts and does not use LMDB; ``index/index.py`` reads them and ``index/update.py`` changes them. See
 ``docs/format.md``.
 """
 
@@ -20,11 +20,11 @@ from pybk.storage.format.record import LOCATION_BYTES, LOCATION_DTYPE, RunLocati
 
 INDEX_FORMAT: Final = 1
 PAGE_LOCATIONS_MAX: Final = 1024
-"""Runs in one page."""
+"""Most run locations in one page."""
 
 CHAIN_HEAD: Final = -1
 CHAIN_TAIL: Final = (1 << 63) - 1
-"""Ids of the rows that begin and end the chain of ledgers; ledgers lie between them."""
+"""Ids of the sentinel rows at both ends of the chain of ledgers; ledger ids lie between them."""
 
 MARK_KEY: Final = b"M"
 LAST_KEY: Final = b"\xff"
@@ -51,7 +51,7 @@ def damaged(problem: str) -> CorruptError:
 class LedgerRow(NamedTuple):
     """A ledger as of the last checkpoint; its metadata may be newer, if it was moved since.
 
-    ``last_entry_id`` is the last entry whose place the index knows, -1 for none. ``length`` counts payload
+    ``last_entry_id`` is the last entry whose location is in the index, -1 for none. ``length`` counts payload
     bytes up to that entry.
     """
 
@@ -62,7 +62,7 @@ class LedgerRow(NamedTuple):
 
 
 class EncodedLedger(NamedTuple):
-    """A ledger's row as its bytes, for a new catalog; ``version`` is that of the metadata in ``state``."""
+    """A ledger's encoded row, for a new catalog; ``version`` is the version of the metadata in ``state``."""
 
     ledger_id: int
     version: int
@@ -70,7 +70,7 @@ class EncodedLedger(NamedTuple):
 
 
 class FileRow(NamedTuple):
-    """A file that entries lie in: ``kind`` is log, cold or entries, ``directory`` its number in the tier."""
+    """A file that holds entries: ``kind`` is log, cold or entries, ``directory`` the directory's index in its tier."""
 
     file_id: int
     kind: str
@@ -80,7 +80,7 @@ class FileRow(NamedTuple):
 
 
 class CheckpointMark(NamedTuple):
-    """What a checkpoint says of the whole store; ids and numbers named ``next_`` were never given away.
+    """The state of the whole store at a checkpoint; ids and numbers named ``next_`` were not used yet.
 
     ``store_id`` is 32 hex digits. Replay starts with the log file ``first_log_file_id``. The catalog is sound up to
     ``catalog_bytes``.
@@ -98,7 +98,7 @@ class CheckpointMark(NamedTuple):
 
 
 class NamedRow(NamedTuple):
-    """A named record: ``version`` is the LSN of the commit that wrote it, ``value`` is None for one that is gone."""
+    """A named record: ``version`` is the LSN of the commit that wrote it, ``value`` is None for a deleted one."""
 
     name: str
     version: int
@@ -106,7 +106,7 @@ class NamedRow(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """How many rows the index has; ``metadata_bytes`` is the sum over its ledgers."""
+    """The numbers of rows in the index; ``metadata_bytes`` is the sum over its ledgers."""
 
     ledgers: int
     metadata_bytes: int
@@ -115,7 +115,7 @@ class Totals(NamedTuple):
 
 
 class FileUse(NamedTuple):
-    """A file, how many ledgers have entries in it, and the bytes of their records in it."""
+    """A file, the number of ledgers with entries in it, and the bytes of their records in it."""
 
     row: FileRow
     ledgers: int
@@ -139,7 +139,7 @@ def ledger_key(ledger_id: int) -> bytes:
 
 
 def page_key(ledger_id: int, first_entry_id: int) -> bytes:
-    """Return the key of the page of runs that begins with an entry."""
+    """Return the key of the page of run locations whose first entry this is."""
     return _TWO_IDS.pack(b"P", ledger_id + _SIGN, first_entry_id + _SIGN)
 
 
@@ -167,7 +167,7 @@ def key_ids(key: bytes) -> tuple[int, ...]:
     """Return the ids in a key of the index.
 
     Raises:
-        CorruptError: It is no key of the index.
+        CorruptError: It is not a key of the index.
     """
     if len(key) == _ONE_ID.size:
         return (_ONE_ID.unpack(key)[1] - _SIGN,)
@@ -184,7 +184,7 @@ def key_ids(key: bytes) -> tuple[int, ...]:
 
 
 def encode_value(key: bytes, body: bytes) -> bytes:
-    """Frame the body of a value, so that it is sound under this key only."""
+    """Add format and checksum to the body of a value; the checksum covers the key, too."""
     kind = key[0]
     return _VALUE.pack(INDEX_FORMAT, kind, len(body), xxh3_64_intdigest(body, xxh3_64_intdigest(key) ^ kind)) + body
 
@@ -215,7 +215,7 @@ def encode_state(row: LedgerRow) -> bytes:
 
 
 def state_metadata_bytes(state: bytes) -> int:
-    """Return how much of an encoded row is metadata."""
+    """Return the bytes of metadata in an encoded row."""
     return len(state) - _STATE.size
 
 
@@ -244,7 +244,7 @@ def decode_state(ledger_id: int, state: bytes, *, where: str) -> LedgerRow:
 
 
 def decode_summary(ledger_id: int, state: bytes, *, where: str) -> PolicyMetadata:
-    """Decode the part of a ledger's row that a tier policy looks at; CorruptError if it is another ledger's."""
+    """Decode the part of a ledger's row that a tier policy needs; CorruptError if it is another ledger's."""
     summary = PolicyMetadata.decode(state[_STATE.size :], where=where)
     if summary.ledger_id != ledger_id:
         raise CorruptError(f"{where}: the row of ledger {ledger_id} has the metadata of ledger {summary.ledger_id}")
@@ -266,7 +266,7 @@ def decode_chain_row(key: bytes, value: bytes) -> ChainRow:
 
 
 def decode_page(key: bytes, value: bytes) -> RunLocations:
-    """Decode a page: 1 to ``PAGE_LOCATIONS_MAX`` runs, read-only; raises as ``decode_value`` does."""
+    """Decode a page: 1 to ``PAGE_LOCATIONS_MAX`` run locations, read-only; raises as ``decode_value`` does."""
     body = decode_value(key, value)
     count, rest = divmod(len(body), LOCATION_BYTES)
     if rest or not 0 < count <= PAGE_LOCATIONS_MAX:
@@ -312,7 +312,7 @@ def encode_named(row: NamedRow) -> bytes:
 
 
 def decode_named(version: int, body: bytes, *, where: str) -> NamedRow:
-    """Decode the body of a named record; CorruptError if it is none."""
+    """Decode the body of a named record; CorruptError if it is not one."""
     try:
         size, present = _NAMED.unpack_from(body)
         name = body[_NAMED.size : _NAMED.size + size]
@@ -359,12 +359,12 @@ def decode_mark(value: bytes) -> tuple[CheckpointMark, Totals]:
 
 
 def dump_json(fields: Mapping[str, Any]) -> bytes:
-    """Encode the fields of a value, always to the same bytes."""
+    """Encode the fields of a value deterministically."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
 def load_json(data: bytes, *, where: str) -> dict[str, Any]:
-    """Decode the fields of a value; CorruptError if they are none."""
+    """Decode the fields of a value; CorruptError if it is not a JSON object."""
     try:
         fields = json.loads(data)
     except ValueError as error:

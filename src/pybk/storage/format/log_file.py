@@ -1,6 +1,6 @@
 """Log files: the bytes of a file header and of a commit header.
 
-This file knows layouts and nothing of files or of the order of commits; ``replay.py`` knows what a log says. See
+This file defines layouts; ``replay.py`` reads the commits of a log from its files. See
 ``docs/format.md``.
 """
 
@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from pybk.errors import CorruptError, UnsupportedFormatError
 
 BLOCK_BYTES: Final = 4096
-"""Commits begin at multiples of this; so does the first one, behind the file header."""
+"""Commits begin at multiples of this; the first one follows the file header, which is one block."""
 
 COMMIT_HEADER_BYTES: Final = 64
 LOG_FORMAT: Final = 1
@@ -51,7 +51,7 @@ class CommitHeader(NamedTuple):
 
 
 def padding(size: int) -> int:
-    """Return how many bytes are missing from ``size`` to the next multiple of ``BLOCK_BYTES``."""
+    """Return the bytes of padding from ``size`` to the next multiple of ``BLOCK_BYTES``."""
     return -size % BLOCK_BYTES
 
 
@@ -62,7 +62,7 @@ def encode_file_header(store_id: bytes, file_id: int, first_lsn: int, durable_ls
         store_id: The 16 bytes of the store.
         file_id: The file's id.
         first_lsn: LSN of the commit that follows the header.
-        durable_lsn: Last commit known to be durable now.
+        durable_lsn: LSN of the last commit that is known to be durable.
     """
     head = _FILE_HEADER.pack(_FILE_MAGIC, LOG_FORMAT, store_id, file_id, first_lsn, durable_lsn)
     return (head + _CHECKSUM.pack(xxh3_64_intdigest(head))).ljust(BLOCK_BYTES, b"\0")
@@ -147,17 +147,18 @@ def encode_commit_header(lsn: int, durable_lsn: int, file_id: int, record_count:
         durable_lsn: LSN of the last commit whose sync had returned.
         file_id: The file that it is written to.
         record_count: Records in it.
-        body_bytes: Bytes of the records, without the padding behind them.
+        body_bytes: Bytes of the records, without the padding after them.
     """
     head = _COMMIT_HEADER.pack(COMMIT_MAGIC, LOG_FORMAT, lsn, durable_lsn, file_id, record_count, body_bytes)
     return head + _CHECKSUM.pack(xxh3_64_intdigest(head))
 
 
 def decode_commit_header(buffer: memoryview, offset: int, file_id: int) -> CommitHeader | None:
-    """Decode the commit header at ``offset``, if one of this file is there.
+    """Decode the commit header at ``offset``.
 
     Returns:
-        The header; None when the 64 bytes are anything else or are not all there. Garbage never raises.
+        The header; None if the 64 bytes are not a commit header of this file, or the buffer ends before them. Garbage
+        never raises.
 
     Raises:
         UnsupportedFormatError: The header is sound and of this file, but of another format.

@@ -1,6 +1,6 @@
-"""Records and runs: the frame that entries wear in every tier.
+"""Records, which frame entries in every tier, and run locations, which say where a record lies.
 
-This file knows the bytes of a record and of a run, and nothing of files. See ``docs/format.md``.
+This file defines layouts and does not read or write files. See ``docs/format.md``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOCATION_DTYPE: Final = np.dtype(
         ("flags", "<u4"),
     ]
 )
-"""A run as it lies in index pages and cold-segment footers: one record of entries and where it is."""
+"""A run location, in index pages and cold-segment footers: the entries of one record, and where the record lies."""
 
 LOCATION_COMPRESSED: Final = 1
 LOCATION_BYTES: Final = LOCATION_DTYPE.itemsize
@@ -49,7 +49,7 @@ RunLocations = npt.NDArray[np.void]
 
 
 class RecordKind(IntEnum):
-    """What a record says."""
+    """The kind of a record."""
 
     ENTRIES = 1
     LEDGER = 2
@@ -65,7 +65,7 @@ _KINDS: Final = frozenset(map(int, RecordKind))
 
 
 class Codec(IntEnum):
-    """How a record's body is stored."""
+    """The compression of a record's stored body."""
 
     PLAIN = 0
     ZSTD = 1
@@ -120,7 +120,7 @@ def encode_header(
 def encode_entries_header(
     ledger_id: int, first_entry_id: int, entry_count: int, body: bytes, *, stride: int = 1
 ) -> bytes:
-    """Return the header of a record of entries whose plain body exists already."""
+    """Return the header of a record of entries with a finished plain body."""
     return encode_header(
         RecordKind.ENTRIES,
         ledger_id,
@@ -133,23 +133,23 @@ def encode_entries_header(
 
 
 def encode_control(kind: int, ledger_id: int, number: int, body: bytes = b"", *, lsn: int = 0) -> bytes:
-    """Return a whole control record; ``number`` is the field that its kind gives a meaning to."""
+    """Return a whole control record; the meaning of ``number`` depends on its kind."""
     return encode_header(kind, ledger_id, number, len(body), xxh3_64_intdigest(body), lsn=lsn) + body
 
 
 def encode_group(headers: Sequence[bytes], nbytes: int, *, lsn: int) -> bytes:
-    """Return a whole group record, which makes the records that follow it one.
+    """Return a whole group record, which makes the records that follow it atomic.
 
     Args:
         headers: The 64 header bytes of each record of the group, in order.
         nbytes: Bytes of these records, headers and bodies.
-        lsn: The commit they are made in.
+        lsn: LSN of the commit that holds the group.
     """
     return encode_control(RecordKind.GROUP, -1, len(headers), _group_body(headers, nbytes), lsn=lsn)
 
 
 def group_matches(body: memoryview, headers: Sequence[bytes | memoryview], nbytes: int) -> bool:
-    """Return whether the body of a group record was made for records with these headers and this many bytes."""
+    """Return whether a group record's body matches records with these headers and this many bytes."""
     return bytes(body) == _group_body(headers, nbytes)
 
 
@@ -203,7 +203,7 @@ def decode_header(buffer: memoryview, offset: int, *, where: str) -> RecordHeade
 
 
 def check_body(header: RecordHeader, body: memoryview, *, where: str) -> None:
-    """Raise CorruptError unless ``body``, as stored, has the checksum that its header promises."""
+    """Raise CorruptError unless the stored body matches the checksum in its header."""
     found = xxh3_64_intdigest(body)
     if found != header.body_checksum:
         raise CorruptError(
@@ -247,8 +247,8 @@ def encode_entries(
         ledger_id: Ledger of all the entries.
         first_entry_id: Id of the first; the others follow by ``stride``.
         sizes: Encoded bytes of each entry.
-        parts: The entries' bytes, in order, in as many pieces as they come in.
-        lsn: The commit it is made in, 0 for none.
+        parts: The entries' bytes, in order, in any pieces.
+        lsn: LSN of the commit that holds the record, 0 for none.
         stride: Distance of consecutive entry ids.
 
     Returns:

@@ -1,7 +1,7 @@
-"""The durable watermark: how far the log is on disk, in a small mapped file that other processes read.
+"""The durable watermark: the LSN up to which the log is durable, in a small mapped file that other processes read.
 
-See ``docs/format.md``. Stores are ordered, LSN first and its complement after it, so the complement is always that of
-an LSN that is durable, even when the writer was killed between the two.
+See ``docs/format.md``. A writer stores the LSN first and then its complement. So the complement is always that of a
+durable LSN, even if the writer was killed between the two stores.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _populate_nothing(start: int, size: int) -> None:
 class Watermark:
     """The LSN of the last commit known to be on disk, as a file that is mapped.
 
-    A store into it outlives the process at once, and the machine's power only by chance: after a power failure it may
-    say less than is true, never more. Threads: one advances, any may read.
+    A value that is stored survives the process, but it is not synced: after a power failure the file may hold an older
+    LSN, never a newer one. Threads: one advances, any may read.
     """
 
     __slots__ = ("_path", "_populate", "_view", "_words")
@@ -41,17 +41,17 @@ class Watermark:
     def __init__(self, fs: FileSystem, view: memoryview, path: str) -> None:
         self._view = view
         self._populate = fs.populator(view)
-        # Signed, so that a complement is a small negative number, which is cheap to make.
+        # Signed, so that a complement is a small negative number, which is cheap to compute.
         self._words = view.cast("q")
         self._path = path
 
     @classmethod
     def create(cls, fs: FileSystem, path: str, store_id: bytes) -> Watermark:
-        """Make the file, durably, and map it: nothing is on disk yet, and there was no clean end.
+        """Make and map the file for a log without commits that was not closed cleanly; durable on return.
 
         Args:
-            fs: Where.
-            path: The file; replaced if it is there.
+            fs: The file system.
+            path: The file; an existing one is replaced.
             store_id: 16 bytes.
         """
         replace_file(fs, path, _LAYOUT.pack(_MAGIC, store_id, 0, ~0, 0, 0, 0))
@@ -62,7 +62,8 @@ class Watermark:
         """Map the file.
 
         Raises:
-            CorruptError: It is missing, not a watermark of this store, or its two numbers cannot both have been stored.
+            CorruptError: The file is missing, is not a watermark of this store, or holds two numbers that contradict
+                each other.
             OSError: It cannot be opened.
         """
         if not fs.exists(path):
@@ -96,22 +97,22 @@ class Watermark:
             lsn: 0 to 2^63 - 1, never less than before.
 
         Raises:
-            CorruptError, StorageError: The file was cut, or its page cannot be read; nothing was stored.
+            CorruptError, StorageError: The file was truncated, or its page cannot be read; nothing was stored.
         """
         words = self._reachable()
         words[_LSN] = lsn
         words[_COMPLEMENT] = ~lsn
 
     def durable_lsn(self) -> int:
-        """Return an LSN up to which the log is durable; at most one :meth:`advance` behind.
+        """Return an LSN up to which the log is durable; at most one :meth:`advance` old.
 
         Raises:
-            CorruptError: The numbers contradict each other, time after time, or the file was cut.
+            CorruptError: The two numbers contradict each other at every try, or the file was truncated.
             StorageError: The device cannot read it.
         """
         words = self._reachable()
         for _ in range(_TRIES):
-            # The complement is read first and stored last, so the LSN next to it is the same or newer.
+            # The writer stores the complement last, and it is read first here: so the LSN is the same or newer.
             durable = ~words[_COMPLEMENT]
             if words[_LSN] >= durable >= 0:
                 return durable
@@ -128,16 +129,16 @@ class Watermark:
             self._populate(0, WATERMARK_BYTES)
         except OSError as error:
             if is_passing(error):
-                return self._words  # a touch waits for memory, and a commit that is durable must not be refused
+                return self._words  # a page fault waits for memory; a durable commit must not be refused
             raise CorruptError(
                 f"{self._path} cannot be read or was cut while it was open: {error}; {_REMEDY}", path=self._path
             ) from error
         return self._words
 
     def stored_lsn(self) -> int:
-        """Return the LSN stored last, which is durable too, unless the file was damaged: look whether the log has it.
+        """Return the LSN that was stored last; if the file is damaged, compare the LSN with the log.
 
-        Where :meth:`durable_lsn` may say less because of damage, this says as much as is true, or more.
+        If the file is damaged, :meth:`durable_lsn` may return too little, and this may return too much.
 
         Raises:
             CorruptError: As :meth:`durable_lsn`.
@@ -147,7 +148,7 @@ class Watermark:
 
     @property
     def clean(self) -> bool:
-        """Whether the store was closed with everything synced, and not opened since."""
+        """Whether the store was closed with everything synced and has not been opened since."""
         return self._reachable()[_CLEAN] == 1
 
     @clean.setter
@@ -155,7 +156,7 @@ class Watermark:
         self._reachable()[_CLEAN] = int(clean)
 
     def close(self) -> None:
-        """Drop the mapping; closing again does nothing. Everything else raises ValueError afterwards."""
-        self._populate = _populate_nothing  # the populator holds the map, with its descriptor
+        """Drop the mapping; closing again does nothing. Every other method raises ValueError after that."""
+        self._populate = _populate_nothing  # the populator references the map and its descriptor
         self._words.release()
         self._view.release()

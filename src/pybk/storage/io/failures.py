@@ -1,7 +1,7 @@
-"""What an error of the operating system means to a store: refused, which may pass, or a failure, which is final.
+"""Classify errors of the operating system: a refusal may be tried again, a failure is final.
 
-Final is only what leaves in doubt which bytes are durable: a sync or a synced write that failed. Descriptors, memory,
-threads and space that ran out are refused, with nothing changed, and may be asked for again.
+An error is final only if it leaves in doubt which bytes are durable: a sync or a synced write failed. If descriptors,
+memory, threads or space ran out, the operation is refused, nothing was changed, and the caller may try again.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return whether an error is for want of space, descriptors, memory or threads: nothing is in doubt."""
+    """Return whether an error means that space, descriptors, memory or threads ran out, so nothing is in doubt."""
     return is_full(error) or is_passing(error)
 
 
 def storage_error(error: OSError, doing: str) -> StorageError:
-    """Return the error to raise for one of the operating system.
+    """Return the pybk error for an error of the operating system.
 
     Args:
         error: What it raised; its text names the file.
-        doing: What failed, as in "closing /data".
+        doing: The operation that failed, such as "closing /data".
     """
     if is_full(error):
         return StorageFullError(f"{doing}: {error}; free space on the device or delete ledgers, then try again")
@@ -86,7 +86,7 @@ def start_thread(thread: threading.Thread) -> None:
 
 @contextmanager
 def syncing(path: str) -> Iterator[None]:
-    """Make a sync fail with EIO whatever the device says: trying again proves nothing, so it must not look like full.
+    """Turn any error of a sync into EIO: a second sync proves nothing, so a full device must not look like a refusal.
 
     Raises:
         NotOpenedError: The sync was not begun, as its directory could not be opened.
@@ -102,10 +102,10 @@ def syncing(path: str) -> Iterator[None]:
 
 @contextmanager
 def undoing(error: BaseException) -> Iterator[None]:
-    """Undo something after an error, which stays the one to raise: it may be final when the next is not.
+    """Clean up after an error, which stays the error to raise, because it may be final and that of the clean-up not.
 
     Args:
-        error: What is being raised; gets a note should undoing fail, too.
+        error: The error being raised; gets a note if the clean-up fails, too.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""The seam to the operating system: every file operation of the package goes through here.
+"""The interface to the file system: every file operation of the package uses it.
 
-Paths are ``str``. Nothing here retries what failed: it is an ``OSError`` and the caller decides what is lost. A write
-that came short is continued, because only the next try gives the reason. Tests put a simulated disk in the place of
+Paths are ``str``. A failed operation is not retried: it raises ``OSError``, and the caller decides what is lost. Only a
+short write is continued, because the next write returns the reason. Tests use a simulated disk instead of
 :class:`OsFileSystem`.
 """
 
@@ -67,7 +67,7 @@ class File(Protocol):
         """Write the pieces one after the other at ``offset``; not durable until :meth:`sync` returns.
 
         Raises:
-            OSError: Nothing, a part, or all of it may be written; ``ENOSPC`` or ``EDQUOT`` if room ended on the way.
+            OSError: Nothing, a part, or all of it may be written; ``ENOSPC`` or ``EDQUOT`` if the device is full.
         """
         ...
 
@@ -77,8 +77,8 @@ class File(Protocol):
         Earlier unsynced writes are not made durable by it.
 
         Raises:
-            OSError: Nothing, a part, or all of it may be written, durably or not. A write that came short always
-                raises: what the rest of it fails with, ``EIO`` if that goes well.
+            OSError: Nothing, a part, or all of it may be written, durably or not. A short write always
+                raises: the error of writing the rest, or ``EIO`` if that succeeds.
         """
         ...
 
@@ -94,7 +94,7 @@ class File(Protocol):
         """Make everything written to the file, and its size, durable.
 
         Raises:
-            OSError: What was unsynced may be lost although reading still shows it; syncing again proves nothing.
+            OSError: Unsynced bytes may be lost although reads still return them; another sync proves nothing.
         """
         ...
 
@@ -121,7 +121,7 @@ class Lock(Protocol):
     """A file lock that this process holds."""
 
     def release(self) -> None:
-        """Give it up; again does nothing. In a forked child, which never holds it, it does nothing."""
+        """Release the lock; releasing again, or in a forked child, which never holds it, does nothing."""
         ...
 
 
@@ -201,15 +201,15 @@ class FileSystem(Protocol):
         ...
 
     def rename(self, src: str, dst: str) -> None:
-        """Give a file its other name, replacing what had it; durable after :meth:`sync_directory`."""
+        """Rename a file, replacing any file named ``dst``; durable after :meth:`sync_directory`."""
         ...
 
     def unlink(self, path: str) -> None:
-        """Take a file's name away; durable after :meth:`sync_directory`."""
+        """Remove a file's name; durable after :meth:`sync_directory`."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Say whether a file or directory has this name."""
+        """Return whether a file or directory has this name."""
         ...
 
     def file_bytes(self, path: str) -> int:
@@ -262,11 +262,11 @@ class FileSystem(Protocol):
         ...
 
     def fill_spares(self) -> str | None:
-        """Make up for spare descriptors that were used; return why that cannot be done, None if it was."""
+        """Replace used spare descriptors; return the reason if that is impossible, else None."""
         ...
 
     def paths_too_open(self, paths: Sequence[str]) -> list[str]:
-        """Return those paths that are open to more users than ``access`` says, each with its mode."""
+        """Return the paths that more users than those of ``access`` may use, each with its mode."""
         ...
 
     def lock(self, path: str) -> Lock:
@@ -275,7 +275,7 @@ class FileSystem(Protocol):
         The lock ends with :meth:`Lock.release` or with the process; a forked child does not hold it.
 
         Raises:
-            StoreLockedError: Someone holds it, perhaps this very process; names the holder.
+            StoreLockedError: A process holds it, perhaps this one; names the holder.
         """
         ...
 
@@ -286,7 +286,7 @@ def replace_file(fs: FileSystem, path: str, data: bytes) -> None:
     Durable on return. Not for two callers at a time on one path: they share a temporary name. Costs two syncs.
 
     Raises:
-        OSError: The old content is what counts, unless the failure was the last step's: then it may be either.
+        OSError: The file has its old content; if the last step failed, it may have either.
     """
     temporary = path + ".tmp"
     if fs.exists(temporary):
@@ -370,7 +370,7 @@ class OsFile:
             self.size = offset + size
 
     def _write_rest(self, data: bytes, offset: int, written: int) -> None:
-        """Continue a write that came short: a full disk takes what it can first, and says so at the next try."""
+        """Continue a short write: a full disk writes what fits, and only the next write returns the error."""
         view = memoryview(data)
         while written < len(view):
             step = os.pwrite(self._fd, view[written:], offset + written)
@@ -566,7 +566,7 @@ class OsFileSystem:
         except OSError as error:
             path = str(mapped.filename) if isinstance(mapped, np.memmap) else None
             what = f"bytes {start} to {stop} of the map cannot be read: {error.strerror}"
-            # Memory that runs out says nothing about the file.
+            # Running out of memory does not mean that the file is damaged.
             number = error.errno if is_passing(error) else errno.EIO
             raise OSError(number, what, path) from error
 
@@ -713,7 +713,7 @@ class OsFileSystem:
         return fill_spares()
 
     def paths_too_open(self, paths: Sequence[str]) -> list[str]:
-        """See :meth:`FileSystem.exceeding`."""
+        """See :meth:`FileSystem.paths_too_open`."""
         return paths_too_open(self.access, paths)
 
     def lock(self, path: str) -> FileLock:

@@ -1,6 +1,24 @@
-"""The seam to LMDB: an ordered map of bytes to bytes with one writer and transactions.
+"""The interface to LMDB: an ordered, transactional map of bytes to bytes with one writer.
 
-Tests put a map in memory in the place of :class:`LmdbEnvironment`.
+:class:`Environment` is the interface; :class:`LmdbEnvironment` implements it; tests use a map in memory instead.
+
+Theory of operation. POSIX drops all of a process's locks on a file when the process closes any descriptor of it, and
+LMDB relies on such locks. So each path is open once in a process: ``_open`` maps a real path to its :class:`_Shared`,
+which all LmdbEnvironments of that path use and count. The last ``close`` closes LMDB.
+
+Locks. ``_guard`` guards ``_open``, ``_inherited`` and the user counts; it is taken to open, to close and around a fork.
+``_Shared.writing`` guards ``failure`` and is held for a whole write transaction, so writers in a process wait for each
+other there. A thread that holds ``_guard`` never takes ``writing``, so they cannot deadlock. Reads take neither lock.
+
+Three hazards decide the order of the steps:
+
+- A truncated file. LMDB would touch pages beyond its end, and the process would get SIGBUS. So the file's size is
+  checked before LMDB opens it, and again before each transaction.
+- A failed commit. LMDB writes the meta page last. If the device is full, it stops before that: the map is as before,
+  and the caller may try again. After any other failure the commit may or may not count, so ``failure`` is set and this
+  environment writes nothing more until it is opened anew. Reading still works.
+- A fork. LMDB must not be used in a child. The child drops its references without closing them, because closing would
+  free the parent's slots in the reader table. Environments from before the fork raise ForkedProcessError.
 """
 
 from __future__ import annotations
@@ -31,13 +49,13 @@ from pybk.storage.io.permissions import PRIVATE, Access
 
 
 class ReadTransaction(Protocol):
-    """The map as it was when the transaction began; used by one thread, and only inside its ``with``.
+    """A snapshot of the map; used by one thread, and only inside its ``with``.
 
     Every method raises CorruptError for a damaged map and StorageFailedError for anything else that fails.
     """
 
     def get(self, key: bytes) -> bytes | None:
-        """Return a key's value, copied, or None. Keys have 1 to 511 bytes."""
+        """Return a copy of a key's value, or None. Keys have 1 to 511 bytes."""
         ...
 
     def floor(self, key: bytes) -> tuple[bytes, bytes] | None:
@@ -45,9 +63,9 @@ class ReadTransaction(Protocol):
         ...
 
     def items(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the keys from ``start`` up to and without ``stop``, ascending, with their values.
+        """Yield the keys in ``start <= key < stop``, ascending, with their values.
 
-        Nothing may be written while it is being iterated.
+        The transaction must not write during the iteration.
         """
         ...
 
@@ -64,7 +82,7 @@ class WriteTransaction(ReadTransaction, Protocol):
         ...
 
     def delete(self, key: bytes) -> bool:
-        """Remove a key; say whether it was there."""
+        """Remove a key; return whether it existed."""
         ...
 
 
@@ -76,21 +94,21 @@ class Environment(Protocol):
         ...
 
     def write(self) -> AbstractContextManager[WriteTransaction]:
-        """Begin a write transaction: committed and on disk when the ``with`` ends, dropped if that is by an exception.
+        """Begin a write transaction: the end of the ``with`` commits it durably, an exception aborts it.
 
-        A thread must not begin one inside another.
+        A thread must not begin one inside another, because it would wait for itself.
 
         Raises:
-            StorageFullError: No space to commit: the map is as before, and writing may be tried again.
-            StorageFailedError: The commit failed, or one did before: the map is as before or as written, and this
-                environment writes no more. Reading works still.
+            StorageFullError: No space to commit. The map is unchanged, and the caller may try again.
+            StorageFailedError: This commit or an earlier one failed. The changes may or may not be on disk, and this
+                environment refuses to write. Reading still works.
         """
         ...
 
     def release_dead_readers(self) -> int:
-        """Free the places in the reader table of processes that were killed; return how many those were.
+        """Free the slots of killed processes in the reader table; return their number.
 
-        What a dead reader saw is kept from being used again, so the map grows until its place is free.
+        LMDB does not reuse the pages that a dead reader saw, so the map grows until the slot is free.
 
         Raises:
             StorageError: LMDB failed.
@@ -116,7 +134,7 @@ _CORRUPT: Final = (
 
 
 def _meaning(path: str, error: lmdb.Error) -> StorageError:
-    """Return what an LMDB error means here."""
+    """Return the pybk error for an LMDB error."""
     if isinstance(error, _CORRUPT):
         return CorruptError(
             f"{path}: the LMDB environment is damaged: {error}; close the store and run `pybk rebuild-index` on it",
@@ -136,9 +154,9 @@ def _cut(path: str, problem: str) -> CorruptError:
 
 
 def _make_missing(path: str, access: Access) -> bool:
-    """Make an environment's directory, and for a group its files, too: LMDB would subject their modes to the umask.
+    """Make an environment's directory, and if a group shares it, its files, because LMDB would apply the umask to them.
 
-    LMDB would give the directory the mode of its files. It takes empty files for missing ones.
+    LMDB would give the directory the mode of its files. It treats empty files as missing ones.
 
     Returns:
         Whether the directory was made.
@@ -156,9 +174,9 @@ def _make_missing(path: str, access: Access) -> bool:
 
 
 class _Shared:
-    """One LMDB environment of this process, shared by all who opened its path.
+    """One LMDB environment of this process, shared by all LmdbEnvironments of its path.
 
-    LMDB's file locks belong to the process: had a file been opened twice, closing one would drop the other's locks too.
+    LMDB's file locks belong to the process: if a file were open twice, closing one would drop the other's locks.
     """
 
     def __init__(self, path: str, read_only: bool, map_bytes: int, access: Access) -> None:
@@ -181,14 +199,14 @@ class _Shared:
                 mode=access.file_mode,
                 readahead=False,
                 max_readers=_READERS_MAX,
-                # A spare transaction keeps its place in the reader table, and a forked child that drops the spare
-                # gives that place away under its parent's feet. Saves 0.06 µs, anyway.
+                # A spare transaction keeps its slot in the reader table. A forked child that drops the spare would
+                # free the slot while the parent uses it. Without spares a transaction costs 0.06 µs more.
                 max_spare_txns=0,
-                # Format 1 and its engine, whatever the process's environment variables ask for.
+                # Data format 1 and its engine, even if environment variables of the process select others.
                 lib_version=0,
             )
             if not read_only:
-                # Killed readers would keep the pages they saw from being used again.
+                # Free the slots of killed readers, because LMDB does not reuse the pages that they saw.
                 self.lmdb.reader_check()
         except lmdb.Error as error:
             if path in _inherited:
@@ -203,17 +221,17 @@ class _Shared:
             self.lmdb.close()
             raise
         if not read_only:
-            # LMDB syncs its file but not the file's name.
+            # LMDB syncs its file, but not the directory that names it.
             OsFileSystem().sync_directory(path)
             try:
                 OsFileSystem().sync_directory(os.path.dirname(path))
             except OSError as error:
-                # Another user of a shared environment may be unable to read its parent, and has made nothing there.
+                # A user of a shared environment may lack the right to read its parent; nothing was made there then.
                 if made or error.errno != errno.EACCES:
                     raise
 
     def begin(self, *, write: bool = False) -> lmdb.Transaction[bytes]:
-        """Begin a transaction, unless the file was cut."""
+        """Begin a transaction; CorruptError if the file was truncated."""
         cut = self.guard.problem()
         if cut is not None:
             raise _cut(self.path, cut)
@@ -237,13 +255,14 @@ class _Shared:
             transaction.commit()
         except lmdb.Error as error:
             meaning = _meaning(self.path, error)
-            # Without room LMDB stops before the page that makes a commit count; any other failure leaves that open.
+            # Without space LMDB stops before it writes the meta page, so the commit does not count. After any other
+            # failure it is unknown whether the commit counts.
             if isinstance(meaning, StorageRefusedError) and not isinstance(meaning, StorageFullError):
                 meaning = StorageFailedError(f"{self.path}: LMDB failed: {error}; close the store and open it again")
             if not isinstance(meaning, StorageFullError):
                 self.failure = str(error)
                 free = OsFileSystem().free_bytes(self.path)
-                if free < _NEXT_TO_NOTHING:  # a write that came short is EIO to LMDB, whatever the reason
+                if free < _NEXT_TO_NOTHING:  # LMDB reports a short write as EIO, even if the device is full
                     raise StorageFailedError(
                         f"{meaning}. Its device has {free} bytes free, so it is most likely full and not broken: free "
                         "some space before that"
@@ -260,8 +279,8 @@ _inherited: Final[set[str]] = set()
 def _disown() -> None:
     for path, shared in _open.items():
         shared.forked = True
-        # Not closed: that would take the parent's places in the reader table away. Without references it may be opened
-        # anew; a transaction that was under way at the fork still has one.
+        # Not closed, because that would free the parent's slots in the reader table. Once no reference is left, the
+        # path may be opened anew; a transaction that was open at the fork still holds a reference.
         del shared.lmdb
         shared.guard.close()
         _inherited.add(path)
@@ -346,21 +365,21 @@ class _LmdbWrite(_LmdbRead):
 class LmdbEnvironment:
     """An LMDB environment in a directory of its own; see :class:`Environment`.
 
-    Opening a path again in the same process shares what is open. After ``fork`` the child gets ForkedProcessError from
-    what its parent opened; it may open the path for itself unless a transaction was under way at the fork. Reading one
-    key costs about a microsecond.
+    LmdbEnvironments of one path in one process share one LMDB environment. After ``fork``, those that the parent opened
+    raise ForkedProcessError in the child; it may open the path itself unless a transaction was open at the fork.
+    Reading one key costs about a microsecond.
 
     Args:
-        path: The directory; made if it is missing and ``read_only`` is not set. Its parent must be there.
+        path: The directory; made if it is missing and ``read_only`` is not set. Its parent must exist.
         read_only: Refuse to write. LMDB still notes the reader in its lock file, so this process must be able to
             write that file: it runs as the owner, or as a member of the group that the store is shared with.
-        map_bytes: Address space to reserve, which bounds the size of the map; takes no memory by itself.
-        access: For whom the directory and the files are made; what exists keeps its mode.
+        map_bytes: Address space to reserve, which bounds the size of the map; reserving it takes no memory.
+        access: The users that new directories and files are for; existing ones keep their modes.
 
     Raises:
         CorruptError: The file is not an LMDB file of format 1, or is damaged.
-        IllegalOperationError: To be opened for writing while this process has it open read-only.
-        ForkedProcessError: A transaction of the parent process was under way when this one was forked.
+        IllegalOperationError: Writing is requested while this process has the path open read-only.
+        ForkedProcessError: A transaction of the parent process was open when this process was forked.
         StorageFailedError: LMDB refuses for another reason, such as a missing file or permission.
         OSError: The directory cannot be made or synced.
     """
@@ -420,7 +439,7 @@ class LmdbEnvironment:
             raise _meaning(self._path, error) from error
 
     def close(self) -> None:
-        """See :meth:`Environment.close`. The last of those who share it closes LMDB."""
+        """See :meth:`Environment.close`. The last LmdbEnvironment of the path closes LMDB."""
         with _guard:
             shared, self._shared = self._shared, None
             if shared is None or shared.forked:

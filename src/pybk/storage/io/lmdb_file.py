@@ -1,7 +1,7 @@
 """Whether an LMDB file has all the pages that it refers to.
 
-LMDB maps its file and looks at pages without asking whether the file reaches that far; where it was cut, the process is
-killed. A file may be shorter than its meta page says, if its last pages are of no use, so this file looks at which are.
+LMDB maps its file and reads pages without checking the file's size, so a truncated file kills the process with SIGBUS.
+A sound file may be shorter than its meta page says, if its last pages are unused. So this file finds the pages in use.
 
 The layout is that of LMDB's data format 1 on 64-bit little-endian machines.
 """
@@ -31,7 +31,7 @@ _METAS_BYTES: Final = 8192
 
 
 class _Meta(NamedTuple):
-    """What the newest meta page says."""
+    """The newest meta page, decoded."""
 
     page_bytes: int
     roots: tuple[int, int]
@@ -40,7 +40,7 @@ class _Meta(NamedTuple):
 
 
 def missing_pages(path: str) -> str | None:
-    """Say how an LMDB environment's file ends too early; None if it does not, or if LMDB itself will refuse it.
+    """Return how an LMDB environment's file ends too early; None if it does not, or if LMDB itself will refuse it.
 
     Args:
         path: The environment's directory. Another process may be writing it.
@@ -79,8 +79,8 @@ def _missing(fd: int, path: str) -> str | None:
 class SizeGuard:
     """Compares the size of an open LMDB environment's file with what its meta pages refer to.
 
-    Call ``problem`` before each transaction: LMDB would touch pages that the file has no more, which ends the process
-    with SIGBUS. A cut between the call and the end of the transaction is not seen.
+    Call ``problem`` before each transaction, because LMDB would read pages beyond the end of a truncated file, and the
+    process would get SIGBUS. A truncation between the call and the end of the transaction is not noticed.
 
     Threads: any.
 

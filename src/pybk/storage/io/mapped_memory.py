@@ -1,4 +1,4 @@
-"""Touching mapped files: a range is populated first, so that a cut file or an unreadable page is an error.
+"""Reading mapped files safely: a range is populated first, so that a truncated file or bad page raises an error.
 
 Touching a mapped page that the kernel cannot read ends the process with SIGBUS. So every reader of a map asks for its
 range here before it looks at it, once for the range of a whole batch. What remains is a page that was populated,

@@ -1,4 +1,4 @@
-"""Spare file descriptors of this process, for what must not fail because other parts of it used them all up.
+"""Spare file descriptors, so that a sync or a new log file does not fail when the process has used up its limit.
 
 They are open on ``/dev/null``, and one is closed when the operating system refuses a descriptor for a sync or a new log
 file. The process's limit is never changed.
@@ -16,7 +16,7 @@ from pybk.errors import StorageError
 
 SPARES: Final = 8
 KEPT_FOR_SYNCS: Final = 4
-"""So many are left for syncs, which give theirs back at once; files that stay open take none of them."""
+"""Spares reserved for syncs, which return them at once; files that stay open may not take these."""
 
 _NEEDED: Final = 48
 """Descriptors that a store of one directory for each tier has open when it is busy, with these and some maps."""
@@ -65,7 +65,7 @@ def release_spares() -> None:
 
 
 def fill_spares() -> str | None:
-    """Make up for spare descriptors that were used; return why that cannot be done, None if it was."""
+    """Replace used spare descriptors; return the reason if that is impossible, else None."""
     if len(_held) >= SPARES:
         return None
     with _guard:

@@ -1,12 +1,11 @@
 """The queue of appends that wait for admission: first come, first served.
 
-An append is refused while too many bytes are outstanding. If those that are refused just tried again, a flood of
-small appends would take each bit of space as it becomes free, and a large append would wait for ever. So an append
-that has to wait joins a queue with the bytes that it needs, and appends that come later may take only the space
-beyond those bytes.
+An append must wait while too many bytes are outstanding. If waiting appends only tried again, many small appends would
+take each byte that becomes free, and a large append would starve. So an append that has to wait joins a queue with the
+bytes that it needs, and later appends may take only the space beyond the bytes that the queue needs.
 
-A large batch and the entries of an advanced ledger wait with their ledger's lock held, because nothing may come
-between its parts. Such an append goes ahead of the others of its ledger, which need the lock to continue.
+A large batch and the entries of an advanced ledger wait with their ledger's lock held, because nothing may come between
+its parts. Such an append goes ahead of the others of its ledger, which need the lock to continue.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Ticket:
-    """The place of one append in the queue.
+    """One append's position in the queue.
 
     Attributes:
         descriptors: The ledgers appended to; more than one for a group.
@@ -35,12 +34,12 @@ class Ticket:
         self._gate.acquire()
 
     def open(self) -> None:
-        """Let the append try; called by the queue, which holds its lock."""
+        """Let the append try; the queue calls this with its lock held."""
         if self._gate.locked():
             self._gate.release()
 
     def wait(self) -> None:
-        """Return when the append is first in the queue for the first time; called once."""
+        """Block until the append is first in the queue; call it once."""
         self._gate.acquire()
 
 
@@ -51,8 +50,8 @@ class Admission:
         space: Bytes that may be outstanding after an append without a ticket: the bound less what the queue needs.
         first: The ticket whose append may take all space; None while nothing waits.
 
-    Invariant: A ticket whose append holds the ledger's lock stands before all others of that ledger, so that no append
-    waits for one that stands behind it.
+    Invariant: A ticket whose append holds its ledger's lock comes before all other tickets of that ledger. So no append
+    waits for one that comes later in the queue, and there is no deadlock.
 
     Threads: any.
     """
@@ -73,7 +72,7 @@ class Admission:
         """Join the queue, at its end; the caller holds the ledger's lock.
 
         Args:
-            ticket: The place.
+            ticket: The append's ticket.
             keeps_lock: Whether the append holds the ledger's lock while it waits; it goes ahead of its ledger's others.
         """
         with self._lock:
@@ -83,13 +82,13 @@ class Admission:
             self._settle()
 
     def leave(self, ticket: Ticket) -> None:
-        """Leave the queue, after which the next may try; nothing if it has left or never joined."""
+        """Leave the queue, and let the next append try; does nothing if the ticket is not in the queue."""
         with self._lock:
             self._queue = [each for each in self._queue if each is not ticket]
             self._settle()
 
     def _settle(self) -> None:
-        """Bring everything in line with the queue; the caller holds the lock. May be repeated."""
+        """Recompute ``space`` and ``first`` from the queue; the caller holds the lock. Idempotent."""
         self.space = self._bytes_max - sum(each.nbytes for each in self._queue)
         self.first = self._queue[0] if self._queue else None
         if self.first is not None:

@@ -1,8 +1,24 @@
-"""What a log says after a stop: the end-of-log rules of ``docs/format.md`` over the bytes of log files.
+"""Replay: read the commits of a log after a stop, and find where the log ends (``docs/format.md``).
 
-Two facts carry all of it. A commit is written only after the one before it is durable, so a valid commit header with
-LSN m proves that m - 1 was durable. And the header of a begun file names the LSN of its first commit, so it says where
-the file before it was left, whatever lies there.
+Theory of operation. Two facts decide everything:
+
+1. A commit is written only after the commit before it is durable. So a valid commit header with LSN m proves that
+   m - 1 was durable. The headers of commits and files also name a durable LSN, and so do the watermark and the index.
+2. The header of a log file names the LSN of its first commit. So it says where the log left the file before it;
+   bytes from that LSN on in the earlier file were abandoned.
+
+:class:`Replay` reads the files in the order of their ids and looks one file ahead. A file without a sound header was
+preallocated, or torn when it was begun: its commits do not count, but their headers prove what was durable. In a file
+that another begun file follows, the commits below that file's first LSN count, and all of them were durable. In the
+last begun file, commits count up to the first that is missing or damaged and is not proven durable: that one is a torn
+write, which was never acknowledged, so the log ends there.
+
+Why that is right: a durable commit is never dropped silently. If only the bodies of its records are damaged, the commit
+is yielded with ``sound`` False, and its entries read as corrupt. If its headers are damaged, it is unknown which
+entries it held, so the pass ends with CorruptError. An entry's bytes cannot pass for a commit: see ``proven_durable``.
+
+Nothing here takes a lock or writes. At an open the caller holds the store's lock; a reader of a store that is being
+written calls :func:`scan_commits` and stops at the durable watermark.
 """
 
 from __future__ import annotations
@@ -35,7 +51,7 @@ _COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, "little")
 _GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
 _UNTOLD_MAX: Final = 1 << 40
-"""More commits than the files hold whose headers do not name the LSN of their first."""
+"""An upper bound on the commits in files without a header, which do not say what their first LSN is."""
 _REMEDY: Final = "restore the file from a backup, or run `pybk verify` on the store to see what is left"
 
 
@@ -48,12 +64,12 @@ class OpenLogFile(NamedTuple):
 
     @classmethod
     def load(cls, fs: FileSystem, file_id: int, path: str) -> OpenLogFile:
-        """Map a log file, all of it in memory, so that it can be touched.
+        """Map a log file and bring all of it into memory, so that reading the map cannot raise SIGBUS.
 
         Raises:
-            CorruptError: It is cut at this moment.
+            CorruptError: The file is being truncated.
             StorageError: The device cannot read it.
-            OSError: It cannot be opened.
+            OSError: The file cannot be opened.
         """
         return cls(file_id, path, whole_file(fs, path))
 
@@ -61,7 +77,7 @@ class OpenLogFile(NamedTuple):
 class ReplayedRecord(NamedTuple):
     """One record of a commit.
 
-    Its stored body is ``data[body_start:body_end]``; ``sound`` is False when those are not the bytes that were written.
+    Its stored body is ``data[body_start:body_end]``; ``sound`` is False if the body does not match its checksum.
     """
 
     header: RecordHeader
@@ -87,7 +103,7 @@ class ReplayedCommit(NamedTuple):
 
 
 class CorruptRecord(NamedTuple):
-    """A record of a durable commit whose body is damaged: which entries it held is known, their bytes are lost here."""
+    """A record of a durable commit whose body is damaged: its header names its entries, but their bytes are lost."""
 
     path: str
     offset: int
@@ -96,15 +112,16 @@ class CorruptRecord(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """What replay found besides the commits.
+    """The end of the log, and the damage that replay found.
 
     Attributes:
         next_lsn: LSN of the next commit to write, in a new file.
         last_file_id: Last file that was begun, None when there is none.
         offset: Where in that file the log ends, bytes; 0 when there is none.
-        torn_bytes: Bytes behind the end that hold something of writes that were never acknowledged.
-        durable_lsn: Highest LSN that something found here or given says was durable; always below ``next_lsn``.
-        unbegun_file_ids: Files without a header: preallocated, or torn. What they hold is no part of the log.
+        torn_bytes: Bytes after the end that hold parts of writes that were never acknowledged.
+        durable_lsn: Highest LSN that is known to have been durable, from the files or from the caller. Always below
+            ``next_lsn``, because anything else ends replay with CorruptError.
+        unbegun_file_ids: Files without a sound header: preallocated, or torn. Their bytes are not part of the log.
         corrupt: Damaged records of durable commits.
     """
 
@@ -125,17 +142,19 @@ class LogEnd(NamedTuple):
 def scan_commits(
     file: OpenLogFile, offset: int, lsn: int, up_to_lsn: int = _LSN_MAX, reach: Callable[[int], None] | None = None
 ) -> Iterator[ReplayedCommit]:
-    """Read consecutive commits of one file until the bytes are no commit any more.
+    """Yield the consecutive commits of one file, up to the first bytes that are not the expected commit.
 
-    The caller decides what the stop means. A commit whose body is damaged is yielded with ``sound`` False, for
-    its entries are known. Where a later file was begun, only the commits below its first LSN count: pass that limit.
+    The caller decides whether the stop is the end of the log or damage. A commit with a damaged body is yielded with
+    ``sound`` False, because its headers still name its entries. If a later file was begun, only the commits below its
+    first LSN count: pass that limit.
 
     Args:
         file: The file.
         offset: Where the first commit is expected, bytes, a multiple of ``BLOCK_BYTES``.
         lsn: LSN expected there.
         up_to_lsn: Last LSN to read: below the next file's first, and at most the watermark while a writer is live.
-        reach: Called with the end of the bytes that are touched next, to populate them; None if the whole file is.
+        reach: Called with the end of the bytes that are read next, to bring them into memory; None if the whole file
+            is in memory.
 
     Raises:
         UnsupportedFormatError: A sound header is of another format.
@@ -165,9 +184,9 @@ def scan_commits(
 
 
 def _read_records(file: OpenLogFile, at: int, end: int, count: int, lsn: int) -> list[ReplayedRecord] | None:
-    """Return the records between two offsets; None unless they are ``count`` of commit ``lsn``, without a gap.
+    """Return the records between two offsets; None unless there are ``count``, all of commit ``lsn``, without a gap.
 
-    None, too, if a group record is not followed by the records that it was made for.
+    Also returns None if a group record is not followed by the records that it was made for.
     """
     data = file.data
     body = data[:end]
@@ -204,13 +223,13 @@ def _is_followed_by_its_own(data: memoryview, records: list[ReplayedRecord], num
 
 
 def members_of(records: list[ReplayedRecord], number: int) -> list[ReplayedRecord]:
-    """Return the records that the group record with this number makes one; none for a record of another kind."""
+    """Return the records that the group record at index ``number`` joins; an empty list for another kind of record."""
     header = records[number].header
     return records[number + 1 : number + 1 + header.first_entry_id] if header.kind == _GROUP else []
 
 
 def units_of(records: list[ReplayedRecord]) -> Iterator[list[ReplayedRecord]]:
-    """Yield what is applied all or not at all: each group with its records, and each other record alone."""
+    """Yield the units that are applied atomically: each group record with its members, and each other record alone."""
     number = 0
     while number < len(records):
         unit = [records[number], *members_of(records, number)]
@@ -219,21 +238,21 @@ def units_of(records: list[ReplayedRecord]) -> Iterator[list[ReplayedRecord]]:
 
 
 class Replay:
-    """One pass over a log: iterate for the commits, then ask for the ``end``.
+    """One pass over a log: iterate over the commits, then read ``end``.
 
-    The commits come in LSN order; one that is not ``sound`` is corrupt and durable. A torn write is never yielded.
-    Nothing is changed on disk. At most two files are held at once.
+    Commits come in LSN order. A commit that is not ``sound`` was durable and is damaged; a torn write is never yielded.
+    Nothing is changed on disk. At most two files are mapped at a time.
 
     Args:
-        files: All files from the mark on, in file-id order, loaded as they are asked for.
-        first_lsn: LSN expected first.
+        files: All log files from the checkpoint mark on, in file-id order; each is loaded when it is needed.
+        first_lsn: LSN of the first commit.
         durable_lsn: Highest LSN that the watermark or the index says was durable.
         store_id: The 16 bytes of the store.
 
     Iterating raises:
-        CorruptError: The log is damaged in a way that leaves unknown what is lost: acknowledged commits are missing or
-            unreadable, or a file belongs elsewhere.
-        UnsupportedFormatError: Something sound is of another format.
+        CorruptError: Acknowledged commits are missing or unreadable, so it is unknown which entries are lost; or a file
+            belongs to another store.
+        UnsupportedFormatError: A sound header is of another format.
 
     Threads: one.
     """
@@ -252,10 +271,10 @@ class Replay:
 
     @property
     def end(self) -> LogEnd:
-        """What was found besides the commits.
+        """The end of the log.
 
         Raises:
-            UsageError: The commits were not all taken yet.
+            UsageError: The iteration has not reached the end yet.
         """
         if self._end is None:
             raise UsageError(
@@ -264,7 +283,7 @@ class Replay:
         return self._end
 
     def __iter__(self) -> Iterator[ReplayedCommit]:
-        """Return the commits that were not taken yet."""
+        """Return an iterator over the commits that were not yielded yet."""
         return self._commits
 
     def _replay(self) -> Iterator[ReplayedCommit]:
@@ -275,7 +294,7 @@ class Replay:
             file, header = following
             if header.first_lsn != self._lsn:
                 raise self._refusal(path, f"but {file.path} begins with LSN {header.first_lsn}")
-            # Anything torn up to here was abandoned: this file's header says that the log continued.
+            # A torn write before this file was abandoned: this header proves that the log continued here.
             self._torn_bytes = 0
             following = self._next_begun()
             self._offset = BLOCK_BYTES
@@ -308,7 +327,7 @@ class Replay:
         )
 
     def _next_begun(self) -> tuple[OpenLogFile, LogFileHeader] | None:
-        """Return the next file with a header; take note of those without and of what commits in them prove."""
+        """Return the next begun file; note files without a header, and the LSNs that their commits prove durable."""
         while (file := next(self._files, None)) is not None:
             try:
                 header = decode_file_header(file.data, store_id=self._store_id, file_id=file.file_id, where=file.path)
@@ -326,13 +345,13 @@ class Replay:
         return None
 
     def _read_left(self, file: OpenLogFile, left_at_lsn: int) -> Iterator[ReplayedCommit]:
-        """Read a file that the log left for the next: only its commits below that LSN count, and they were durable."""
+        """Read a file that another follows: only commits below ``left_at_lsn`` count, and all of those were durable."""
         for commit in scan_commits(file, BLOCK_BYTES, self._lsn, left_at_lsn - 1):
             self._take(file, commit)
             yield commit
 
     def _read_last(self, file: OpenLogFile) -> Iterator[ReplayedCommit]:
-        """Read the last begun file: a commit that is damaged and not known to have been durable is the end."""
+        """Read the last begun file: the log ends at the first damaged commit that is not proven durable."""
         for commit in scan_commits(file, BLOCK_BYTES, self._lsn):
             if not commit.sound and commit.lsn > self._durable:
                 self._durable = max(self._durable, proven_durable(file, commit.offset + commit.size, commit.lsn + 1))
@@ -356,21 +375,22 @@ class Replay:
 
 
 def lsn_after(lsn: int) -> int:
-    """Return the highest LSN believed of a commit that comes after an LSN, at an unknown distance."""
+    """Return the highest LSN that is plausible for a commit at an unknown distance after ``lsn``."""
     return lsn + _UNTOLD_MAX
 
 
 def proven_durable(file: OpenLogFile, offset: int, lsn: int) -> int:
     """Return the highest LSN that commit headers from ``offset`` on prove to have been durable; 0 for none.
 
-    Clients choose what entries say. What a commit claims as its body is passed over, so that entries which look like
-    commits prove nothing. Where the header of their own commit is damaged, they are recognised by another format, or by
-    their LSN: each commit takes a block at least. So nothing beyond what the file could hold is proven.
+    Clients choose the bytes of entries, so an entry may look like a commit header. Two rules keep it from proving
+    anything that the file could not hold. The body of a valid commit is skipped. And where a damaged header leaves a
+    body unprotected, a header counts only if its format is known and its LSN is plausible: each commit takes at least
+    one block, so the LSN n blocks later is at most ``lsn + n``.
 
     Args:
         file: The file.
-        offset: Where a commit would begin, bytes, a multiple of ``BLOCK_BYTES``: no entry lies there.
-        lsn: Highest LSN expected there.
+        offset: Where a commit begins, bytes, a multiple of ``BLOCK_BYTES``; not within the body of a commit.
+        lsn: Highest LSN that is plausible there.
     """
     data = file.data
     words = np.frombuffer(data[offset:][: (len(data) - offset) & -4], "<u4")[:: BLOCK_BYTES // 4]
@@ -391,7 +411,7 @@ def proven_durable(file: OpenLogFile, offset: int, lsn: int) -> int:
 
 
 def _used_bytes(data: memoryview) -> int:
-    """Return how many bytes there are up to the last one that is not zero."""
+    """Return the size of the data without its trailing zeros, bytes."""
     for start in range((len(data) - 1) // _SCAN_BYTES * _SCAN_BYTES, -1, -_SCAN_BYTES):
         piece = np.frombuffer(data[start : start + _SCAN_BYTES], np.uint8)
         if piece.any():

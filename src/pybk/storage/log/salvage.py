@@ -1,8 +1,21 @@
-"""What is left of a store that lost something durable: for a bookie, which gets the rest from its peers.
+"""Salvage: open a store that lost durable data, and report the loss. Bookies do so: their peers have copies.
 
-Opening a store fails where it is unknown what is lost. Salvage continues instead, takes what is beyond doubt, and
-reports what it passed over. It changes nothing on disk but the files' times and an LMDB environment that is missing:
-that is begun with a note next to it, so that a process that stops before it has recorded the loss finds the same again.
+Theory of operation. An ordinary open replays the log and fails with CorruptError where it is unknown which entries are
+lost. Salvage takes only commits that are beyond doubt, skips the others, and reports each loss in a sentence.
+
+1. :func:`open_watermark` opens the watermark, or makes a new one next to a missing or damaged one. It syncs the old
+   one, because the watermark may be the only evidence that commits are missing.
+2. :class:`SalvagedLog` reads the log files in the order of their ids. A file's header says which LSN its first commit
+   has, so a gap between two files is known by its LSNs. A file without a sound header is skipped. Within a file, a
+   damaged commit header ends the file, because any later "commit" might be bytes of an entry, which clients choose.
+3. :func:`salvage_log` applies each commit unit by unit. A unit that the index or an earlier loss contradicts is dropped
+   and reported. The next LSN and the next ledger id stay above all that the log names, so neither is used twice.
+4. The store's owner records the loss durably, then calls ``Store.keep_salvage``: :func:`replace_missing` puts
+   placeholders where files are missing, and :func:`keep_watermark` moves the new watermark to its place.
+
+Why that is right: before the loss is recorded, nothing on disk changes but the files' times and a missing LMDB
+environment. That one is created with a note next to it, so a process that stops in between finds the same loss again.
+No lock is taken here: the caller holds the store's lock, and one thread runs all of it.
 """
 
 from __future__ import annotations
@@ -33,17 +46,18 @@ if TYPE_CHECKING:
 _LSN_MAX: Final = (1 << 64) - 1
 _NEW_WATERMARK: Final = "watermark.new"
 _TOLD_MAX: Final = 10
-"""So many of the dropped records are reported one by one."""
+"""Number of dropped records that are reported one by one; the others are only counted."""
 
 
 class SalvageReport(NamedTuple):
-    """What opening a store passed over.
+    """The losses that a salvaging open found.
 
     Attributes:
-        lost: What is missing or cannot be read, and where, a sentence each.
-        missing: Files that the index names and that are not there.
-        files: The log files from the mark on, with the bytes used in each.
-        new_watermark: Whether another watermark waits to take the place of one that is missing or damaged.
+        lost: A sentence for each loss: what is missing or unreadable, and where.
+        missing: Files that the index names and that do not exist.
+        files: The log files from the checkpoint mark on, with the bytes used in each.
+        new_watermark: Whether a new watermark was made, because the old one is missing or damaged. ``keep_watermark``
+            moves it to its place.
     """
 
     lost: tuple[str, ...]
@@ -53,26 +67,29 @@ class SalvageReport(NamedTuple):
 
 
 class SalvagedLog:
-    """One pass over a log with gaps: iterate for its commits, each with its file, then ask what was lost.
+    """One pass over a log with gaps: iterate over its commits, each with its file, then read ``lost``.
 
-    It takes less than ``Replay`` would, where it cannot know. Behind a damaged commit header, nothing of a file is
-    taken: a commit that is looked for there might be bytes that a client chose. Of a file without a sound header
-    nothing is taken, either: whether the log was ever in it, its header alone would say. A damaged commit counts only
-    if the one behind it says that it was durable: where a file is missing, it may have been torn and left behind.
+    It takes fewer commits than ``Replay``, because it must not guess:
+
+    - After a damaged commit header it takes nothing from the file: bytes there that look like a commit may be part of
+      an entry, which a client chose.
+    - It takes nothing from a file without a sound header, because only the header proves that the log used the file.
+    - It takes a damaged commit only if the next commit follows, which proves that the damaged one was durable.
+      Without that it may be a torn write that the log abandoned, if the file that would show this is missing.
 
     Args:
-        files: All files from the mark on, in file-id order, loaded as they are asked for.
-        first_lsn: LSN expected first.
+        files: All log files from the checkpoint mark on, in file-id order; each is loaded when it is needed.
+        first_lsn: LSN of the first commit.
         durable_lsn: Highest LSN that the watermark or the index says was durable.
         store_id: The 16 bytes of the store.
 
     Attributes:
-        lost: What was passed over so far, a sentence each.
-        next_lsn: LSN of the next commit to write; above all that may have been given before.
+        lost: A sentence for each loss that was found so far.
+        next_lsn: LSN of the next commit to write; above every LSN that may have been used.
 
     Iterating raises:
-        CorruptError: A file belongs elsewhere.
-        UnsupportedFormatError: Something sound is of another format.
+        CorruptError: A file belongs to another store.
+        UnsupportedFormatError: A sound header is of another format.
 
     Threads: one.
     """
@@ -103,7 +120,7 @@ class SalvagedLog:
         self._skip_to(self._durable + 1)
 
     def _skip_to(self, lsn: int) -> None:
-        """Take note that the commits below an LSN are missing, if they are."""
+        """Skip to ``lsn``; if commits below it were not read, report them as missing."""
         if self.next_lsn < lsn:
             self.lost.append(f"{self._where}: the commits {self.next_lsn} to {lsn - 1} are missing")
             self.next_lsn = lsn
@@ -125,7 +142,7 @@ class SalvagedLog:
         return None
 
     def _commits(self, file: OpenLogFile, last: int) -> Iterator[ReplayedCommit]:
-        """Yield the commits of one file up to an LSN, but for those whose records cannot be separated."""
+        """Yield the commits of one file up to LSN ``last``; report a durable one whose record headers are damaged."""
         offset = BLOCK_BYTES
         while self.next_lsn <= last:
             lsn = self.next_lsn
@@ -157,10 +174,10 @@ def salvage_log(
     durable_lsn: int,
     rewrite_beyond: int | None,
 ) -> tuple[RecoveredLog, list[str], int]:
-    """Do what ``recover_log`` does, as far as the log goes; log files without a header stay.
+    """Recover a damaged log as far as possible: as ``recover_log``, but files without a sound header are not removed.
 
     Args:
-        ledgers: Takes the state.
+        ledgers: The state that the commits are applied to.
         volumes: The store's directories.
         store_id: The 16 bytes of the store.
         first_file_id: Log files from this id on are read.
@@ -169,10 +186,10 @@ def salvage_log(
         rewrite_beyond: As for ``recover_log``.
 
     Returns:
-        The log, what was lost, and an id above those of all ledgers that the log names.
+        The recovered log, a sentence for each loss, and a ledger id above all that the log names.
 
     Raises:
-        CorruptError: A log file belongs elsewhere, or the index is damaged.
+        CorruptError: A log file belongs to another store, or the index is damaged.
     """
     rows = log_files(volumes, first_file_id)
     paths = ((file_id, volumes.path_of(row)) for file_id, row in rows.items())
@@ -206,15 +223,16 @@ def open_watermark(fs: FileSystem, root: str, store_id: bytes, lost: list[str] |
     """Open a store's watermark.
 
     Args:
-        fs: Where.
+        fs: The file system.
         root: The store's directory.
         store_id: The 16 bytes of the store.
-        lost: None unless the store is salvaged: then a missing or damaged watermark is reported here, and another one
-            opened, which ``keep_watermark`` puts in its place. And what the watermark says is on disk on return:
-            else a power failure might take away what shows that commits are missing.
+        lost: None for an ordinary open. For a salvaging open, a list to which a missing or damaged watermark is
+            reported; a new one is made and returned then, and ``keep_watermark`` moves it to its place. A sound
+            watermark is synced before the return, because after a power failure it may be the only evidence that
+            commits are missing.
 
     Raises:
-        CorruptError: It is missing or damaged, and the store is not salvaged.
+        CorruptError: The watermark is missing or damaged, and ``lost`` is None.
     """
     path = os.path.join(root, "watermark")
     if lost is None:
@@ -231,15 +249,15 @@ def open_watermark(fs: FileSystem, root: str, store_id: bytes, lost: list[str] |
 
 
 def keep_watermark(fs: FileSystem, root: str) -> None:
-    """Put a new watermark in the place of the one that was missing or damaged, durably."""
+    """Replace the missing or damaged watermark by the new one, durably."""
     fs.rename(os.path.join(root, _NEW_WATERMARK), os.path.join(root, "watermark"))
     fs.sync_directory(root)
 
 
 def replace_missing(volumes: Volumes, rows: Iterable[FileRow]) -> None:
-    """Put placeholders in the places of missing files, durably; LMDB environments come last.
+    """Create placeholders for missing files, durably; those of LMDB environments last.
 
-    Their entries are still known, and reading those fails, as with any damaged file.
+    The index still names the entries of a missing file, and reading them fails as with any damaged file.
     """
     for row in sorted(rows, key=lambda row: volumes.tier_of(row).uses_environments):
         volumes.tier_of(row).replace_missing(volumes.fs, volumes.path_of(row))

@@ -1,4 +1,4 @@
-"""Looking at records one by one, and finding all records of a file, whether the file is sound or not."""
+"""Read single records, and find all records of a file, even of a damaged one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Run = tuple[int, int, int, int, int, int, int]
 
 
 class RecordReader:
-    """Reads single records where runs say that they lie, and checks all that can be checked without a digest.
+    """Reads single records by run location, and checks everything except entry digests.
 
     Args:
         files: The opened files; ``files.volumes`` must know the rows of those that are read.
@@ -75,7 +75,7 @@ def _run_of(header: RecordHeader, offset: int, file_id: int) -> Run:
 
 
 def locations_of(rows: RunLocations) -> RunLocations:
-    """Return the runs of footer rows, which have a ledger id besides."""
+    """Return the run locations in footer rows, without the ledger ids."""
     runs = np.empty(len(rows), LOCATION_DTYPE)
     for name in LOCATION_DTYPE.names or ():
         runs[name] = rows[name]
@@ -106,10 +106,10 @@ def file_rows(row: FileRow, files: TierFiles) -> RunLocations:
 
 
 def kept_commits(file: OpenLogFile, used_bytes: int) -> Iterator[ReplayedCommit]:
-    """Yield the commits of a log file of which it is known how far it was used; damaged stretches are left out.
+    """Yield the commits of a log file whose used size is known; damaged parts are skipped.
 
-    Behind damage, commits count again from the first one on from which they follow each other to ``used_bytes``: a part
-    of an entry that looks like a commit does not.
+    After damage, commits count again from the first one whose successors reach exactly ``used_bytes``. Bytes of
+    an entry that look like a commit do not pass this test.
 
     Args:
         file: The file.

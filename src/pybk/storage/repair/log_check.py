@@ -1,4 +1,4 @@
-"""Checking log files bit by bit: what replay passes over, as padding, is looked at here, too."""
+"""Check every byte of log files, including the padding, which replay skips."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_kept_file(file: OpenLogFile, used_bytes: int, store_id: bytes) -> Iter
 def check_log_from(
     files: Iterable[OpenLogFile], first_lsn: int, durable_lsn: int, store_id: bytes
 ) -> Iterator[LogProblem]:
-    """Check the log from a mark on, up to what is durable; a file that was never begun is passed over.
+    """Check the log from a mark on, up to what is durable; a file that was never begun is skipped.
 
     Args:
         files: Log files from the mark on, in file-id order.

@@ -1,8 +1,8 @@
-"""Making the index again from the catalog and the files.
+"""Rebuild the index from the catalog and the files.
 
-The catalog says which ledgers there are, up to which entry, and which files count; the files say where the entries
-lie; the log from the mark on is replayed when the store is opened. The new index is made next to the old one, and takes
-its place by a rename once it is whole.
+The catalog names the ledgers, their last entries and the files in use. The files give the locations of the entries. The
+log after the mark is replayed when the store is opened. The new index is written next to the old one, and replaces it
+by a rename when it is complete.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LEDGERS_AT_A_TIME: Final = 10_000
 _RUN_ENTRIES_MAX: Final = (1 << 32) - 1
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are done, and of how many."""
+"""Called with the bytes done and the bytes in total."""
 
 
 class LostEntries(NamedTuple):
@@ -104,7 +104,7 @@ def rebuild_index(
         tiers: The tier directories, if they are not where the store remembers them.
         fs: The file system.
         environment: Opens LMDB environments; None opens them on disk.
-        progress: Told about the files that were read.
+        progress: Called with the bytes done and the bytes in total.
 
     Returns:
         What was found. Without ``accept_loss`` nothing is changed when entries are missing: see ``made``.
@@ -198,7 +198,7 @@ class _Rebuilder:
             environment.close()
 
     def run(self, *, accept_loss: bool) -> RebuildReport:
-        """Do it; see ``rebuild_index``."""
+        """Rebuild the index; see ``rebuild_index``."""
         in_log = self._check_log()
         named, others = self._gather()
         placed, lost = self._place(named, others)
@@ -257,7 +257,7 @@ class _Rebuilder:
             logger.info("the index is of no use either: %s", error)
             return None
 
-    # ---- what there is -------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------------
 
     def _check_log(self) -> dict[int, int]:
         """Return the ledgers that the log names from where the catalog ends, with the entries it holds of each.
@@ -350,7 +350,7 @@ class _Rebuilder:
             return np.empty(0, FOOTER_DTYPE)
         return file_rows(row, self._opened_files)
 
-    # ---- what belongs where --------------------------------------------------------------------------------------
+    # ---- assigning records to ledgers ----------------------------------------------------------------------------
 
     def _place(self, named: RunLocations, others: RunLocations) -> tuple[dict[int, RunLocations], list[LostEntries]]:
         """Return the runs of each ledger, and what is missing; stray segments are looked at only for what is."""
@@ -393,7 +393,7 @@ class _Rebuilder:
         return tile(runs, row.last_entry_id, preference=preference, is_sound=is_sound)
 
     def _fill(self, placed: dict[int, RunLocations], lost: list[LostEntries]) -> None:
-        """Write a cold segment of records that say that entries are lost, and place them."""
+        """Write a cold segment of placeholders for lost entries, and add them to the ledgers' runs."""
         volumes = self._volumes
         row = volumes.new_file(COLD, StorageHint.NVME)
         writer = ColdSegmentWriter(self._fs, volumes.path_of(row), self._store_id, row.file_id, compression=None)
@@ -422,14 +422,14 @@ class _Rebuilder:
             self._entries[row.file_id] = self._environment(path)
 
     def _take_environments(self) -> None:
-        """Have the index rely on the environments of the SSD tier as they are, although some may be older."""
+        """Accept the SSD tier's environments in their present state, even those older than the index."""
         files = self._state.files.values()
         for row in older_environments(self._volumes, files, self._entries, self._state.mark):
             with self._entries[row.file_id].write() as transaction:
                 write_entries_mark(transaction, EntriesMark(row.bytes, NO_MARK.removed_at))
 
     def _write_catalog(self) -> CheckpointMark:
-        """Append to the catalog what became of the files, if anything did; return the mark for the index."""
+        """Append changed file rows to the catalog, if there are any; return the mark for the index."""
         if self._catalog_is_lost:
             return self._new_catalog()
         if self._files == self._state.files:

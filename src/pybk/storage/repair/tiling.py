@@ -1,4 +1,4 @@
-"""Which records make up a ledger, when its entries have copies in several files or are missing."""
+"""Choose the records that make up a ledger whose entries have copies in several files or are missing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Gap = tuple[int, int]
 
 
 class _Step(NamedTuple):
-    """The best way from an entry to the ledger's end.
+    """The best path from an entry to the ledger's end.
 
-    ``unreadable`` entries lie on it, ``missing`` of them in no record. It begins with the record of place ``choice``,
-    or with a gap if that is None, up to entry ``end``.
+    ``unreadable`` entries lie on it; ``missing`` of these are in no record. The path begins with the record at index
+    ``choice``, or with a gap if that is None, up to entry ``end``.
     """
 
     unreadable: int
@@ -61,7 +61,7 @@ def tile(
 def _choose(
     runs: RunLocations, places: list[int], last: int, preference: Callable[[int], int], is_sound: Callable[[int], bool]
 ) -> tuple[list[int], list[Gap]]:
-    """Find the best way from entry 0 to the end, from behind."""
+    """Find the best path from entry 0 to the last entry, by dynamic programming from the end."""
     starting: dict[int, list[int]] = defaultdict(list)
     end_of: dict[int, int] = {}
     for place in places:
@@ -84,7 +84,7 @@ def _choose(
 
 
 def _follow(best: dict[int, _Step], last: int) -> tuple[list[int], list[Gap]]:
-    """Walk the best way; neighbouring gaps are one."""
+    """Follow the best path; adjacent gaps are merged."""
     chosen: list[int] = []
     gaps: list[Gap] = []
     at = 0

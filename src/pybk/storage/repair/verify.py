@@ -1,7 +1,22 @@
-"""Checking a whole store: everything that was written and is durable is there, and is what was written.
+"""Verify a whole store: every durable entry exists and has the bytes that were written.
 
-Nothing is locked or changed. While a writer is live, the store is checked up to the durable watermark; a problem
-is checked again if a checkpoint came in between.
+Theory of operation. Verification changes nothing and takes no lock, so it runs while another process writes the store.
+It checks from the outside in, and a part that cannot be opened is reported and what depends on it is skipped:
+
+1. Open the main cookie, the tier directories, the watermark, the index and the catalog. The index's checkpoint mark, or
+   without an index the catalog's, says where the log begins. The watermark or the mark says up to which LSN it is
+   durable; bytes after that are not checked, because a live writer may be writing them.
+2. Compare the catalog with the index, row by row.
+3. Check the log from the mark up to the durable LSN.
+4. Check the index's own invariants.
+5. Check each ledger: its runs cover it without a gap, each record's checksums, digests and cumulative lengths are
+   right, and its end agrees with its metadata and its seal. Ledgers come before files, so damage to a record is
+   reported once, with its entries; ``_seen`` holds the records that are reported already.
+6. Check the remaining bytes of each file: headers, padding and records that no ledger names.
+
+Why that is right without a lock: a checkpoint changes the index's mark before it removes the files that it replaces. So
+``_stable`` reads the mark before and after each check, and repeats a check that found a problem while the mark changed.
+A problem between two equal marks is real. After ``_ATTEMPTS`` tries the problem is reported.
 """
 
 from __future__ import annotations
@@ -55,13 +70,13 @@ _ATTEMPTS: Final = 8
 _RESTORE: Final = "restore the file from a backup"
 
 _DAMAGE: Final = (StorageError, EntryError, LedgerError)
-"""Errors that say something about the store and not about how it is looked at."""
+"""Errors that mean that the store is damaged; any other error is raised to the caller."""
 
 T = TypeVar("T")
 
 
 class VerifyProblem(NamedTuple):
-    """One thing that is wrong, in words with the remedy; the rest is None where it does not apply."""
+    """One problem: a message with the remedy, and where it is; a field that does not apply is None."""
 
     message: str
     path: str | None = None
@@ -72,18 +87,18 @@ class VerifyProblem(NamedTuple):
 
 
 class VerifyReport(NamedTuple):
-    """What a check found.
+    """The result of a verification.
 
     Attributes:
-        problems: What is wrong; the store is sound if there is nothing.
+        problems: The problems; the store is sound if there are none.
         ledgers: Ledgers that were checked.
         entries: Entries that were checked.
-        files: Files that were checked, the catalog, cookies and the watermark left out.
+        files: Files that were checked, not counting the catalog, the cookies and the watermark.
         durable_lsn: The log was checked up to this LSN.
-        unauthenticated: Ledgers whose entries carry a digest that needs a password, which was not given or another one;
-            their records' checksums were checked.
-        unsealed: Ledgers that are closed and have no seal, so that nothing proves where they end.
-        seals_unchecked: Sealed ledgers whose password was not given, or is another one.
+        unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; their
+            records' checksums were checked.
+        unsealed: Closed ledgers without a seal, so that nothing proves where they end.
+        seals_unchecked: Sealed ledgers whose right password was not given.
     """
 
     problems: tuple[VerifyProblem, ...]
@@ -111,17 +126,17 @@ def verify_store(
     environment: OpenEnvironment = open_environment_read_only,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check a store that is closed, or while another process writes it.
+    """Verify a store that is closed, or that another process is writing.
 
     Args:
         root: The store's directory.
-        password: Checks the seals of ledgers of this password, and the entries of HMAC_SHA256 ledgers, too.
-        passwords: The same for ledgers of several passwords, instead of ``password``. A password that is named for a
-            ledger's id and is not the ledger's is a problem. The empty password is tried where no other is right.
-        tiers: The tier directories, if they are not where the store remembers them.
+        password: Password of ledgers; needed to check their seals and the entries of HMAC_SHA256 ledgers.
+        passwords: Passwords of ledgers by id or type, instead of ``password``. A wrong password that is named for a
+            ledger's id is a problem. The empty password is tried if no other is right.
+        tiers: The tier directories, if they have moved since the store was last opened.
         fs: The file system.
         environment: Opens LMDB environments, read-only.
-        progress: Told about the bytes that were read.
+        progress: Called with the bytes that were read and the bytes to read.
 
     Raises:
         CookieError: There is no store.
@@ -141,7 +156,7 @@ def verify_store(
 
 
 class _Check:
-    """One run of ``verify_store``. What cannot be opened is a problem, and what depends on it is left out."""
+    """One call of ``verify_store``. A part that cannot be opened is a problem, and checks that need it are skipped."""
 
     def __init__(
         self, fs: FileSystem, root: str, passwords: Passwords, environment: OpenEnvironment, progress: Progress
@@ -215,10 +230,10 @@ class _Check:
             for row in self._index_files().values():
                 self._stable(partial(self._check_file, row))
 
-    # ---- how a problem is taken ----------------------------------------------------------------------------------
+    # ---- collecting problems -------------------------------------------------------------------------------------
 
     def _try(self, call: Callable[[], T]) -> T | None:
-        """Return what a call returns; None, and a problem, if it finds damage."""
+        """Return the result of a call; if it finds damage, add a problem and return None."""
         try:
             return call()
         except (*_DAMAGE, FileNotFoundError) as error:
@@ -226,7 +241,7 @@ class _Check:
             return None
 
     def _stable(self, check: Callable[[], Iterable[VerifyProblem]]) -> bool:
-        """Repeat a check while it finds problems and the store was changed meanwhile; return whether all was sound."""
+        """Run a check, again while it finds problems and the mark changed meanwhile; return whether it found none."""
         problems: list[VerifyProblem] = []
         for _ in range(_ATTEMPTS):
             before = self._current_mark()
@@ -235,7 +250,7 @@ class _Check:
             except FileNotFoundError as error:
                 problems = [
                     _problem(error)
-                ]  # a file goes only after the mark has changed: maybe just before it was read
+                ]  # repeat: the mark changes before a file is removed, maybe before it was read here
                 continue
             except _DAMAGE as error:
                 problems = [_problem(error)]
@@ -255,7 +270,7 @@ class _Check:
         try:
             return self._index.mark()
         except _DAMAGE:
-            return None  # found and told by the check of the index
+            return None  # the check of the index reports it
 
     def _read_bytes(self, size: int) -> None:
         self._done_bytes += size
@@ -278,7 +293,7 @@ class _Check:
         self._mark = checked_mark(self._index, self._cookie, self._root)
 
     def _index_files(self) -> dict[int, FileRow]:
-        """Return the files that the index names, known to the volumes and open."""
+        """Return the files that the index names, after adding them to the volumes and opening their environments."""
         assert self._index is not None, "the caller looked"
         try:
             files = self._index.files()
@@ -295,7 +310,7 @@ class _Check:
         return files
 
     def _plan(self) -> None:
-        """Find out how much there is to read, for the progress."""
+        """Estimate the bytes to read, for the progress."""
         self._total_bytes = 2 * sum(row.bytes for row in self._volumes.found().values())
 
     # ---- catalog, index, log -------------------------------------------------------------------------------------
@@ -308,7 +323,7 @@ class _Check:
         return read_catalog(self._fs, path, self._cookie.store_id, mark.catalog_file_id, at_least=mark.catalog_bytes)
 
     def _check_catalog(self) -> Iterable[VerifyProblem]:
-        """Compare the catalog with the index, when it ends where the index's mark says."""
+        """Compare the catalog with the index, if both are of the same checkpoint."""
         if self._index is None or self._mark is None:
             return
         self._mark = checked_mark(self._index, self._cookie, self._root)
@@ -344,7 +359,7 @@ class _Check:
             yield VerifyProblem(f"{path}: {what}; run `pybk rebuild-index {self._root}`", path)
 
     def _check_tail(self, mark: CheckpointMark) -> Iterable[VerifyProblem]:
-        """Check the log from the mark on, up to what is durable."""
+        """Check the log from the mark up to the durable LSN."""
         mark = self._current_mark() or mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
         for row in rows:
@@ -368,7 +383,7 @@ class _Check:
     # ---- files ---------------------------------------------------------------------------------------------------
 
     def _check_file(self, row: FileRow) -> Iterable[VerifyProblem]:
-        """Check a file that the index names, apart from the records that were found damaged already."""
+        """Check a file that the index names; damaged records that were reported already are left out."""
         assert self._index is not None, "the caller looked"
         tier = self._volumes.tier_of(row)
         path = self._volumes.path_of(row)
@@ -391,14 +406,19 @@ class _Check:
                 yield VerifyProblem(f"{path} is missing, and the index names it; {_RESTORE}", path)
             return
         yield from problems
-        if not tier.uses_environments:  # of which the rows were read as the ledgers' entries
+        if not tier.uses_environments:  # the rows of an environment were counted as the entries of ledgers
             self._files += 1
             self._read_bytes(row.bytes)
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def _check_ledgers(self, tiers: Mapping[StorageHint, str | Sequence[str]] | None, *, report_open: bool) -> None:
-        """Check every entry of every ledger; without the log's tail if that cannot be understood."""
+        """Check every entry of every ledger; only the indexed ones if the log cannot be replayed.
+
+        Args:
+            tiers: As for ``verify_store``.
+            report_open: Report an error of the replay; False if the check of the log has reported it.
+        """
         assert self._index is not None, "the caller looked"
         store: ReadOnlyStore | None = None
         try:
@@ -421,7 +441,7 @@ class _Check:
             self._stable(partial(self._check_ledger, store, ledger_id))
 
     def _check_ledger(self, store: ReadOnlyStore | None, ledger_id: int) -> Iterable[VerifyProblem]:
-        """Check that a ledger's entries are all there and what they should be."""
+        """Check that all entries of a ledger exist and are sound, and that its end and seal are right."""
         assert self._index is not None, "the caller looked"
         row, tail = self._known(store, ledger_id)
         if row is None:
@@ -429,7 +449,7 @@ class _Check:
         extent = Extent.of(row.metadata) or Extent(ledger_id, 0, 1, 0)
         try:
             seal = self._seal(row.metadata)
-        except SealMismatchError as error:  # of another kind, so that its entries cannot be read as what they are
+        except SealMismatchError as error:  # its digest type is in doubt, so its entries cannot be checked
             yield VerifyProblem(str(error), ledger_id=ledger_id)
             return
         digest = self._digest(row.metadata, extent.ledger_id, seal)
@@ -458,7 +478,7 @@ class _Check:
         yield from self._check_seal(row.metadata, seal, end if row.metadata.last_entry_id == after[0] else None)
 
     def _known(self, store: ReadOnlyStore | None, ledger_id: int) -> tuple[LedgerRow | None, RunLocations]:
-        """Return what is known of a ledger, and its runs that are not in the index; None if it was deleted."""
+        """Return a ledger's row and its runs that are not in the index yet; None for the row if it was deleted."""
         assert self._index is not None, "the caller looked"
         nothing = np.empty(0, np.void)
         if store is None:
@@ -476,7 +496,7 @@ class _Check:
         return known, tail
 
     def _check_end(self, row: LedgerRow, last: int, length: int | None) -> Iterable[VerifyProblem]:
-        """Check where a ledger ends against what is recorded of it; ``length`` is None if the last entry is damaged."""
+        """Compare a ledger's end with its row and metadata; ``length`` is None if the last entry is damaged."""
         metadata = row.metadata
         known = [row.last_entry_id, *([metadata.last_entry_id] if metadata.state is LedgerState.CLOSED else [])]
         lengths = [row.length, *([metadata.length] if metadata.state is LedgerState.CLOSED else [])]
@@ -492,12 +512,12 @@ class _Check:
     def _check_seal(
         self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: End | None
     ) -> Iterable[VerifyProblem]:
-        """Check a closed ledger's seal, and that its last entry is the one that was sealed, if that is known."""
+        """Check a closed ledger's seal, and its last entry against the seal; ``end`` is None if that is damaged."""
         try:
             state = check_seal(metadata, seal)
         except SealMismatchError as error:
             yield VerifyProblem(str(error), ledger_id=metadata.ledger_id)
-            state = SealState.RIGHT  # as far as the last entry is concerned, which is compared all the same
+            state = SealState.RIGHT  # so that the last entry is compared with the seal, too
         if state is SealState.UNSEALED:
             self._unsealed.add(metadata.ledger_id)
         elif state is SealState.UNCHECKED:
@@ -519,14 +539,14 @@ class _Check:
         """Check a record.
 
         Args:
-            metadata: The ledger's.
-            run: Where the record lies.
+            metadata: The ledger's metadata.
+            run: The location of the record.
             digest: Checks its entries.
-            extent: What the ledger's entries are called.
-            before: What the entry before it says; None if that is not known.
+            extent: Maps the ledger's entry ids to those in the entries' headers.
+            before: Length and digest of the entry before the record; None if they are not known.
 
         Returns:
-            What is wrong, and what its last entry says if nothing is.
+            The problem, or None; and the length and digest of the record's last entry, None if there is a problem.
         """
         ledger_id = metadata.ledger_id
         first, count, stride, offset, file_id, body_bytes, _ = run
@@ -552,11 +572,11 @@ class _Check:
         return VerifyProblem(f"{message}; {_RESTORE}", path, offset, ledger_id, first, last), None
 
     def _seal(self, metadata: LedgerMetadata) -> LedgerSeal | None:
-        """Return what checks a ledger's entries and seal, None if its password is not known; as ``find_seal``."""
+        """Return the checker of a ledger's seal, None if its password is not known; raises as ``find_seal``."""
         return None if self._keys is None else find_seal(self._keys, _verifier, self._passwords, metadata)
 
     def _digest(self, metadata: LedgerMetadata, ledger_id: int, seal: LedgerSeal | None) -> EntryDigest:
-        """Return what checks a ledger's entries; only their ids and sizes if its password is not known."""
+        """Return the digest that checks a ledger's entries; without the password it checks only their ids and sizes."""
         digest = digest_with(seal, metadata, ledger_id)
         if digest is None:
             self._without_password.add(metadata.ledger_id)
@@ -569,7 +589,7 @@ def _verifier(keys: LedgerKeys) -> bytes:
 
 
 def _problem(error: PybkError | FileNotFoundError) -> VerifyProblem:
-    """Return what an error says."""
+    """Return the problem that an error describes."""
     if isinstance(error, CorruptError):
         return VerifyProblem(str(error), error.path, error.offset)
     if isinstance(error, FileNotFoundError):
