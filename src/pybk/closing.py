@@ -77,7 +77,8 @@ def where_called(what: str) -> Where:
             leaving = module in _HANDLES and name == "__exit__"  # holds nothing, whatever stands between it and close
             if not leaving and not module.startswith(_APPLICATIONS):
                 inside = inside or f"{module}.{name}"
-                waits = waits or module != "pybk.futures"  # which is between a callback and who runs it
+                # Frames of ``pybk.futures`` lie between a callback and the code that runs it.
+                waits = waits or module != "pybk.futures"
         elif module in _GLOBAL_LOCKS and name in _GLOBAL_LOCKS[module]:
             inside, waits = inside or f"{module}.{name}", True
         elif module == "logging" and name == "shutdown":
@@ -98,7 +99,7 @@ def _module(names: dict[str, object]) -> str:
 
 
 class Closable(Protocol):
-    """What a manager closes."""
+    """A manager's backend, as ``Ending`` closes it."""
 
     @property
     def forked(self) -> bool:
@@ -106,10 +107,10 @@ class Closable(Protocol):
 
     @property
     def where(self) -> str:
-        """Names it in messages."""
+        """The path or address of the backend, for messages."""
 
     def close(self) -> None:
-        """Wait for what is outstanding and let go of everything."""
+        """Wait for outstanding operations, and release all resources."""
 
 
 class Ending:
@@ -160,7 +161,7 @@ class Ending:
             raise error
 
     def _begin(self, where: Where) -> None:
-        """Have it closed by another thread if this one is the main thread; may be repeated."""
+        """Run the close, in another thread if this one is the main thread; may be repeated."""
         if where is Where.OUTSIDE and _thread.get_ident() == threading.main_thread().ident:
             try:
                 # Not threading.Thread: its locks may be held by what a signal handler interrupted.
@@ -175,7 +176,7 @@ class Ending:
             return
         try:
             self._backend.close()
-        except BaseException as error:  # noqa: BLE001  # raised to who closes
+        except BaseException as error:  # noqa: BLE001  # raised to the caller of ``close``
             self._error = error
         self._done = True
         _open.pop(self, None)
@@ -189,7 +190,7 @@ class Ending:
                 return
 
     def _drop(self, name: str) -> None:
-        """Close what nobody can close any more; called by the collector, in the middle of anything."""
+        """Close a manager that no reference is left to; the garbage collector may call this inside any other call."""
         if self._done or self._begun.locked() or self._backend.forked or sys.is_finalizing():
             return
         self._dropped = True
@@ -203,13 +204,13 @@ class Ending:
             )
 
     def settle(self) -> None:
-        """Wait for a while if the manager was dropped and its close is under way."""
+        """If the manager was dropped without a close, wait at most ``_DROPPED_SECONDS`` until it is closed."""
         if self._dropped and not self._backend.forked:
             self._wait(_DROPPED_SECONDS)
 
 
 _open: Final[dict[Ending, None]] = {}
-"""What is to be closed when the interpreter ends, in the order of opening."""
+"""The managers to close when the interpreter ends, in the order of opening."""
 
 
 def settle_dropped() -> None:

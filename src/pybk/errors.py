@@ -80,7 +80,7 @@ class LedgerClosedError(LedgerError):
 
 
 class LedgerFencedError(LedgerError):
-    """Somebody opened the ledger with recovery and so ended this writer.
+    """Another client opened the ledger with recovery, which fenced it and so ended this writer.
 
     The recovery may or may not have found what was being appended: treat it like a timeout.
     """
@@ -116,7 +116,7 @@ class ReadRangeError(EntryError):
 
 
 class EntryUnknownError(EntryError):
-    """Whether there is such an entry cannot be said now."""
+    """It is not known now whether the entry exists: too few bookies answered, or one of them may have lost it."""
 
     code = -108
 
@@ -134,7 +134,7 @@ class DigestMismatchError(EntryError):
 
 
 class NotEnoughBookiesError(PybkError):
-    """Too few bookies are there to do it; what was acknowledged is not lost."""
+    """Too few bookies are available for the operation; acknowledged entries are not lost."""
 
     code = -6
     retryable = True
@@ -165,7 +165,7 @@ class OutOfMemoryError(PybkError, MemoryError):
 
 
 class VersionConflictError(PybkError):
-    """A record was changed by somebody else meanwhile; ``version`` is the one it has now, None if there is none."""
+    """Another client changed the record meanwhile; ``version`` is its version now, None if it does not exist."""
 
     def __init__(self, message: str, *, version: int | None = None, outcome_unknown: bool | None = None) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown)
@@ -271,7 +271,7 @@ class MetadataVersionError(MetadataError):
 
 
 class MetadataExistsError(MetadataError):
-    """There is such a key already."""
+    """The key exists already."""
 
 
 class MetadataForgedError(MetadataError):

@@ -21,7 +21,7 @@ H = TypeVar("H", bound=_Handle)
 class Opening(Generic[H], Awaitable[H]):
     """A handle to be opened in a thread: ``await`` it, or use it with ``async with`` to have it closed at the end.
 
-    Nothing is done before that; one that is dropped without either warns, as a coroutine does.
+    Nothing is opened before that. An ``Opening`` that is dropped unused warns, as a coroutine does.
 
     Args:
         name: The call that made it, for the warning.
@@ -35,7 +35,7 @@ class Opening(Generic[H], Awaitable[H]):
         self._begun = False
 
     def __del__(self) -> None:
-        """Warn if nobody awaited it."""
+        """Warn if it was never awaited."""
         if not self._begun:
             warnings.warn(
                 f"{self._name}() was never awaited, so it did nothing: await it, or use async with",
@@ -72,11 +72,12 @@ class Opening(Generic[H], Awaitable[H]):
 
 
 class _Delivery(Generic[H]):
-    """A handle on its way from the thread that opens it: if nobody wants it any more, it is closed."""
+    """A handle on its way from the thread that opens it; it is closed if the awaiting task was cancelled meanwhile."""
 
     def __init__(self, call: Callable[[], H]) -> None:
         self._call = call
         self._lock = threading.Lock()
+        """Guards ``_made`` and ``_refused``, so that exactly one thread closes a refused handle."""
         self._made: H | None = None
         self._refused = False
 

@@ -22,7 +22,7 @@ class Workers:
     """A few threads that make calls, in the order in which they were submitted.
 
     The first thread is started with the object, the others when they are needed. If the operating system gives no more
-    threads then, the threads that are there make all calls, later. So a call that was accepted is always made, once.
+    threads then, the threads that run already make all calls, later. So a call that was accepted is always made, once.
     ``concurrent.futures.ThreadPoolExecutor`` raises from ``submit`` instead, and has kept the call all the same.
 
     Args:
@@ -42,8 +42,10 @@ class Workers:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._unfinished = 0
+        """Calls submitted and not finished."""
         self._closed = False
         self._short = False
+        """The last attempt to start another thread failed, so the warning was logged already."""
         self._start()
 
     def submit(self, call: Callable[[], None]) -> Future[None] | None:
@@ -103,7 +105,7 @@ class Workers:
             self._unfinished -= 1
 
     def close(self, *, wait: bool = False) -> None:
-        """Take no more calls, and drop those that no thread has begun; may be repeated.
+        """Accept no more calls, and drop those that no thread has begun; may be repeated.
 
         Args:
             wait: Return when those that have begun have ended, too.

@@ -1,1 +1,1 @@
-"""One running bookie: what it keeps, and who it answers."""
+"""One running bookie: its startup, its replicas, and the server that answers requests."""

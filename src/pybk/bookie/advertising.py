@@ -1,4 +1,4 @@
-"""What a bookie registers: the addresses that others can reach it at, and how it is, when that changed notably."""
+"""What a bookie registers: addresses that clients can connect to, and its state whenever that changed notably."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ REACH_SECONDS: Final = 15.0
 """How long a bookie tries to reach itself at the address that it registers."""
 
 FREE_CHANGE: Final = 0.05
-"""Change of a tier's free bytes, as a part of what is registered, that is registered at once."""
+"""Relative change of a tier's free bytes since the last registration above which the bookie registers at once."""
 
 LOAD_CHANGE: Final = 1.25
-"""Change of the weight that a bookie's load gives it for placement, as a factor, that is registered at once."""
+"""Factor of change of ``1 + load``, the weight for placement, above which the bookie registers at once."""
 
 _PING_NS: Final = 2 * 10**9
 
 
 def is_notable(known: BookieRegistration, now: BookieRegistration) -> bool:
-    """Return whether a bookie has changed so that clients would treat it, or place ledgers, otherwise.
+    """Return whether a bookie's state changed so much that clients would treat it, or place ledgers, differently.
 
     Args:
-        known: What is registered.
-        now: How it is now.
+        known: The registered state.
+        now: The current state.
     """
     if replace(known, tiers=now.tiers, load=now.load) != now or known.tiers.keys() != now.tiers.keys():
         return True
@@ -51,13 +51,13 @@ def advertised(listen: Sequence[str], bound: Sequence[str], advertise: Sequence[
     """Return the addresses that a bookie registers.
 
     Args:
-        listen: Where it was asked to listen.
-        bound: The same as bound, with the ports that were given.
-        advertise: What it was asked to register, none for ``bound``. A port ``*`` takes that of the bound address at
-            the same place, or of the last.
+        listen: The addresses that the bookie was asked to listen on.
+        bound: The same addresses with the ports that the operating system assigned.
+        advertise: The addresses to register; empty registers ``bound``. A port ``*`` takes the port of the bound
+            address with the same index, or of the last one.
 
     Raises:
-        UsageError: One of them is no address that another process could connect to.
+        UsageError: One of them is an address that other hosts cannot connect to, such as a wildcard.
     """
     for address in advertise:
         check_address(address, secret=True)
@@ -89,7 +89,7 @@ def _is_wildcard(host: str) -> bool:
 
 
 def _is_name_of_loopback(asked: str, host: str) -> bool:
-    """Return whether an address was asked for by a host's name and is bound to the loopback; ``localhost`` says so."""
+    """Return whether a host name resolved to the loopback address; ``localhost`` is meant to, so it does not count."""
     name = urlsplit(asked).hostname or ""
     try:
         ipaddress.ip_address(name)
@@ -102,10 +102,10 @@ def _is_name_of_loopback(asked: str, host: str) -> bool:
 
 
 def check_reachable(bookie: Bookie, address: str, keys: ClusterKeys | None, public_key: bytes | None) -> None:
-    """Check that a bookie that serves can be reached at the address that it will register.
+    """Check that a serving bookie can be reached at the address that it will register.
 
     Raises:
-        UsageError: It cannot, or something else answers there; names the address.
+        UsageError: Nothing answers there within ``REACH_SECONDS``, or another bookie answers.
 
     Cost: One connection.
     """

@@ -17,18 +17,18 @@ IDENTITY_FORMAT: Final = 1
 CLUSTER_KEY: Final = ".cluster"
 """Key of a copy of the cluster's own metadata value: id, scrypt salt and cost, proof of the secret, feature level.
 
-It is what remains of them if the metadata store is lost: without the salt no password opens a ledger."""
+The copy survives the loss of the metadata store. Without the salt, no password opens a ledger."""
 
 
 class DirectoryIdentity(NamedTuple):
-    """What a bookie's directory says of itself.
+    """The cookie of a bookie's directory: the bookie and the cluster that it belongs to.
 
     Attributes:
-        cluster_id: The cluster, any bytes.
+        cluster_id: The cluster's id, any bytes.
         bookie_id: The bookie's name.
-        instance: The random bytes that distinguish it from other bookies of the name.
-        boots: How often it was started; an older copy of the directory has a lower number.
-        inode: The directory's; a copy has another.
+        instance: Random bytes that distinguish this bookie from earlier bookies of the same name.
+        boots: The number of starts. It grows with each start, so an older copy of the directory has a lower number.
+        inode: The directory's inode number; a copy of the directory has another.
     """
 
     cluster_id: bytes
@@ -58,11 +58,11 @@ class DirectoryIdentity(NamedTuple):
 
     @classmethod
     def of(cls, metadata: LedgerMetadata) -> Self:
-        """Decode what a ledger of type ``.bookie`` says.
+        """Decode the identity that a ledger of type ``.bookie`` carries.
 
         Raises:
-            CorruptError: It says something else.
-            UnsupportedFormatError: It is of another format.
+            CorruptError: It carries no valid identity.
+            UnsupportedFormatError: The identity has another format version.
         """
         data = metadata.custom_metadata.get(IDENTITY_KEY, b"")
         try:
@@ -90,7 +90,7 @@ class DirectoryIdentity(NamedTuple):
         """Check that a directory is the one that the bookie was last started on.
 
         Raises:
-            CookieError: It has another number.
+            CookieError: It has another inode, so it is a copy or was moved.
         """
         if self.inode != inode:
             raise CookieError(
@@ -100,11 +100,11 @@ class DirectoryIdentity(NamedTuple):
             )
 
     def check(self, expected: DirectoryIdentity, root: str) -> None:
-        """Check that a directory is the one that the metadata store knows.
+        """Check that the directory is the one that the metadata store records for this bookie.
 
         Args:
-            expected: What the metadata store records of the bookie.
-            root: Names the directory in errors.
+            expected: The identity that the metadata store records.
+            root: The directory's path, for errors.
 
         Raises:
             CookieError: It is of another cluster or bookie, of another instance, or older than the last start.

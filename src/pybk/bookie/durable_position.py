@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 
 
 def find_losses(store: Store, metadata: ClusterMetadata, bookie: Bookie, *, moved: bool) -> list[str]:
-    """Return what shows that a bookie's directory may lack durable entries; empty if nothing does.
+    """Return the evidence that a bookie's directory may lack durable entries; empty if there is none.
 
-    Call it before the bookie appends anything to its log: what it appends would hide a log that ends too early.
+    Call it before the bookie appends anything to its log, because an append could hide a log that ends too early.
 
     Args:
         store: The bookie's store, as it was opened.
         metadata: The cluster's metadata.
         bookie: The bookie that the directory is of.
-        moved: The directory was moved without loss, so its files are other files.
+        moved: The directory was moved without loss, so its files may have other inodes.
     """
     recorded = metadata.read_position(bookie.bookie_id)
     if recorded is None or recorded.bookie != bookie:
@@ -61,7 +61,7 @@ class PositionRecorder:
         store: The bookie's store.
         metadata: The cluster's metadata.
         bookie: The bookie.
-        boots: The number of this start.
+        boots: The number of this start, as in ``DirectoryIdentity``.
     """
 
     def __init__(self, store: Store, metadata: ClusterMetadata, bookie: Bookie, boots: int) -> None:
@@ -105,12 +105,12 @@ class PositionRecorder:
 
 
 def _watermark_inode(store: Store) -> int:
-    """Return the inode of the watermark, 0 if it was lost: such a store is salvaged, which puts all in doubt."""
+    """Return the inode of the watermark; 0 if it was lost, because a salvage then puts all ledgers in limbo."""
     return _inode(store, os.path.join(store.volumes.root, "watermark"))
 
 
 def _log_inode(store: Store, file_id: int) -> int:
-    """Return the inode of a log file, 0 if the store has no such file, because it was packed or lost."""
+    """Return the inode of a log file; 0 if the store has no such file, because it was compacted or lost."""
     row = store.volumes.rows.get(file_id)
     return 0 if row is None or row.kind != LOG else _inode(store, store.volumes.path_of(row))
 

@@ -14,9 +14,14 @@ from pybk.storage.descriptor import LedgerDescriptor
 
 
 class ReplicaExtent:
-    """One extent: a ledger of the store, whose entry k is entry ``first + k * stride`` of the replicated one.
+    """One extent: a ledger of the store whose entry k is entry ``first + k * stride`` of the replicated ledger.
 
-    Its creation may still wait for the commit ``created``, together with its first entries.
+    Attributes:
+        created: The commit that makes the extent durable together with its first entries; None once it is durable.
+        descriptor: The ledger of the store.
+        first: The first entry id, of the replicated ledger.
+        stride: The distance of its entry ids, at least 1.
+        replaces: Its entries replace damaged ones of other extents.
     """
 
     __slots__ = ("created", "descriptor", "first", "replaces", "stride")
@@ -32,12 +37,12 @@ class ReplicaExtent:
 
     @property
     def last_staged(self) -> int:
-        """The last entry given to the log, ``first - stride`` for none."""
+        """The last entry id staged in the log, ``first - stride`` if none was; at least ``last_durable``."""
         return self.first + self.descriptor.last_pushed * self.stride
 
     @property
     def last_durable(self) -> int:
-        """The last entry that may be read, ``first - stride`` for none."""
+        """The last durable entry id, up to which reads are answered; ``first - stride`` if none is."""
         return self.first + self.descriptor.last_durable * self.stride
 
 
@@ -46,24 +51,29 @@ def _first_of(held: ReplicaExtent) -> int:
 
 
 class Extents:
-    """The extents of one ledger, found by entry id; the caller excludes others."""
+    """The extents of one ledger, found by entry id; the caller holds the replica's lock."""
 
     __slots__ = ("_lanes", "_replacements", "_strides")
 
     def __init__(self) -> None:
-        # By stride and residue, each ascending: of a lane at most one extent can hold an entry.
         self._lanes: dict[tuple[int, int], list[ReplicaExtent]] = {}
+        """Extents that replace nothing, by stride and ``first % stride``, each list ascending by ``first``.
+
+        Extents of one lane never overlap, so at most one of them holds a given entry.
+        """
         self._strides: dict[int, None] = {}
-        self._replacements: list[ReplicaExtent] = []  # the newest last, which counts
+        """Every stride that a lane has or had; a dict, for a fixed order."""
+        self._replacements: list[ReplicaExtent] = []
+        """Extents that replace damaged entries, oldest first. The newest copy of an entry is the valid one."""
 
     def __iter__(self) -> Iterator[ReplicaExtent]:
-        """Yield all extents."""
+        """Yield all extents, those that replace damaged entries first."""
         yield from self._replacements
         for lane in self._lanes.values():
             yield from lane
 
     def add(self, held: ReplicaExtent) -> None:
-        """Add one; of those that replace, the newest last."""
+        """Add an extent; one that replaces damaged entries becomes the newest of its kind."""
         if held.replaces:
             self._replacements.append(held)
             return
@@ -72,14 +82,14 @@ class Extents:
         self._strides[held.stride] = None
 
     def remove(self, held: ReplicaExtent) -> None:
-        """Remove one."""
+        """Remove an extent."""
         if held.replaces:
             self._replacements.remove(held)
             return
         self._lanes[held.stride, held.first % held.stride].remove(held)
 
     def holder(self, entry_id: int) -> ReplicaExtent | None:
-        """Return the extent that an entry was staged in, None if it was not; of several, the newest."""
+        """Return the extent that holds an entry, staged or durable; of several, the newest. None if none holds it."""
         for held in reversed(self._replacements):
             if held.first <= entry_id <= held.last_staged and (entry_id - held.first) % held.stride == 0:
                 return held
@@ -90,7 +100,10 @@ class Extents:
         return None
 
     def bound(self, held: ReplicaExtent, entry_id: int) -> int:
-        """Return an entry up to which an extent holds all that follow one that it holds, as far as it goes."""
+        """Return the last id up to which ``held`` has the valid copies from ``entry_id`` on.
+
+        Any other extent of replacements ends the range, an older one too, which costs one more step of the caller.
+        """
         bound = held.last_staged
         for other in self._replacements:
             if other is not held and other.last_staged >= entry_id:
@@ -98,7 +111,7 @@ class Extents:
         return bound
 
     def _before(self, entry_id: int, stride: int) -> ReplicaExtent | None:
-        """Return the last extent of a lane that begins at or before an entry of it and is not empty."""
+        """Return the last non-empty extent that begins at or before an entry, in the entry's lane of a stride."""
         lane = self._lanes.get((stride, entry_id % stride), ())
         for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
             if lane[place].descriptor.last_pushed >= 0:
@@ -106,7 +119,7 @@ class Extents:
         return None
 
     def growing(self, entry_id: int, stride: int) -> ReplicaExtent | None:
-        """Return the extent of this stride whose next entry is the given one, None if there is none."""
+        """Return the extent of this stride to which an entry can be appended, None if there is none."""
         lane = self._lanes.get((stride, entry_id % stride), ())
         for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
             held = lane[place]
@@ -117,13 +130,16 @@ class Extents:
         return None
 
     def missing(self, first: int, stride: int, count: int) -> int:
-        """Return how many of ``count`` entries, from ``first`` by ``stride``, are missing before one that is there."""
+        """Return how many of ``count`` entries, from ``first`` by ``stride``, precede the first that is held."""
         if self._ends_before(first, stride):
             return count
         return next((n for n in range(count) if self.holder(first + n * stride) is not None), count)
 
     def _ends_before(self, first: int, stride: int) -> bool:
-        """Return whether there is no entry from the given one on, among those that a run of the stride would meet."""
+        """Return whether no extent that a run of this stride can meet holds an entry from ``first`` on.
+
+        Replacements need no look: whatever they replace lies in a lane.
+        """
         for (mine, residue), lane in self._lanes.items():
             if mine != stride or residue == first % stride:
                 staged = next((held for held in reversed(lane) if held.descriptor.last_pushed >= 0), None)
@@ -132,7 +148,10 @@ class Extents:
         return True
 
     def last(self) -> ReplicaExtent | None:
-        """Return the extent that holds the highest durable entry, None if nothing is durable."""
+        """Return the extent with the highest durable entry, None if nothing is durable.
+
+        A newer copy of this entry may lie in an extent of replacements, which is not looked at.
+        """
         tops = []
         for lane in self._lanes.values():
             tops += [next((held for held in reversed(lane) if held.descriptor.last_durable >= 0), None)]

@@ -15,7 +15,7 @@ _TYPE_KEY: Final = ".type"
 
 
 class HeaderFields(Protocol):
-    """What keeping a ledger depends on, as metadata and descriptions of ledgers have it."""
+    """The fields that a bookie stores a ledger by; ledger metadata and ledger descriptions have them."""
 
     @property
     def ledger_type(self) -> LedgerType:
@@ -31,18 +31,18 @@ class HeaderFields(Protocol):
 
     @property
     def digest_type(self) -> DigestType:
-        """What its entries carry."""
+        """The digest that its entries carry."""
 
 
 class LedgerHeader(NamedTuple):
     """The unchanging facts of a replicated ledger, which come with the first request that stores part of it.
 
     Attributes:
-        encoded: The authenticated bytes that it came in; kept and given back as they are.
+        encoded: The authenticated description as the client sent it; stored and returned byte by byte.
         ledger_type: What the ledger is for.
         storage_hints: Where its entries should live.
         write_flags: How its entries are written.
-        digest_type: What its entries carry.
+        digest_type: The digest that its entries carry.
     """
 
     encoded: bytes
@@ -53,23 +53,23 @@ class LedgerHeader(NamedTuple):
 
     @classmethod
     def of(cls, described: HeaderFields, encoded: bytes) -> LedgerHeader:
-        """Take what a bookie needs of a ledger's description or metadata; ``encoded`` is their authenticated part."""
+        """Return the header from a description or metadata; ``encoded`` is its authenticated form."""
         return cls(
             encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
         )
 
     @property
     def stored_type(self) -> LedgerType:
-        """The type that the ledger's extents have in the store: never that of a bookie's own records."""
+        """The type of the ledger's extents in the store; a type of a bookie's own records becomes the default type."""
         return LedgerType("") if self.ledger_type.is_bookie_record else self.ledger_type
 
     def keep(self) -> dict[str, bytes]:
-        """Return the custom metadata that it is kept in."""
+        """Return the custom metadata in which a part of the ledger stores this header; see ``kept``."""
         return {_DESCRIPTION_KEY: self.encoded, _TYPE_KEY: self.ledger_type.encode()}
 
     @classmethod
     def kept(cls, metadata: LedgerMetadata, extent: Extent) -> LedgerHeader | None:
-        """Return the description that a ledger of the store carries, None if it has none."""
+        """Return the header that a ledger of the store carries, None if it has none."""
         encoded = metadata.custom_metadata.get(_DESCRIPTION_KEY)
         if encoded is None:
             return None
@@ -78,9 +78,9 @@ class LedgerHeader(NamedTuple):
 
 
 def names_bookie_record(metadata: LedgerMetadata) -> bool:
-    """Return whether the description kept with a ledger of the store names a type of a bookie's own records.
+    """Return whether the header stored with a part of a ledger names a type reserved for bookies' own records.
 
-    Peers are refused such descriptions; bookies of older versions took them.
+    This version refuses such headers from clients; older versions accepted them, so a directory may have some.
     """
     named = metadata.custom_metadata.get(_TYPE_KEY, b"")
     return LedgerType(named.decode()).is_bookie_record

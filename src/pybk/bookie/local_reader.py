@@ -30,21 +30,21 @@ logger = logging.getLogger(__name__)
 
 
 class _Part(NamedTuple):
-    """An extent with every entry of its range."""
+    """An extent of stride 1, so it holds every entry from ``first`` to ``last``."""
 
     first: int
     descriptor: LedgerDescriptor
 
     @property
     def last(self) -> int:
-        """The last entry that is durable."""
+        """The last durable entry id of the replicated ledger."""
         return self.first + self.descriptor.last_durable
 
 
 class LocalReader:
-    """The entries that a bookie has on disk, read from its files while its process serves.
+    """Reads a bookie's entries from its files while the bookie's process serves.
 
-    It says nothing of what it does not find, as the bookie may have it all the same.
+    An entry that it does not find is not denied, because the bookie may have it all the same.
 
     Threads: any.
     """
@@ -54,9 +54,9 @@ class LocalReader:
         """Open a bookie's directory.
 
         Raises:
-            CookieError: It is not that of this bookie of this cluster.
+            CookieError: The directory is not the one of this bookie and cluster.
             CorruptError: The index is damaged.
-            OSError: It cannot be read by this process.
+            OSError: This process cannot read it.
         """
         store = ReadOnlyStore.open(directory, config=config)
         try:
@@ -71,13 +71,17 @@ class LocalReader:
     def __init__(self, store: ReadOnlyStore) -> None:
         self._store = store
         self._lock = threading.Lock()
+        """Guards ``_noted``, ``_parts`` and ``_identities``."""
         self._noted = -1
+        """The highest ledger id of the store that was noted; later ledgers have higher ids."""
         self._parts: dict[int, array[int]] = {}
+        """The store's ledgers that are extents, by the replicated ledger's id."""
         self._identities: list[DirectoryIdentity] = []
+        """The identities found so far; each start of the bookie adds one."""
         self._look()
 
     def _look(self) -> None:
-        """See what there is since the last look."""
+        """Catch up with the durable watermark and note the ledgers that are new since the last call."""
         self._store.catch_up()
         with self._lock:
             for metadata in self._store.ledgers(after=self._noted):
@@ -98,8 +102,8 @@ class LocalReader:
         """Return entries ``first`` to at most ``last``, verified, about ``max_bytes``.
 
         Returns:
-            At least one entry; None if the bookie is to be asked: entry ``first`` was not found, cannot be read, is
-            damaged, or lies among entries of which the bookie does not have each.
+            At least one entry. None if the caller has to ask the bookie, because entry ``first`` was not found, cannot
+            be read, is damaged, or lies in an extent with a stride above 1.
 
         Cost: As reading an embedded store while another process writes it.
         """
@@ -123,7 +127,7 @@ class LocalReader:
         return found
 
     def _holder(self, ledger_id: int, entry_id: int) -> _Part | None:
-        """Return the extent that holds an entry, None if none does, or not for all to see."""
+        """Return the extent of stride 1 that holds an entry; None if there is none, or only the bookie can decide."""
         with self._lock:
             parts = list(self._parts.get(ledger_id, ()))
         found = None
@@ -131,7 +135,7 @@ class LocalReader:
             descriptor = self._store.descriptor(number)
             extent = Extent.of(descriptor.metadata)
             if extent is None or extent.replaces:
-                return None  # which copy counts is for the bookie to say
+                return None  # only the bookie knows which copy of an entry is the valid one
             part = _Part(extent.first, descriptor)
             if extent.stride == 1 and part.first <= entry_id <= part.last:
                 found = part

@@ -45,7 +45,7 @@ _LAC_AT: Final = 16
 _HEADER: Final = struct.Struct(">qqqq")
 _ID_MAX: Final = (1 << 63) - 1
 _VECTOR_MIN: Final = 16
-"""From this many entries on, numpy looks at their ids quicker than a loop does."""
+"""From this many entries on, numpy checks the entry headers faster than a loop does."""
 
 _COMPARED_BYTES: Final = 1 << 20
 _DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
@@ -54,15 +54,18 @@ View = bytes | memoryview
 
 
 class Replica:
-    """One replicated ledger here. One object, and one lock, for its adds and its fence (bookie bug K9).
+    """One replicated ledger at this bookie.
+
+    There is one object per ledger, with one lock for its adds and its fence. Otherwise an add that was checked before
+    the fence could be stored after it (K9, a bug of BookKeeper's bookie).
 
     Args:
-        store: Where it is kept.
+        store: The bookie's store.
         ledger_id: The replicated ledger.
-        description: What is known of it; None if only its fence came so far.
-        keep: Makes an extent of this first entry and stride; that replaces damaged entries, or not; durable with its
-            entries or, if False, at once.
-        staged: Told of each commit that entries were staged in.
+        header: The ledger's unchanging facts; None if the bookie has received a fence alone.
+        keep: Creates an extent. Its arguments: this replica, the first entry id, the stride, whether the extent
+            replaces damaged entries, and whether it becomes durable with its first entries (True) or on return.
+        staged: Called with each commit in which entries were staged, so that ``Replicas.commit`` waits for it.
     """
 
     def __init__(
@@ -75,21 +78,33 @@ class Replica:
     ) -> None:
         self.ledger_id: Final = ledger_id
         self.header = header
+        """Never changes once it is not None; set under the lock of ``Replicas``."""
         self.lock = threading.Lock()
+        """Guards every field below, and orders the adds and the fence of the ledger (K9)."""
         self.extents = Extents()
         self.fences: list[LedgerDescriptor] = []
+        """The store's ledgers that are fences. Not empty only if the fence is durable (AB3)."""
         self.marks: list[LedgerDescriptor] = []
+        """The store's ledgers that are limbo marks, at most staged: ``Replicas.commit`` makes them durable."""
         self.fenced = False
+        """Adds are accepted from recoveries alone. Set before the fence is durable, and never reset (AB2)."""
         self.limbo = False
+        """Acknowledged entries may be missing (D6), so a missing entry is unknown, not absent."""
         self.gap = False
+        """Durable entries or the fence may be missing, too. Implies ``limbo``."""
         self.deleted = False
+        """Final: a later request for the ledger gets another object."""
         self.packet: tuple[int, bytes] | None = None
+        """The highest last add confirmed with a packet, and the packet. Replaced whole, so reads need no lock."""
         self._store = store
         self._keep = keep
         self._staged = staged
         self._deferred: list[Completion] = []
+        """Commits with deferred entries whose outcome was not noted yet; if one fails, the ledger is in limbo."""
         self._unborn: list[ReplicaExtent] = []
+        """Extents whose creation is staged and was not found durable yet."""
         self._lac: int | None = None
+        """See ``lac``; None until it was read from the last entry. Never goes down (I13)."""
 
     # ---- adding --------------------------------------------------------------------------------------------------
 
@@ -130,9 +145,10 @@ class Replica:
         return Status.OK
 
     def _is_sound(self, run: EntryRun, body: memoryview, ends: list[int]) -> bool:
-        """Return whether the entries of a run are those of this ledger that it says, by their sizes and headers.
+        """Return whether the sizes and headers of a run's entries are valid for this ledger.
 
-        What the headers say must fit the store: a LAC below the entry's id, and a length that is not negative.
+        Each header must carry this ledger's id, the entry id that follows from ``first`` and ``stride``, a last add
+        confirmed below this id, and a length that is not negative.
         """
         header = self.header
         digest_bytes = 0 if header is None else _DIGEST_BYTES[header.digest_type]
@@ -159,9 +175,14 @@ class Replica:
     def _is_there(
         self, held: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
     ) -> bool:
-        """Return whether entries that are here are those of a run, byte by byte (I14); they are durable on return.
+        """Return whether an extent's entries equal entries ``low`` to ``high`` of a run, byte by byte (I14).
 
-        Records are checked whole: an entry that is as it was, in a record that is not, could not be copied from here.
+        The checksums of their records are verified, too: re-replication could not copy an intact entry out of a
+        damaged record. The extent's entries are durable on return, so that they can be acknowledged.
+
+        Raises:
+            CorruptError: A record is damaged.
+            StorageError: The entries cannot be made durable.
         """
         first = run.first + low * run.stride
         last = run.first + (high - 1) * run.stride
@@ -181,7 +202,7 @@ class Replica:
         return True
 
     def _shared(self, held: ReplicaExtent, entry_id: int, stride: int, count: int) -> int:
-        """Return how many of ``count`` entries from one that an extent holds are in it one after the other."""
+        """Return how many of ``count`` entries, from one that an extent holds, can be read from it at once."""
         if stride % held.stride:
             return 1
         return min(count, (self.extents.bound(held, entry_id) - entry_id) // stride + 1)
@@ -189,10 +210,11 @@ class Replica:
     def _wrong(
         self, held: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
     ) -> list[int] | None:
-        """Compare entries that are here with those of a run.
+        """Compare an extent's entries with entries ``low`` to ``high`` of a run.
 
         Returns:
-            Places in the run of those that are damaged here; None if one was stored with other bytes (I14).
+            The indices in the run of the entries that are damaged in the extent; None if an intact entry has other
+            bytes than the run's (I14).
         """
         with suppress(CorruptError):
             if self._is_there(held, run, body, ends, low, high):
@@ -222,11 +244,12 @@ class Replica:
         durable: bool,
         replaces: bool = False,
     ) -> None:
-        """Stage consecutive entries of a run that are not here, or that are damaged here."""
+        """Stage entries ``low`` to ``high`` of a run: missing ones, or, if ``replaces``, ones that are damaged here."""
         entry_id = run.first + low * run.stride
         held = None if replaces else self.extents.growing(entry_id, run.stride)
         if held is None:
-            # What is acknowledged before it is durable must leave a trace: the extent, for limbo to be known by (D6).
+            # A deferred add is acknowledged before the sync, so its extent is created durably first: after a crash
+            # the extent shows that the ledger is in limbo (D6).
             held = self._keep(self, entry_id, run.stride, replaces, durable)
             self.extents.add(held)
             if held.created is not None:
@@ -263,17 +286,17 @@ class Replica:
         self._lac = max(self.lac(), lac)
 
     def _unsettled(self, held: ReplicaExtent, entry_id: int) -> PybkError:
-        """Return what is said of entries that were staged and whose commit failed."""
+        """Return the error for entries that were staged before in a commit that failed."""
         return held.descriptor.error or StorageFullError(
             f"entries of ledger {self.ledger_id} at or before {entry_id} were staged and found no room; send them "
             "again when there is room"
         )
 
     def note_commit_outcomes(self) -> None:
-        """See what became of what was staged; the lock is held.
+        """Note the outcomes of commits that have ended since the last call; the caller holds the lock.
 
-        Extents whose creation failed are forgotten. If entries were lost that were acknowledged before they were
-        durable, the ledger is in limbo.
+        Extents whose creation failed are removed. If a commit with deferred entries failed, acknowledged entries are
+        lost, so the ledger is in limbo (D6).
         """
         if self._unborn:
             for held in self._unborn:
@@ -288,13 +311,13 @@ class Replica:
             self._deferred = [commit for commit in self._deferred if not commit.done]
 
     def parts(self) -> list[LedgerDescriptor]:
-        """Return the store's ledgers that are the extents."""
+        """Return the store's ledgers that are extents of this ledger and whose creation is durable."""
         with self.lock:
             self.note_commit_outcomes()
             return [held.descriptor for held in self.extents if held.created is None]
 
     def tier(self) -> StorageHint | None:
-        """Return where the entries are, None if there are none; the lock is held."""
+        """Return the tier of the ledger's entries, None if it has none; the caller holds the lock."""
         return next((held.descriptor.metadata.tier for held in self.extents), None)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -334,7 +357,7 @@ class Replica:
         return status, EntryRun(first, stride, sizes, body) if sizes else None
 
     def _durable_at(self, entry_id: int, *, recovery: bool) -> tuple[ReplicaExtent, int] | Status:
-        """Return the extent in which an entry is durable and how far that goes, or what to say of the entry (AB4)."""
+        """Return the extent to read an entry from, and the last id to read from it; or the status to reply (AB4)."""
         with self.lock:
             self.note_commit_outcomes()
             if self.deleted:
@@ -342,7 +365,8 @@ class Replica:
             held = self.extents.holder(entry_id)
             if held is not None:
                 return (held, self.extents.bound(held, entry_id)) if entry_id <= held.last_durable else Status.UNKNOWN
-            # D6: what is lost was never forced, and behind a durable fence it never will be.
+            # D6: without a gap, lost entries were never forced, and after a durable fence they never will be. So a
+            # recovery may count them as never acknowledged.
             denied = not self.limbo or (recovery and bool(self.fences) and not self.gap)
             return Status.NO_SUCH_ENTRY if denied else Status.UNKNOWN
 
@@ -353,7 +377,11 @@ class Replica:
         return Status.UNKNOWN
 
     def _checked_batch(self, held: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
-        """Read as ``_batch`` does, from records whose checksums are right; of damaged ones nothing."""
+        """Read as ``_batch`` does, from records whose checksums match; if one is damaged, read the first entry alone.
+
+        Raises:
+            CorruptError: The first entry's record is damaged.
+        """
         try:
             return self._batch(held, first, last, stride, bytes_max, checked=True)
         except CorruptError:
@@ -362,7 +390,19 @@ class Replica:
     def _batch(
         self, held: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
     ) -> EntryBatch:
-        """Read durable entries ``first``, ``first + stride``, … from one extent, at least one."""
+        """Read durable entries ``first``, ``first + stride``, … from one extent.
+
+        Args:
+            held: The extent; it has entry ``first``, durable.
+            first: The first entry id.
+            last: The last entry id wanted, inclusive.
+            stride: Distance of the ids.
+            bytes_max: About how many bytes are wanted at most.
+            checked: Verify the checksums of the records; entries without digests are always verified so.
+
+        Returns:
+            At least one entry, and only one if the extent's stride does not divide ``stride``.
+        """
         descriptor = held.descriptor
         low = (first - held.first) // held.stride
         step, rest = divmod(stride, held.stride)
@@ -389,10 +429,10 @@ class Replica:
         )
 
     def _one(self, held: ReplicaExtent, entry_id: int) -> memoryview | None:
-        """Read one durable entry by the shortest way; None if that way is closed."""
+        """Return one durable entry from the mapped file, without a copy; None if it has to be read by ``_batch``."""
         number = (entry_id - held.first) // held.stride
         if held.descriptor.metadata.digest_type is DigestType.NONE:
-            return None  # nobody else would notice damage: only batches are checked
+            return None  # without a digest only the record's checksum shows damage, and only batches verify it
         try:
             found = self._store.locate(held.descriptor, number)
         except OSError as error:
@@ -405,7 +445,7 @@ class Replica:
     # ---- last add confirmed --------------------------------------------------------------------------------------
 
     def last_entry(self, *, checked: bool = False) -> tuple[int, View] | None:
-        """See ``Replicas.lac_proof``; ``checked``: only from a record with its checksum. The lock is held."""
+        """See ``Replicas.lac_proof``; ``checked`` verifies the record's checksum. The caller holds the lock."""
         held = self.extents.last()
         if held is None or self.deleted:
             return None
@@ -419,11 +459,14 @@ class Replica:
         return entry_id, entry
 
     def lac(self) -> int:
-        """Return the highest last add confirmed that was received, in headers too; -1 for none. The lock is held."""
+        """Return the highest last add confirmed received so far, in entry headers, too; -1 for none.
+
+        The caller holds the lock. Cost: the first call reads the last entry.
+        """
         if self._lac is None:
             self._lac = -1
             try:
-                last = self.last_entry(checked=True)  # no client looks at what is believed here
+                last = self.last_entry(checked=True)  # no client verifies a digest of this value
             except PybkError as error:
                 logger.error("the last add confirmed of ledger %d cannot be read: %s", self.ledger_id, error)
             else:
@@ -432,7 +475,7 @@ class Replica:
         return self._lac
 
     def note_lac(self, lac: int, packet: bytes) -> None:
-        """See ``Replicas.note_lac``; the lock is held."""
+        """See ``Replicas.note_lac``; the caller holds the lock."""
         if packet and (self.packet is None or lac > self.packet[0]):
             self.packet = lac, packet
         self._lac = max(self.lac(), lac)  # I13
@@ -440,14 +483,14 @@ class Replica:
     # ---- limbo and deleting --------------------------------------------------------------------------------------
 
     def lift(self) -> None:
-        """Be out of limbo, durably on return; the lock is held."""
+        """End limbo by deleting its marks, durably on return; the caller holds the lock."""
         self._delete_all(self.marks)
         self.limbo = self.gap = False
 
     def delete(self) -> None:
-        """Delete everything, the fence and the mark of limbo last; until all is gone, nothing is denied.
+        """Delete everything of the ledger, the fence and the limbo marks last; the caller holds the lock.
 
-        The caller holds the lock.
+        The ledger is in limbo meanwhile, so that no entry is denied if the deletion fails half-way.
         """
         for held in self._unborn:
             if held.created is not None:
@@ -467,18 +510,18 @@ class Replica:
             descriptors.pop()
 
     def _delete(self, descriptor: LedgerDescriptor) -> None:
-        with suppress(NoSuchLedgerError):  # an earlier attempt came this far
+        with suppress(NoSuchLedgerError):  # an earlier attempt, which failed later, deleted it
             self._store.delete(descriptor)
 
 
 def _stretches(places: list[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as stretches, each by its first and the one behind its last."""
+    """Return ascending numbers as half-open ranges of consecutive numbers."""
     cuts = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
     return [(places[low], places[high - 1] + 1) for low, high in pairwise([0, *cuts, len(places)]) if low < high]
 
 
 def pieces(batch: EntryBatch) -> list[memoryview]:
-    """Return the bytes of a batch's entries, in as few pieces as they lie in."""
+    """Return the bytes of a batch's entries without a copy, adjacent entries as one piece."""
     starts = batch.offsets
     ends = starts + batch.sizes
     cuts = np.flatnonzero(starts[1:] != ends[:-1])

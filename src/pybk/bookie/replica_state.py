@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 
 class ReplicaState(NamedTuple):
-    """What is known here of a replicated ledger.
+    """The state of one replicated ledger at this bookie.
 
     Attributes:
-        fenced: Takes adds of recoveries alone; durable, unless ``Replicas.fence`` raised.
-        limbo: Entries may be missing that were acknowledged, so nothing is denied but to a recovery.
-        gap: In limbo, entries may be missing that were durable, too, so nothing is denied.
-        lac: The highest last add confirmed that was received, -1 for none.
-        description: What never changes of the ledger; None if only its fence came so far.
+        fenced: Adds are accepted from recoveries alone. The fence is durable, unless ``Replicas.fence`` raised.
+        limbo: Acknowledged entries may be missing (D6), so a missing entry is UNKNOWN, except to a recovery after its
+            durable fence.
+        gap: Durable entries may be missing, too, so a missing entry is UNKNOWN to recoveries as well. Implies
+            ``limbo``.
+        lac: The highest last add confirmed received so far, -1 for none.
+        header: The ledger's unchanging facts; None if the bookie has received a fence alone.
     """
 
     fenced: bool
@@ -36,9 +38,9 @@ class ReplicasHealth(NamedTuple):
 
     Attributes:
         free_bytes: Free bytes of each tier.
-        full: Why nothing is taken for want of space, or None.
-        error: Why nothing is taken until the bookie is started again, or None.
-        outstanding_bytes: Bytes staged and not durable yet.
+        full: Why adds are refused until there is space again; None if they are not.
+        error: The failure after which adds are refused until the bookie is restarted; None if there was none.
+        outstanding_bytes: Bytes that are staged and not durable yet.
     """
 
     free_bytes: Mapping[StorageHint, int]
@@ -48,7 +50,7 @@ class ReplicasHealth(NamedTuple):
 
     @classmethod
     def of(cls, store: Store) -> Self:
-        """Ask a bookie's store."""
+        """Return the state of a bookie's store. Cost: one ``statvfs`` per directory."""
         free = dict.fromkeys(StorageHint, 0)
         for directory in store.volumes.directories:
             free[directory.tier] += store.fs.free_bytes(directory.path)

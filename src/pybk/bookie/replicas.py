@@ -42,8 +42,8 @@ from pybk.storage.store import Store, open_environment
 class Replicas:
     """The replicas of one bookie.
 
-    Threads: any may read and ask. One stages and commits: ``commit`` makes all durable that was staged since
-        the last one.
+    Threads: any thread may read and query. One thread at a time stages and commits, because ``commit`` makes durable
+        whatever was staged since the last commit.
     """
 
     @classmethod
@@ -60,16 +60,16 @@ class Replicas:
     ) -> Replicas:
         """Open a bookie's directory, making it if there is none.
 
-        After a ``salvage``, call ``doubt`` for all ledgers that the bookie may have held, before it answers anything,
-        and then ``store.keep_salvage``.
+        After a ``salvage``, call ``put_in_limbo`` for all ledgers that the bookie may have held, before it answers any
+        request, and then ``store.keep_salvage``.
 
         Raises:
-            UsageError: ``tiers`` is malformed, or a path is no directory.
+            UsageError: ``tiers`` is malformed, or a path does not name a directory.
             StoreLockedError: Another process has it open.
-            CookieError: A directory is not what it should be, or the store is no bookie's.
+            CookieError: A directory is not the one that the store recorded, or it is that of an embedded store.
             CorruptError: Something that was durable is damaged or missing.
 
-        Cost: 30 microseconds per extent, besides that of opening the store.
+        Cost: 30 microseconds per extent, in addition to opening the store.
         """
         store = Store.open(
             root, config=config, tiers=tiers, metrics=metrics, fs=fs, environment=environment, salvage=salvage
@@ -83,16 +83,22 @@ class Replicas:
     def __init__(self, store: Store) -> None:
         self.store: Final = store
         self._lock = threading.Lock()
+        """Guards the fields below except ``_identities``. A replica's lock is taken before it, never after."""
         self._stored: dict[int, array[int]] = {}
+        """Found at the start: the store's ledgers that are parts of a replicated ledger, by its id."""
         self._replicas: dict[int, Replica] = {}
+        """The one object of each ledger that was used since the start; the others are loaded on first use."""
         self._limbo: set[int] = set()
+        """Ledgers found in limbo at the start and not brought out of it yet, loaded or not."""
         self._commits: list[Completion] = []
+        """The log's commits in which something was staged since the last ``commit``, in their order."""
         self._identities: list[tuple[DirectoryIdentity, int]] = []
+        """Identities and the store's ledgers that carry them; two if a start stopped before it deleted the older."""
         for metadata in store.ledgers():
             self._take(metadata)
 
     def _take(self, metadata: LedgerMetadata) -> None:
-        """Note a ledger of the store for what it is."""
+        """Note a ledger of the store at the start: an identity, or a part of a replicated ledger."""
         extent = Extent.of(metadata)
         if extent is None and metadata.ledger_type == LedgerType.BOOKIE:
             self._identities.append((DirectoryIdentity.of(metadata), metadata.ledger_id))
@@ -109,10 +115,10 @@ class Replicas:
             self._limbo.add(extent.ledger_id)
 
     def _kind_of(self, metadata: LedgerMetadata) -> LedgerType:
-        """Return what a part of a replicated ledger is: ``FENCE``, ``LIMBO``, or the type of an extent.
+        """Return the kind of a part of a replicated ledger: ``FENCE``, ``LIMBO``, or the type of an extent.
 
-        Older versions stored extents under whatever type the ledger's description named, also one of a bookie's own
-        records. Such a part is an extent if it has entries; a fence and a mark of limbo have none.
+        Older versions stored extents under whatever type the client named, even a type of a bookie's own records. A
+        part with such a type is an extent if it has entries, because fences and limbo marks have none.
         """
         kind = metadata.ledger_type
         if not kind.is_bookie_record or not names_bookie_record(metadata):
@@ -125,7 +131,7 @@ class Replicas:
 
     @property
     def identity(self) -> DirectoryIdentity | None:
-        """Whose directory it is, None for a new one."""
+        """The bookie that the directory belongs to, as of its last start; None for a new directory."""
         return max(self._identities, key=lambda known: known[0].boots)[0] if self._identities else None
 
     def check_identity(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int) -> None:
@@ -134,11 +140,12 @@ class Replicas:
         Args:
             cluster_id: The cluster.
             bookie_id: The bookie.
-            instance: Its instance there.
-            boots: The number of its last start there; it is no matter to who has salvaged, and doubts everything.
+            instance: The instance that the metadata store records.
+            boots: The number of the last start that the metadata store records. A salvaged directory may have a lower
+                one, because all its ledgers are put in limbo.
 
         Raises:
-            CookieError: It is a new one, another's, or an older one; names the remedy.
+            CookieError: The directory is new, another bookie's, or older; the message names the remedy.
         """
         expected = DirectoryIdentity(cluster_id, bookie_id, instance, boots, 0)
         identity = self.identity
@@ -161,24 +168,24 @@ class Replicas:
         moved: bool = False,
         about: bytes = b"",
     ) -> int:
-        """Note that the bookie starts, and bind a new directory to it; durable on return.
+        """Record a start of the bookie in the directory, and bind a new directory to the bookie; durable on return.
 
-        Call it after ``check``, and record the number in the metadata store before serving.
+        Before the bookie serves, the caller records the number of the start in the metadata store, too.
 
         Args:
             cluster_id: The cluster.
             bookie_id: The bookie.
             instance: Its instance.
             boots: The last start that the metadata store records.
-            moved: The directory may be another than at the last start, because it was moved and not copied.
+            moved: The directory was moved since the last start, not copied, so another inode is accepted.
             about: The payload of the cluster's own metadata value, to be kept as a copy.
 
         Returns:
-            The number of this start, above all before it.
+            The number of this start, above the numbers of all starts before it.
 
         Raises:
             UsageError: The instance has another size.
-            CookieError: The directory is another's, or a copy.
+            CookieError: The directory is another bookie's, or a copy.
         """
         inode = self.store.fs.inode_number(self.store.volumes.root)
         if len(instance) != INSTANCE_BYTES:
@@ -201,18 +208,18 @@ class Replicas:
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def ledgers(self) -> list[int]:
-        """Return the replicated ledgers of which there is anything here, ascending."""
+        """Return the ids of the replicated ledgers that the bookie knows anything of, ascending."""
         with self._lock:
             return sorted(self._stored.keys() | self._replicas.keys())
 
     def in_limbo(self) -> list[int]:
-        """Return the replicated ledgers in limbo, ascending."""
+        """Return the ids of the replicated ledgers in limbo, ascending."""
         with self._lock:
             loaded = [replica.ledger_id for replica in self._replicas.values() if replica.limbo]
             return sorted(self._limbo.union(loaded))
 
     def state(self, ledger_id: int) -> ReplicaState | None:
-        """Return what is known of a ledger; None if it is not known."""
+        """Return the state of a ledger; None if the bookie knows nothing of it."""
         replica = self._replica(ledger_id)
         if replica is None:
             return None
@@ -221,7 +228,7 @@ class Replicas:
             return ReplicaState(replica.fenced, replica.limbo, replica.gap, replica.lac(), replica.header)
 
     def create(self, ledger_id: int, header: LedgerHeader) -> None:
-        """Make a ledger known, so that entries can be staged; nothing is stored before they are."""
+        """Make a ledger known, so that entries can be staged; stores nothing."""
         self._known(ledger_id, header)
 
     def _known(self, ledger_id: int, header: LedgerHeader | None) -> Replica:
@@ -239,12 +246,12 @@ class Replicas:
         return replica
 
     def _replica(self, ledger_id: int) -> Replica | None:
-        """Return the one object of a ledger, None if nothing is known of it."""
+        """Return the one object of a ledger, loaded on first use; None if the bookie knows nothing of it."""
         with self._lock:
             return self._load(ledger_id)
 
     def _load(self, ledger_id: int) -> Replica | None:
-        """Do what ``_replica`` does; the caller holds the lock."""
+        """Return what ``_replica`` returns; the caller holds the lock."""
         replica = self._replicas.get(ledger_id)
         stored = self._stored.get(ledger_id)
         if replica is not None or stored is None:
@@ -271,13 +278,13 @@ class Replicas:
         return replica
 
     def put_in_limbo(self, ledgers: Mapping[int, LedgerHeader | None]) -> None:
-        """Put ledgers in limbo, of which something durable may be missing; durable on return, with one synced write.
+        """Put ledgers that may lack durable entries in limbo, with a gap; durable on return, with one synced write.
 
         Args:
-            ledgers: Their ids, and what is known of each; there may be nothing else of them here.
+            ledgers: Their ids, and the header of each as far as it is known. The bookie need not know the ledgers.
 
         Raises:
-            StorageError: It is not known to be durable.
+            StorageError: The marks may not be durable.
         """
         for ledger_id, header in ledgers.items():
             replica = self._known(ledger_id, header)
@@ -291,14 +298,18 @@ class Replicas:
         self.commit()
 
     def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
-        """End a ledger's limbo, as what it lacked was brought from its peers: what is not here is denied again.
+        """End a ledger's limbo, because the entries that it lacked were copied from its peers; then deny missing ones.
 
-        A fence may be among what was lost. It is made again if the ledger is closed (see ``docs/replication.md``).
+        Args:
+            ledger_id: The ledger.
+            closed: It is closed. The loss may include its fence, so a closed ledger with a gap is fenced again (see
+                ``docs/replication.md``).
 
-        Durability: What was not durable may be lost by the next end by accident, which leads into limbo again.
+        Durability: The end of a gap is durable on return. A crash later puts a ledger with deferred entries in limbo
+            again.
 
         Raises:
-            StorageError: It stays in limbo, also because that it is not is not known to be durable.
+            StorageError: The fence, or the removal of the mark, may not be durable; the ledger stays in limbo.
         """
         replica = self._replica(ledger_id)
         if replica is not None:
@@ -310,10 +321,10 @@ class Replicas:
             self._limbo.discard(ledger_id)
 
     def delete(self, ledger_id: int) -> None:
-        """Delete everything of a ledger, its fence included; durable on return. Unknown ones are deleted already.
+        """Delete everything of a ledger, its fence included; durable on return. Does nothing for an unknown ledger.
 
         Raises:
-            StorageError: Something may be left; until it is deleted again, the ledger is in limbo.
+            StorageError: Something may be left; the ledger is in limbo until another call deletes it.
         """
         replica = self._replica(ledger_id)
         if replica is None:
@@ -332,27 +343,27 @@ class Replicas:
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
         """Stage entries; durable when ``commit`` has returned.
 
-        Entries that are here already are compared. A run that begins where an extent ends is appended to it, and
-        otherwise begins another.
+        Entries that are stored already are compared byte by byte (I14). A run that begins where an extent ends is
+        appended to it; any other run begins a new extent.
 
         Args:
             ledger_id: The ledger, made known by ``create``.
             run: The entries.
-            durable: False if they may stay buffered until something else is committed.
-            recovery: They are of a recovery or a repair: taken by fenced ledgers and by those in limbo, and in the
-                place of entries that are damaged here.
+            durable: False for deferred adds, which may stay buffered until another commit.
+            recovery: They come from a recovery or a repair, so they are accepted by a fenced ledger and in limbo, and
+                they replace entries that are damaged here.
 
         Returns:
-            ``OK``: staged, or here with the same bytes. ``CONFLICT``: other bytes are here, nothing was staged.
-            ``FENCED``, ``LIMBO``: not taken. ``NO_SUCH_LEDGER``: not made known, or deleted. ``REFUSED``: the bytes are
-            not the entries that the run says.
+            ``OK``: staged, or stored before with the same bytes. ``CONFLICT``: an entry is stored with other bytes;
+            nothing was staged. ``FENCED``, ``LIMBO``: refused in this state. ``NO_SUCH_LEDGER``: unknown or deleted.
+            ``REFUSED``: the sizes or entry headers do not match the run.
 
         Raises:
-            StorageFullError: There is no space; entries may have been staged in part.
-            CorruptError: Entries are here, damaged, and ``recovery`` is False.
-            StorageFailedError: The store takes nothing more.
+            StorageFullError: There is no space; a part of the entries may be staged.
+            CorruptError: Stored entries are damaged, and ``recovery`` is False.
+            StorageFailedError: A write failed before; the store accepts no more adds.
 
-        Cost: 20 microseconds and 0.1 per entry; one synced write more for a new extent if not ``durable``.
+        Cost: 20 microseconds plus 0.1 per entry; one synced write more for a new extent if not ``durable``.
         """
         replica = self._replica(ledger_id)
         if replica is None:
@@ -368,8 +379,8 @@ class Replicas:
         """Make everything staged so far durable, with one synced write.
 
         Raises:
-            StorageFullError: There is no space: of what was staged since the last call, nothing may be acknowledged.
-            StorageFailedError: Writing failed, which is final: the same, and the store takes nothing more.
+            StorageFullError: There is no space. Nothing that was staged since the last call may be acknowledged.
+            StorageFailedError: A write failed. The same holds, and the store accepts no more adds until it is reopened.
         """
         with self._lock:
             commits, self._commits = self._commits, []
@@ -380,18 +391,18 @@ class Replicas:
                 raise commit.error.with_traceback(None)
 
     def fence(self, ledger_id: int, header: LedgerHeader | None) -> None:
-        """Take no more adds for a ledger but those of recoveries; durable on return, also for an unknown one (AB3, K8).
+        """Fence a ledger, also an unknown one: accept adds from recoveries alone; durable on return (AB3, K8).
 
-        Everything staged before is durable, too. Fencing again does nothing.
+        The entries that were staged before the fence are durable, too. Fencing again does nothing.
 
         Raises:
-            StorageError: It is not known to be durable; adds are refused all the same.
+            StorageError: The fence may not be durable; adds of writers are refused all the same.
         """
         while True:
             replica = self._known(ledger_id, header)
             with replica.lock:
                 if replica.deleted:
-                    continue  # just now: the next object of this ledger is another
+                    continue  # deleted since ``_known`` returned it: fence the ledger's next object
                 replica.fenced = True
                 if not replica.fences:
                     metadata = self._part_of(replica, LedgerType.FENCE, 0, 1)
@@ -399,12 +410,12 @@ class Replicas:
                 return
 
     def move(self, ledger_id: int, tier: StorageHint) -> None:
-        """Bring what is here of a ledger to a tier; done, and durable, on return. Adds and reads continue meanwhile.
+        """Move this bookie's entries of a ledger to a tier; durable on return. Adds and reads continue meanwhile.
 
         Raises:
-            StorageFullError: The tier has no space; what was not moved stays where it is.
-            CorruptError: Damaged entries stay where they are; everything else was moved.
-            StorageFailedError: The store takes nothing more.
+            StorageFullError: The tier has no space; entries that were not moved stay in their tier.
+            CorruptError: Damaged entries stay in their tier; all others were moved.
+            StorageFailedError: A write failed; the store accepts no more adds.
         """
         replica = self._replica(ledger_id)
         if replica is not None:
@@ -423,7 +434,7 @@ class Replicas:
         checked: bool = False,
         recovery: bool = False,
     ) -> tuple[Status, EntryRun | None]:
-        """Read entries ``first``, ``first + stride``, …, as far as they are here without a gap and fit.
+        """Read entries ``first``, ``first + stride``, …, up to the first that is missing or does not fit.
 
         Args:
             ledger_id: The ledger.
@@ -431,13 +442,15 @@ class Replicas:
             last: The last entry wanted, inclusive.
             stride: Distance of the ids.
             bytes_max: About how many bytes are wanted at most; one entry is returned even if longer.
-            checked: Return only what has its checksum; without it the reader finds out by the digests.
-            recovery: A recovery asks: behind a durable fence, what may be lost but was never forced is denied (D6).
+            checked: Verify record checksums, for re-replication; clients verify digests instead.
+            recovery: A recovery reads. After a durable fence, it is denied missing entries even in limbo, unless
+                durable entries may be missing (D6).
 
         Returns:
-            ``OK`` and the entries: all, or as many as fit. Else why the entry after those returned is missing:
-            ``NO_SUCH_ENTRY`` and ``NO_SUCH_LEDGER`` if that is known, ``UNKNOWN`` if it is here and not durable yet, or
-            cannot be read, or might have been lost (I17). None for no entry. Digests are not checked.
+            ``OK`` and the entries, all or as many as fit. Otherwise the entries before the missing one, None if there
+            are none, and the status of the missing one: ``NO_SUCH_ENTRY`` or ``NO_SUCH_LEDGER`` if it is certainly
+            absent; ``UNKNOWN`` if it is not durable yet, cannot be read, or may have been lost (I17). Digests are not
+            verified.
 
         Cost: 10 microseconds for one entry, 100 for a batch; entries are copied from the SSD tier alone.
         """
@@ -453,7 +466,7 @@ class Replicas:
             Its id and its bytes; None if no entry is here.
 
         Raises:
-            CorruptError: It is here and cannot be read.
+            CorruptError: The entry is stored and cannot be read.
         """
         replica = self._replica(ledger_id)
         if replica is None:
@@ -462,12 +475,12 @@ class Replicas:
             return replica.last_entry()
 
     def note_lac(self, ledger_id: int, lac: int, packet: bytes) -> None:
-        """Keep a last add confirmed, in memory alone, and of the packets the one of the highest.
+        """Keep the highest last add confirmed, and the packet of the highest that came with one, in memory alone.
 
         Args:
-            ledger_id: The ledger; nothing is kept for an unknown one.
+            ledger_id: The ledger; an unknown one is ignored.
             lac: The last add confirmed.
-            packet: What proves it, empty if nothing came with it.
+            packet: The writer's signed packet that proves it; empty if it came without one.
         """
         replica = self._replica(ledger_id)
         if replica is not None:
@@ -482,7 +495,7 @@ class Replicas:
     # ---- the store -----------------------------------------------------------------------------------------------
 
     def _keep(self, replica: Replica, first: int, stride: int, replaces: bool, with_entries: bool) -> ReplicaExtent:
-        """Make an extent: durable with its first entries, or on return. The caller holds the replica's lock."""
+        """Create an extent, durable with its first entries or on return. The caller holds the replica's lock."""
         header = replica.header
         kind = LedgerType("") if header is None else header.stored_type
         metadata = self._part_of(replica, kind, first, stride, replaces=replaces)
@@ -493,13 +506,13 @@ class Replicas:
     def _part_of(
         self, replica: Replica, kind: LedgerType, first: int, stride: int, *, replaces: bool = False
     ) -> LedgerMetadata:
-        """Return the metadata of a new ledger of the store that is a part of a replicated one."""
+        """Return the metadata of a new part of a replicated ledger: an extent, a fence or a limbo mark."""
         header = replica.header
         flags = WriteFlag.NONE if header is None else header.write_flags
         custom = {EXTENT_KEY: Extent(replica.ledger_id, first, stride, int(flags), replaces).encode()}
         if header is not None:
             custom |= header.keep()
-        # What comes later goes where the rest was moved.
+        # Later parts go to the tier that the ledger was moved to.
         return self._metadata(kind, custom, header, replica.tier())
 
     def _metadata(
@@ -526,9 +539,12 @@ class Replicas:
         )
 
     def health(self) -> ReplicasHealth:
-        """Return the state of the disks."""
+        """Return the state of the disks. Cost: one ``statvfs`` per directory."""
         return ReplicasHealth.of(self.store)
 
     def close(self) -> None:
-        """Commit what is staged and give the directory free. With ledgers in limbo, the next start is unclean, too."""
+        """Commit what is staged, and unlock the directory.
+
+        While a ledger is in limbo, the store is left unclean, so that the next start finds the limbo again.
+        """
         self.store.close(clean=not self.in_limbo())

@@ -76,26 +76,26 @@ logger.addFilter(LogLimit())
 
 _WAIT_MS: Final = 1_000
 _LOOK_SECONDS: Final = 10.0
-"""How often a bookie looks whether it is as it is registered, which it registers again if it changed notably."""
+"""How often a bookie compares its state with its registration; it registers again if ``is_notable``."""
 
 _REGISTER_SECONDS: Final = 300.0
-"""How often a bookie registers again how it is, whatever has changed: each time wakes everybody who watches bookies."""
+"""How often a bookie registers again even without a notable change. Rarely: each time wakes every watching client."""
 
 _DESCRIPTIONS: Final = 4096
 _CACHED_BYTES_MAX: Final = 4096
 POSITION_SECONDS: Final = 1.0
-"""How often a bookie records how far its log is on disk, if that moved, while requests come."""
+"""How often a bookie records where its log durably ends, if that moved, while requests arrive."""
 
 COLLECT_SECONDS: Final = 60.0
-"""How often a bookie looks which of its ledgers were deleted; they are dropped when seen deleted twice."""
+"""How often a bookie looks for deleted ledgers. It drops a ledger that it has found deleted twice in succession."""
 
 Effects = list[BookieEffect]
 
 ASIDE_BYTES_MAX: Final = 64 << 20
-"""Bytes of requests that may wait for the metadata store; more are refused."""
+"""Bytes of requests that may wait for a look-up in the metadata store; further requests are refused."""
 
 SESSION_POLLS_MAX: Final = 1024
-"""Long polls of one session; more are answered at once."""
+"""Long polls that one session may have open; further ones are answered at once."""
 
 _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
 _REFUSED: Final = Reply(Status.REFUSED)
@@ -107,10 +107,10 @@ class BookieServer:
 
     Attributes:
         bookie: Its name and instance.
-        addresses: Where others reach it.
-        replicas: What it keeps.
+        addresses: The addresses that it registered, at which clients connect.
+        replicas: Its replicas of ledgers.
 
-    Threads: any may call; one of its own serves, another looks after things.
+    Threads: any thread may call. Its own threads are in the theory of operation above.
     """
 
     @classmethod
@@ -132,25 +132,27 @@ class BookieServer:
     ) -> Self:
         """Open a bookie's directory, making it if there is none, listen, and register.
 
-        If something durable is missing there that its peers have, the bookie starts with all ledgers in limbo.
+        If something durable is damaged or missing, the bookie starts with all its ledgers in limbo, because its peers
+        have the rest (``startup.py``).
 
         Args:
             root: The directory.
             listen: Addresses; unless ``advertise`` names others, the first is registered.
-            metadata: The cluster's.
-            keys: The cluster's; None without a secret.
+            metadata: The cluster's metadata.
+            keys: The cluster's keys; None without a secret.
             config: As for a store.
             tiers: As for a store.
-            bookie_id: Its name in the cluster; None keeps that of the directory, or makes one.
-            rack: Where it stands.
-            moved: The directory was moved since the last start, not copied: no other is left.
-            replace_lost: Take the name of a bookie whose directory is lost for good.
-            advertise: Addresses to register instead of those listened on; the first is tried before that.
-            metrics: Where to count.
+            bookie_id: Its name in the cluster; None keeps the directory's, or makes one for a new directory.
+            rack: The rack that the bookie registers, for placement.
+            moved: The directory was moved since the last start, not copied, so another inode is accepted.
+            replace_lost: Claim the name of a bookie whose directory is lost for good.
+            advertise: Addresses to register instead of the bound ones. The bookie first checks that it can reach
+                itself at the first of them.
+            metrics: The counters to use.
 
         Raises:
-            CookieError: The directory is of another cluster, another bookie, a copy, or an older one.
-            PybkError: As opening a store, and what the metadata store raises.
+            CookieError: The directory is another bookie's, of another cluster, a copy, or older than the last start.
+            PybkError: Opening the store or calling the metadata store failed.
         """
         replicas = open_replicas(root, config=config, tiers=tiers, metrics=metrics)
         try:
@@ -182,23 +184,37 @@ class BookieServer:
         self._rack = rack
         self._machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self._final: dict[int, tuple[int, LedgerHeader | None]] = {}
+        """Cache by ledger: up to which entry it is final, and its header. A final end never moves back."""
         self._described = lru_cache(_DESCRIPTIONS)(self._description)
         self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
         self._wake_ns: int | None = None
+        """The earliest time that the machine asked to be woken at; None for none. Used by the serving thread alone."""
         self._registered: RegisteredBookie | None = None
+        """None until the address was found reachable, so a bookie may serve before it is registered."""
         self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
+        """Calls for the serving thread. Any thread appends; the serving thread alone removes."""
         self._stopping = threading.Event()
         self._keeper_rests = False
+        """The keeper skips its next records until a request arrives. The keeper sets it, the serving thread resets."""
         self._keeper_wakes = threading.Event()
         self._waking = threading.Lock()
+        """Guards ``_closed``, so that no thread wakes a server that another thread has closed."""
         self._closed = False
-        self._closing = threading.Lock()  # two threads may close
+        """The server's sockets are closed."""
+        self._closing = threading.Lock()
+        """Guards ``_ended``, and lets a second ``close`` wait for the first."""
         self._ended = False
+        """``close`` was called."""
         self._seen_deleted: set[int] = set()
+        """Ledgers that the last ``collect`` found deleted."""
         self._served = 0
+        """Requests since the last registration, approximately: two threads change it without a lock."""
         self._aside_bytes = 0
+        """Bytes of requests that wait for the metadata store, ≤ ``ASIDE_BYTES_MAX``. For the serving thread alone."""
         self._retired = False
+        """``retire`` was called: the bookie stays read-only."""
         self._error: BaseException | None = None
+        """The error that ended the serving; None while it serves, and after an ordinary close."""
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
         with ExitStack() as undo:
             undo.callback(self._server.close)
@@ -227,7 +243,7 @@ class BookieServer:
 
     @property
     def serving(self) -> bool:
-        """Whether it answers: no more once it failed, or found its name to be another's; the log says which."""
+        """Whether it answers requests. It stops after a failure, or once another process took its name; see the log."""
         return self._thread.is_alive()
 
     # ---- registration and state ---------------------------------------------------------------------------------
@@ -248,7 +264,7 @@ class BookieServer:
         )
 
     def retire(self) -> None:
-        """Take no more entries of writers, and register that; entries can still be read, and copied to other bookies.
+        """Become read-only, and register that: refuse writers' entries, and serve reads and re-replication still.
 
         Raises:
             CookieError: Another process has registered as this bookie.
@@ -270,10 +286,10 @@ class BookieServer:
             self._error = error
             logger.exception("bookie %s serves no more", self.bookie)
             self._stop()
-            self._close_server()  # so that clients need not wait for what will not come
+            self._close_server()  # so that clients do not wait for replies that will never come
 
     def _turn(self) -> None:
-        """Take what waits, store it together, answer."""
+        """Receive the requests that have arrived, make their entries durable with one sync, and reply."""
         arrived = self._server.receive(self._timeout_ms())
         if self._registered is not None and self._registered.superseded:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
@@ -296,9 +312,10 @@ class BookieServer:
             self._perform(machine.woken(now_ns))
 
     def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
-        """Take a request. An unexpected error refuses this request, is counted and logged, and ends nothing.
+        """Pass a request to the machine, or to a worker if it must wait for the metadata store.
 
-        Doubt about durable bytes is not among them: the store turns it into ``StorageFailedError``, which is final.
+        An unexpected error refuses this request alone, is counted and logged. It never hides a failed write, because
+        the store turns that into ``StorageFailedError``, after which it accepts no more adds.
         """
         try:
             request = _request(message)
@@ -312,14 +329,14 @@ class BookieServer:
                 encoded = peer.rights.get(request.ledger_id)
                 description = None if encoded is None else self._describe(encoded)
                 self._perform(self._machine.receive((peer, request_id), request, description, now_ns))
-        except Exception as error:  # noqa: BLE001  # the barrier: whatever a peer can say ends nothing
+        except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread
             self._count_fault(error)
             self._server.reply(peer, request_id, _REFUSED)
 
     def _receive(
         self, sender: tuple[Peer, int], request: Request, description: LedgerHeader | None, now_ns: int
     ) -> list[BookieEffect]:
-        """Have the machine take a request that waited for the metadata store, behind the same barrier as ``_take``."""
+        """Pass a request that waited for the metadata store to the machine, with the same barrier as ``_take``."""
         try:
             return self._machine.receive(sender, request, description, now_ns)
         except Exception as error:  # noqa: BLE001  # the barrier, as in ``_take``
@@ -327,7 +344,7 @@ class BookieServer:
             return [Respond(sender, _REFUSED)]
 
     def _do(self, call: Callable[[], list[BookieEffect]]) -> None:
-        """Perform what was posted by another thread; an unexpected error ends nothing."""
+        """Run a call that another thread posted; an unexpected error is counted and logged."""
         try:
             self._perform(call())
         except Exception as error:  # noqa: BLE001  # the barrier, as in ``_take``
@@ -339,10 +356,10 @@ class BookieServer:
         logger.error("bookie %s refused a request that it failed at; this is a defect", self.bookie, exc_info=error)
 
     def _without_right(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
-        """Refuse who does not know the ledger's password, but take copies of entries that are final.
+        """Refuse a client without the ledger's password, except that re-replication may add copies of final entries.
 
-        Those add nothing to the ledger: the metadata store says that it, or the fragment, has ended behind them, and
-        readers check them by their digests.
+        Such copies cannot extend the ledger, because the metadata store says that the ledger, or their fragment, ends
+        at or after them. Readers verify them by their digests.
         """
         if not isinstance(request, Add) or not request.recovery:
             self._server.reply(peer, request_id, _UNAUTHORIZED)
@@ -356,9 +373,10 @@ class BookieServer:
     def _look_aside(
         self, peer: Peer, request_id: int, request: Request, look: Callable[[Peer, int, Any], Callable[[], Effects]]
     ) -> None:
-        """Have another thread look into the metadata store for a request, and then take the request.
+        """Have a worker look something up in the metadata store for a request, and then continue with the request.
 
-        ``look`` runs there, and returns what the serving thread does then. What waits for it is bounded.
+        ``look`` runs in the worker and returns a call that the serving thread makes afterwards. If more than
+        ``ASIDE_BYTES_MAX`` would wait, the request is refused.
         """
         size = 256 + (sum(map(sum, (run.sizes for run in request.runs))) if isinstance(request, Add) else 0)
         if self._aside_bytes + size > ASIDE_BYTES_MAX:
@@ -378,12 +396,16 @@ class BookieServer:
         self._looking.submit(aside)
 
     def _is_new(self, ledger_id: int) -> bool:
-        """Return whether nothing is known here that a ledger's description could be compared with."""
+        """Return whether the bookie has no header of a ledger, with which it could compare a client's description."""
         state = self.replicas.state(ledger_id)
         return state is None or state.header is None
 
     def _check_fence(self, peer: Peer, request_id: int, request: Read | ReadLac) -> Callable[[], Effects]:
-        """Check a right to fence against the metadata store, because the description may be the client's own."""
+        """Check a right to fence against the metadata store; runs in a worker.
+
+        The client proved the right by a description that it sent. For a ledger that is new here it may have forged
+        one, with a verifier of its own.
+        """
         ledger_id, encoded = request.ledger_id, peer.rights.get(request.ledger_id, b"")
         status = Status.OK
         try:
@@ -393,7 +415,7 @@ class BookieServer:
                 status = Status.UNAUTHORIZED
         except NoSuchLedgerError:
             status = Status.DELETED
-        except Exception as error:  # noqa: BLE001  # the client waits for an answer, whatever it is
+        except Exception as error:  # noqa: BLE001  # the client waits for a reply, whatever failed
             logger.warning("the description of ledger %d cannot be checked: %s", ledger_id, error)
             status = Status.UNKNOWN
 
@@ -407,12 +429,12 @@ class BookieServer:
         return go_on
 
     def _is_description(self, encoded: bytes, metadata: LedgerMetadata) -> bool:
-        """Return whether a description that a client showed is that of a ledger, its verifier included."""
+        """Return whether a client's description, with its verifier, equals the one in the metadata store."""
         described = self._metadata.check_description(encoded, where=f"ledger {metadata.ledger_id}")
         return described == LedgerDescription.of(metadata)
 
     def _look_for_end(self, peer: Peer, request_id: int, request: Add) -> Callable[[], Effects]:
-        """Look up how far a ledger is final, then continue with a copy of its entries."""
+        """Look up to which entry a ledger is final, for copies of its entries; runs in a worker."""
         ledger_id = request.ledger_id
         final: tuple[int, LedgerHeader | None] = -1, None
         try:
@@ -455,7 +477,7 @@ class BookieServer:
                 self._wake_ns = wake_ns if self._wake_ns is None else min(self._wake_ns, wake_ns)
 
     def _move(self, peer: Peer, request_id: int, request: Move) -> None:
-        """Move this bookie's entries of a ledger, in a thread of its own."""
+        """Move this bookie's entries of a ledger to another tier; runs in the worker for moves."""
         status = Status.OK
         try:
             self.replicas.move(request.ledger_id, request.tier)
@@ -465,7 +487,7 @@ class BookieServer:
         self._post(lambda: [Respond((peer, request_id), Reply(status))])
 
     def _look_up(self, ledger_id: int) -> None:
-        """Find out whether a ledger exists that this bookie hears of for the first time (C11)."""
+        """Look up whether a ledger exists that is new to this bookie (C11); runs in a worker."""
         exists: bool | None
         metadata: LedgerMetadata | None = None
         try:
@@ -473,12 +495,12 @@ class BookieServer:
             exists = True
         except NoSuchLedgerError:
             exists = False
-        except Exception as error:  # noqa: BLE001  # whatever it is, somebody waits for an answer
+        except Exception as error:  # noqa: BLE001  # the parked requests wait for a reply, whatever failed
             logger.warning("whether ledger %d exists cannot be found out: %s", ledger_id, error)
             exists = None
 
         def is_right(description: LedgerHeader | None) -> bool:
-            # The description may be the client's own, with a verifier of its own: the bookie could not detect it.
+            # A client may forge a description with its own verifier; only the metadata store shows that.
             assert metadata is not None, "asked of ledgers that exist"
             return description is not None and self._is_description(description.encoded, metadata)
 
@@ -500,16 +522,16 @@ class BookieServer:
                 self._server.close()
 
     def _post(self, call: Callable[[], list[BookieEffect]]) -> None:
-        """Have something done by the serving thread; any thread."""
+        """Have the serving thread make a call and perform its effects; any thread may post."""
         self._posted.append(call)
         self._wake()
 
     def _describe(self, encoded: bytes) -> LedgerHeader:
-        """Decode a description, from the cache if it is short: long ones would fill too much memory."""
+        """Decode a description, with a cache for short ones; long ones would take too much memory."""
         return self._described(encoded) if len(encoded) <= _CACHED_BYTES_MAX else self._description(encoded)
 
     def _description(self, encoded: bytes) -> LedgerHeader:
-        """Decode what never changes of a ledger; it was checked when the right to the ledger was proved."""
+        """Decode a description, without the cache; it was valid when the client proved its right to the ledger."""
         return LedgerHeader.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
 
     def _authorize(self, session_id: bytes, proof: Authorize) -> bool:
@@ -531,11 +553,12 @@ class BookieServer:
     # ---- looking after things ------------------------------------------------------------------------------------
 
     def _keep(self, registered: RegisteredBookie) -> None:
-        """Body of the thread that registers how the bookie is, and drops what was deleted."""
+        """Body of the keeper: record the durable position, register changes, drop deleted ledgers."""
         now = time.monotonic()
         look_at, register_at, collect_at = now + _LOOK_SECONDS, now + _REGISTER_SECONDS, now + COLLECT_SECONDS
         while not self._stopping.wait(POSITION_SECONDS):
-            self._keeper_rests = True  # before the position is read, so that what moves it afterwards ends the rest
+            # Set before the position is read, so that a request that moves it later ends the wait.
+            self._keeper_rests = True
             if not self._position.record():
                 self._keeper_wakes.wait(max(0.0, look_at - time.monotonic()))
             self._keeper_wakes.clear()
@@ -563,14 +586,17 @@ class BookieServer:
             self._unregister()
 
     def collect(self) -> None:
-        """Drop the ledgers whose tombstones are seen for the second time: nothing else shows that one is gone."""
+        """Drop the ledgers whose tombstones were also found by the last call.
+
+        Only a tombstone proves a deletion: a ledger that is merely missing in the metadata store is kept.
+        """
         deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._is_deleted(ledger_id)}
         for ledger_id in sorted(deleted & self._seen_deleted):
             self._post(partial(self._drop, ledger_id))
         self._seen_deleted = deleted
 
     def _drop(self, ledger_id: int) -> list[BookieEffect]:
-        """Drop what is here of a deleted ledger; what cannot be dropped now is tried again at the next collection."""
+        """Delete the replica of a deleted ledger; if that fails, the next collection tries again."""
         try:
             return self._machine.ledger_deleted(ledger_id)
         except StorageError as error:
@@ -578,13 +604,13 @@ class BookieServer:
             return []
 
     def _is_deleted(self, ledger_id: int) -> bool:
-        """Return whether there is a tombstone of a ledger that was made with the ledger's password."""
+        """Return whether a ledger has a tombstone that was made with the ledger's password."""
         proof = self._metadata.deletion_proof(ledger_id)
         if proof is None:
             return False
         state = self.replicas.state(ledger_id)
         if state is None or state.header is None:
-            return True  # only a fence is here, or nothing
+            return True  # only a fence is stored, or nothing, so there is no verifier to check the tombstone by
         described = self._metadata.check_description(state.header.encoded, where=f"ledger {ledger_id}")
         if proves_deletion(described.verifier, proof, ledger_id):
             return True
@@ -592,15 +618,20 @@ class BookieServer:
         return False
 
     def health(self) -> Health:
-        """Return how the bookie is: as its store, in limbo, or failed if it serves no more."""
+        """Return the bookie's health: that of its store, in limbo, or failed if it stopped serving."""
         return bookie_health(self.replicas.store, self.bookie, self._error, self.replicas.in_limbo)
 
     def in_limbo(self) -> list[int]:
-        """Return the ledgers in limbo."""
+        """Return the ids of the ledgers in limbo, ascending."""
         return self.replicas.in_limbo()
 
     def end_limbo(self, ledger_id: int, *, closed: bool) -> None:
-        """End a ledger's limbo, as everything that it may have lacked was brought back."""
+        """End a ledger's limbo, because the entries that it lacked were copied back; returns before it is done.
+
+        Args:
+            ledger_id: The ledger.
+            closed: It is closed, so it is fenced again if its fence may be lost.
+        """
 
         def lift() -> list[BookieEffect]:
             try:
@@ -615,7 +646,7 @@ class BookieServer:
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """Have the threads end."""
+        """Ask the serving thread and the keeper to end; does not wait for them."""
         self._stopping.set()
         self._keeper_wakes.set()
 
@@ -629,7 +660,7 @@ class BookieServer:
             self._wake()
 
     def _unregister(self) -> None:
-        """Register no more, as far as the metadata store takes that: no error of it may keep a bookie from ending."""
+        """Remove the registration; an error of the metadata store is logged, and the bookie ends anyway."""
         try:
             if self._registered is not None:
                 self._registered.close()
@@ -637,7 +668,7 @@ class BookieServer:
             logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
 
     def close(self) -> None:
-        """Register no more, answer no more, and give the directory free; may be repeated."""
+        """Remove the registration, stop serving, and unlock the directory; may be repeated."""
         with self._closing:
             if self._ended:
                 return
@@ -651,10 +682,10 @@ class BookieServer:
 
 
 def _check_type(ledger_id: int, ledger_type: LedgerType) -> None:
-    """Refuse a replicated ledger that has the type of a bookie's own records.
+    """Check that a replicated ledger does not have a type that bookies use for their own records.
 
     Raises:
-        UsageError: It has.
+        UsageError: It has such a type.
     """
     if ledger_type.is_bookie_record:
         raise UsageError(
@@ -672,7 +703,7 @@ def _needs_right(request: Request) -> bool:
 
 
 def _request(message: WireRequest) -> Request:
-    """Return a request as the machine takes it; a client that waits for a LAC checks its proof."""
+    """Return the machine's form of a request. The clients that read a LAC verify its proof, not the bookie."""
     if isinstance(message, LacPacket):
         (lac,) = _packet_lac(message.packet)
         return WriteLac(message.ledger_id, lac, message.packet)
@@ -681,7 +712,7 @@ def _request(message: WireRequest) -> Request:
 
 
 def _wire(reply: Reply | LacReply | ReadReply) -> WireReply:
-    """Return a reply as it travels."""
+    """Return the wire's form of a reply."""
     if type(reply) is Reply:
         return reply
     if type(reply) is ReadReply:

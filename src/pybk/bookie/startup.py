@@ -49,7 +49,7 @@ _PROBE_NS: Final = _PROBE_MS * 1_000_000
 """How long another process that serves as this bookie has to answer a ping."""
 
 _PAGE: Final = 500
-"""Ledgers whose metadata is read at a time."""
+"""Number of ledgers whose metadata is read in one request."""
 
 
 # ---- the directory -------------------------------------------------------------------------------------------------
@@ -172,10 +172,10 @@ def _check_not_served(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKe
 
 
 def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie, losses: Sequence[str] = ()) -> None:
-    """Put every ledger in limbo that the bookie may ever have held (D6), and then adopt what a salvage found.
+    """Put every ledger that the bookie may ever have held in limbo (D6), and then end the salvage, if there was one.
 
-    The ledgers are those that name the bookie in an ensemble, those whose metadata is damaged, and those of which the
-    store has anything.
+    The ledgers are those that name the bookie in an ensemble, those whose metadata is damaged, and those that the
+    store has a part of.
 
     Args:
         replicas: The open directory.
