@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,7 @@ def test_an_interrupt_at_any_line_of_staging_leaves_a_writer_that_appends_and_cl
             with cluster.connect() as client:
                 writer = client.create_ledger(insecure=True)
                 done = {writer.append(b"before"): b"before"}
-                fired = interrupted_at(
-                    line, ("pybk/client/append_queue.py",), lambda writer=writer: writer.append(b"interrupted")
-                )
+                fired = interrupted_at(line, ("pybk/client/append_queue.py",), partial(writer.append, b"interrupted"))
                 # A leader that is interrupted gives up what is under way; an interrupt while staging harms nothing.
                 with suppress(LedgerRecoveryError):
                     done[writer.append(b"after")] = b"after"

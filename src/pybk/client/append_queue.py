@@ -167,8 +167,8 @@ class AppendQueue:
             batch.unseen = len(self._sent) < BATCHES_UNDER_WAY
             descriptor.staging = entries
             self._newest = batch
-            # The leader is notified before the batch counts: an interrupt in between costs a call of ``take``, and never
-            # leaves a batch that is not sent. The leader's ``take`` waits for the mutex, so it finds the batch.
+            # The leader is notified before the batch counts: an interrupt in between costs a call of ``take``, and
+            # never leaves a batch that is not sent. The leader's ``take`` waits for the mutex, so it finds the batch.
             is_first = not formed
             if is_first:
                 self._on_formed()
