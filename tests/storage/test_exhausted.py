@@ -195,7 +195,7 @@ def test_a_file_made_ahead_that_fails_is_made_again_and_health_says_so(
             scheduler.tick()
         health = manager.health()
         assert health.state == "degraded"
-        assert "making log files" in health.reason
+        assert "preallocating log files" in health.reason
         assert health.troubles
         writer.append(b"served on")
         scheduler.tick()

@@ -198,13 +198,11 @@ class BookieServer:
         """The keeper skips its next records until a request arrives. The keeper sets it, the serving thread resets."""
         self._keeper_wakes = threading.Event()
         self._waking = threading.Lock()
-        """Guards ``_closed``, so that no thread wakes a server that another thread has closed."""
+        """Guards ``_closed`` (the sockets are closed), so that no thread wakes a server that another has closed."""
         self._closed = False
-        """The server's sockets are closed."""
         self._closing = threading.Lock()
-        """Guards ``_ended``, and lets a second ``close`` wait for the first."""
+        """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
         self._ended = False
-        """``close`` was called."""
         self._seen_deleted: set[int] = set()
         """Ledgers that the last ``collect`` found deleted."""
         self._served = 0
