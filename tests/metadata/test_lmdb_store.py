@@ -147,7 +147,7 @@ def test_processes_stopped_while_writing_block_nobody(store: LmdbMetadataStore, 
             assert wait_for(lambda: is_stopped(process.pid)), "it stops again, as it was told"
             process.send_signal(signal.SIGCONT)
         before = store.get("counter")
-        assert wait_for(lambda: store.get("counter") != before), "it goes on counting"
+        assert wait_for(lambda: store.get("counter") != before), "it counts no longer"
     assert resumed > 0, "no stop met a turn, so the test showed nothing"
     assert len(store.children("keys")) == number
 

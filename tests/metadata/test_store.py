@@ -154,7 +154,7 @@ def test_leases_end_with_their_session_and_the_tree_is_told(world: World) -> Non
     store, other = world.open(), world.open()
     told: list[bool] = []
     store.on_session_end(lambda: told.append(True))
-    other.on_session_end(lambda: pytest.fail("the other store's session goes on"))
+    other.on_session_end(lambda: pytest.fail("the other store's session lives on"))
     session = store.session()
     assert session == store.session()
     store.create("leased", b"v", leased=True)

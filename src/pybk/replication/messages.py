@@ -6,7 +6,8 @@ entries that come back, reads and writes metadata. It reports each outcome to th
 its request by the ``token`` that the machine chose; a machine never uses a token twice. A bookie's machine takes the
 requests and returns the replies.
 
-All classes are immutable, so that they may pass between threads.
+All classes are immutable, so that they may pass between threads. A new request or reply also needs its bytes in
+``transport/codec.py``, whose head says where.
 """
 
 from __future__ import annotations
