@@ -262,7 +262,7 @@ class MetadataUnreachableError(MetadataError):
 
 
 class MetadataVersionError(MetadataError):
-    """A compare-and-swap met another version than the one it was to replace, or nothing; read again.
+    """A compare-and-set met another version than the one it was to replace, or nothing; read again.
 
     ``outcome_unknown`` is set if an answer was lost before: the change may have been made, and changed since.
     """

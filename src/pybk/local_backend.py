@@ -202,11 +202,11 @@ class StoreBackend:
         self._live().check_space()
 
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
-        """Wait until the log or its tail has room."""
+        """Wait until the log admits appends: until staged entries were committed, or a checkpoint shortened the log."""
         self._live().wait_for_admission()
 
     def checkpoint(self) -> None:
-        """Checkpoint and collect, and take appends again if there is room now."""
+        """Run a checkpoint and a compaction, and accept appends again if there is space now."""
         scheduler = self._live().scheduler
         scheduler.checkpoint()
         scheduler.collect()

@@ -1,4 +1,4 @@
-"""Ledgers in the metadata store: created once, changed by compare-and-swap, deleted for ever."""
+"""Ledgers in the metadata store: created once, changed by compare-and-set, deleted for ever."""
 
 from __future__ import annotations
 

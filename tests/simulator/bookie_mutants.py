@@ -80,7 +80,7 @@ BOOKIE_MUTANTS = (
     ),
     Mutant(
         "M7",
-        "fencing covers every write set (section 2)",
+        "fencing covers every write set (C6)",
         (
             Piece(
                 "quorum:Quorum.covered",
@@ -108,7 +108,7 @@ BOOKIE_MUTANTS = (
     ),
     Mutant(
         "M15",
-        "recovery closes by compare-and-swap (AR9)",
+        "recovery closes by compare-and-set (AR9)",
         (
             Piece(
                 "tests.simulator.metadata:SimMetadata._write",
@@ -261,7 +261,7 @@ BOOKIE_MUTANTS = (
     ),
     Mutant(
         "P3",
-        "a swap is a compare-and-swap of the fragment as it is now",
+        "a swap is a compare-and-set of the fragment as it is now",
         (
             Piece(
                 "rereplication:RereplicationMachine._metadata_found",

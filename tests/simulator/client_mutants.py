@@ -56,7 +56,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "M6",
-        "silence and UNKNOWN are no denial (rule 4)",
+        "a bookie that is silent or answers UNKNOWN does not deny an entry (AR4)",
         (Piece(RECOVERY + "_note_entries", "status in NEGATIVE", "status is not Status.OK"),),
     ),
     Mutant(
@@ -394,7 +394,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "R2",
-        "one denial is no end of the ledger (section 2)",
+        "a single denial does not end the ledger (AR4)",
         (Piece("quorum:Quorum.negatives_needed", "self.write_quorum - self.ack_quorum + 1", "1"),),
     ),
     Mutant(
@@ -435,7 +435,7 @@ SURVIVORS = (
         ),
     ),
     # The mark makes a writer's next change fail at once. Without it the writer may still change its ensemble during the
-    # recovery, but then the recovery's closing compare-and-swap meets another version, finds the ledger open, and ends
+    # recovery, but then the recovery's closing compare-and-set meets another version, finds the ledger open, and ends
     # undecided. The mark is kept: it saves such rounds, and limbo is lifted for adds only while the metadata are open
     # (D6).
     Mutant(

@@ -61,7 +61,7 @@ class SimMetadata:
         self._tell(client, MetadataRead(*self.history[at]))
 
     def write(self, client: Client, effect: WriteMetadata) -> None:
-        """Compare and swap for a client: the request may be lost, arrive late, or its reply may be lost."""
+        """Compare and set for a client: the request may be lost, arrive late, or its reply may be lost."""
         lost = self.random.random() < self.loss
         if lost and self.random.random() < 0.3:
             self._tell(client, MetadataUnreachable(), slow=True)

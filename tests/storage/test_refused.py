@@ -31,7 +31,7 @@ from tests.waiting import WAIT_S, wait_until
 
 def fill_the_log(manager: LedgerManager, writer: LedgerWriter) -> int:
     """Append until the log finds no space for another file; return how many entries there are."""
-    with pytest.raises(StorageFullError, match="no room for a log file"):  # noqa: PT012  # it is not known which one
+    with pytest.raises(StorageFullError, match="no space for a log file"):  # noqa: PT012  # it is not known which one
         for number in range(writer.last_add_confirmed + 1, 10_000):
             writer.append(payload_of(number))
     return writer.last_add_confirmed + 1

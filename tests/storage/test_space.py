@@ -55,7 +55,7 @@ def append_until_full(manager: LedgerManager, writer: LedgerWriter) -> StorageFu
 
 def append_both_until_full(deferred: LedgerWriter, writer: LedgerWriter) -> None:
     """Append to two ledgers until the log finds no space for another file."""
-    with pytest.raises(StorageFullError, match="no room for a log file"):  # noqa: PT012  # either may be the one
+    with pytest.raises(StorageFullError, match="no space for a log file"):  # noqa: PT012  # either may be the one
         for number in range(10_000):
             deferred.append(payload_of(number))
             writer.append(payload_of(number))

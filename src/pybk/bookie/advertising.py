@@ -126,6 +126,6 @@ def check_reachable(bookie: Bookie, address: str, keys: ClusterKeys | None, publ
                 if isinstance(reply, Reply) and reply.status is Status.WRONG_INSTANCE:
                     why, until = "another bookie answers there", 0.0
     raise UsageError(
-        f"{bookie} cannot be reached at {address}, which it would tell others: {why}; say which address leads here: "
+        f"{bookie} cannot be reached at {address}, which it would advertise: {why}; set the address that leads here: "
         "advertise=... or `pybk bookie --advertise`"
     )

@@ -288,8 +288,8 @@ class Replica:
     def _unsettled(self, held: ReplicaExtent, entry_id: int) -> PybkError:
         """Return the error for entries that were staged before in a commit that failed."""
         return held.descriptor.error or StorageFullError(
-            f"entries of ledger {self.ledger_id} at or before {entry_id} were staged and found no room; send them "
-            "again when there is room"
+            f"entries of ledger {self.ledger_id} at or before {entry_id} were staged, but there was no space for their "
+            "commit; send them again once there is space"
         )
 
     def note_commit_outcomes(self) -> None:

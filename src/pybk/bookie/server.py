@@ -417,14 +417,14 @@ class BookieServer:
             logger.warning("the description of ledger %d cannot be checked: %s", ledger_id, error)
             status = Status.UNKNOWN
 
-        def go_on() -> Effects:
+        def answer() -> Effects:
             if status is Status.OK:
                 return self._receive((peer, request_id), request, self._describe(encoded), time.monotonic_ns())
             if status is Status.UNAUTHORIZED:
                 peer.revoke(ledger_id)
             return [Respond((peer, request_id), Reply(status))]
 
-        return go_on
+        return answer
 
     def _is_description(self, encoded: bytes, metadata: LedgerMetadata) -> bool:
         """Return whether a client's description, with its verifier, equals the one in the metadata store."""
@@ -446,7 +446,7 @@ class BookieServer:
         except Exception as error:  # noqa: BLE001  # as above
             logger.warning("a copy of ledger %d was refused: %s", ledger_id, error)
 
-        def go_on() -> Effects:
+        def answer() -> Effects:
             if final[1] is None or any(run.last > final[0] for run in request.runs):
                 return [Respond((peer, request_id), _UNAUTHORIZED)]
             if len(self._final) >= _DESCRIPTIONS:
@@ -454,7 +454,7 @@ class BookieServer:
             self._final[ledger_id] = final
             return self._receive((peer, request_id), request, final[1], time.monotonic_ns())
 
-        return go_on
+        return answer
 
     def _timeout_ms(self) -> int:
         if self._posted:
@@ -502,11 +502,11 @@ class BookieServer:
             assert metadata is not None, "asked of ledgers that exist"
             return description is not None and self._is_description(description.encoded, metadata)
 
-        def go_on() -> Effects:
+        def answer() -> Effects:
             now_ns = time.monotonic_ns()
             return self._machine.ledger_looked_up(ledger_id, exists, now_ns, receive=self._receive, is_right=is_right)
 
-        self._post(go_on)
+        self._post(answer)
 
     def _wake(self) -> None:
         with self._waking:

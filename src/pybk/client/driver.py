@@ -123,7 +123,7 @@ class MetadataRequests(Protocol):
         """Read a ledger's metadata."""
 
     def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
-        """Compare-and-swap a ledger's metadata; if the answer is lost, find out whether the change was made."""
+        """Compare-and-set a ledger's metadata; if the answer is lost, find out whether the change was made."""
 
     def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
         """Choose bookies for positions of an ensemble."""

@@ -1,4 +1,4 @@
-"""The interface of metadata stores: keys and values with compare-and-swap, leases and watches.
+"""The interface of metadata stores: keys and values with compare-and-set, leases and watches.
 
 The interface is what ZooKeeper offers, in its smallest useful form. ``lmdb_store`` and ``zookeeper_store`` implement
 it; ``url`` lists them. Another store is one more module with a class that implements ``MetadataStore`` and a function
@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
     Attributes:
         value: The value.
-        version: The version that the next compare-and-swap names.
+        version: The version that the next compare-and-set names.
     """
 
     value: bytes

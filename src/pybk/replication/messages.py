@@ -280,7 +280,7 @@ class MetadataRead:
 
     Attributes:
         metadata: The metadata; None if the ledger was deleted or never created.
-        version: The version that the next compare-and-swap names.
+        version: The version that the next compare-and-set names.
     """
 
     metadata: LedgerMetadata | None
@@ -289,10 +289,10 @@ class MetadataRead:
 
 @dataclass(frozen=True, slots=True)
 class MetadataWritten:
-    """The compare-and-swap of ``WriteMetadata`` took effect.
+    """The compare-and-set of ``WriteMetadata`` took effect.
 
     Attributes:
-        version: The version that the next compare-and-swap names.
+        version: The version that the next compare-and-set names.
     """
 
     version: int
@@ -300,11 +300,11 @@ class MetadataWritten:
 
 @dataclass(frozen=True, slots=True)
 class MetadataRefused:
-    """The compare-and-swap met another version and did not take effect.
+    """The compare-and-set met another version and did not take effect.
 
     Attributes:
         metadata: The metadata as they are now; None if the ledger was deleted.
-        version: The version that the next compare-and-swap names.
+        version: The version that the next compare-and-set names.
     """
 
     metadata: LedgerMetadata | None
@@ -313,7 +313,7 @@ class MetadataRefused:
 
 @dataclass(frozen=True, slots=True)
 class MetadataUnreachable:
-    """The metadata store could not be reached, or the outcome of a compare-and-swap is not known (C9, C10)."""
+    """The metadata store could not be reached, or the outcome of a compare-and-set is not known (C9, C10)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +364,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
-    """Write the ledger's metadata by compare-and-swap.
+    """Write the ledger's metadata by compare-and-set.
 
     Followed by ``MetadataWritten``, ``MetadataRefused`` or ``MetadataUnreachable``.
 

@@ -2,17 +2,17 @@
 
 Theory of operation. The client's driver calls ``start`` once and then ``step`` for each event. States:
 
-- MARKING: the metadata is set to IN_RECOVERY, so that the old writer's next compare-and-swap is refused (AR1).
+- MARKING: the metadata is set to IN_RECOVERY, so that the old writer's next compare-and-set is refused (AR1).
 - FENCING: all bookies of the last fragment are fenced, until those that answered cover every write set (AR2, C6). The
   LAC is the highest answer, at least the entry before the last fragment (D2), and is frozen from now on (D4).
 - READING: entries after the LAC are read, with the fence flag (D1), from the ensemble that was fenced (AR3, D3). One
   copy recovers an entry; QC denials end the ledger before it; anything else decides nothing (AR4, C5). Recovered
   entries are written back through ``Inflight`` (AR5). Ensemble changes stay in memory (AR7).
-- CLOSING: state, end, length and fragments are written by one compare-and-swap (AR9). A refusal is resolved by what
+- CLOSING: state, end, length and fragments are written by one compare-and-set (AR9). A refusal is resolved by what
   the store holds: another close is adopted; an unchanged last fragment is closed on top.
 - ENDED: late answers still report bookies that miss entries (C13).
 
-Two recoveries may run at once: both find every acknowledged entry, and one compare-and-swap wins (I1).
+Two recoveries may run at once: both find every acknowledged entry, and one compare-and-set wins (I1).
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class RecoveryMachine:
         return self._close(found, version)
 
     def _close(self, found: LedgerMetadata, version: int) -> list[Effect]:
-        """Write the end and this recovery's ensembles by one compare-and-swap (AR9, D3)."""
+        """Write the end and this recovery's ensembles by one compare-and-set (AR9, D3)."""
         self._phase = _Phase.CLOSING
         self._version = version
         own = self._fragments[len(self._metadata.fragments) - 1 :]
@@ -266,7 +266,7 @@ class RecoveryMachine:
         return [UnderReplicated(bookie, max(first, held + 1))] if held < last else []
 
     def _retry(self, now_ns: int, what: str) -> list[Effect]:
-        """Ask again later those who gave no answer that counts; without them nothing can be said (rule 4)."""
+        """Ask the bookies again later whose answers decide nothing: silence and UNKNOWN are not denials (AR4)."""
         if self._waiting:
             return []
         if self._stuck_since_ns is None:
@@ -379,7 +379,7 @@ class RecoveryMachine:
             self._note(place, reply)
 
     def _decide(self) -> list[Effect]:
-        """Go over the entries in order: recoverable, beyond the end, or not to be said yet (section 2, AR4)."""
+        """Decide the entries in order: write back those that were found, end before one that QC bookies deny (AR4)."""
         effects: list[Effect] = []
         entries: list[memoryview] = []
         size = 0

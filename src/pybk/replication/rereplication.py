@@ -4,7 +4,7 @@ Theory of operation. ``client/rereplication.py`` drives one machine for each fra
 the metadata, asks for bookies, and then alternates: read a window of entries with ``ReadMachine``, add them to the
 targets as a recovery does (C7), up to the fragment's end and not the LAC (C15). Re-replication has no ledger password,
 so it asks the source bookie to verify record checksums (``checked``). Only when all copies are durable (I3), one
-compare-and-swap puts the targets into the fragment, and changes nothing else (I11). If it is refused, the machine looks
+compare-and-set puts the targets into the fragment, and changes nothing else (I11). If it is refused, the machine looks
 at the new metadata, and tries again or ends undecided. A failed machine leaves the metadata as it was.
 """
 

@@ -11,11 +11,11 @@ States:
 - CHANGING: the new ensemble, from LAC + 1 on, is being written (AW5). Nothing is confirmed until the outcome is known
   (C3), and new bookies get nothing before (C1). Success replaces the bookies in ``Inflight``, which resends what is
   pending to them alone (AW6), and returns to STEADY.
-- CLOSING: LAC and length are being written by one compare-and-swap (AW7). FENCED answers are ignored here, because
-  the compare-and-swap decides whose end it is (AW4).
+- CLOSING: LAC and length are being written by one compare-and-set (AW7). FENCED answers are ignored here, because
+  the compare-and-set decides whose end it is (AW4).
 - ENDED: after ``Done`` or ``Failed``. After ``Done``, late answers still report bookies that miss entries (C13).
 
-A refused compare-and-swap, and one whose outcome is unknown, are both resolved by what the store holds (C9, C10): the
+A refused compare-and-set, and one whose outcome is unknown, are both resolved by what the store holds (C9, C10): the
 wanted value is success, an open ledger is changed again on top, a recovery or a foreign close ends the writer (AW8).
 """
 
@@ -135,7 +135,7 @@ class WriterMachine:
         self._replacements: dict[int, Bookie] = {}
         """The bookies that the change under way brings in, by place; only meant in CHANGING."""
         self._wanted = metadata
-        """The metadata of the compare-and-swap under way, to recognise it if its outcome is not known (C9)."""
+        """The metadata of the compare-and-set under way, to recognise it if its outcome is not known (C9)."""
         self._tries = 0
         """Failures of the metadata store in a row; 0 after each success."""
         self._forgiven_at = -2
@@ -330,7 +330,7 @@ class WriterMachine:
         return replace(metadata, fragments=fragments, version=metadata.version + 1)
 
     def _write(self, wanted: LedgerMetadata) -> list[Effect]:
-        """Start a compare-and-swap; nothing is confirmed until its outcome is known (C3)."""
+        """Start a compare-and-set; nothing is confirmed until its outcome is known (C3)."""
         self._wanted = wanted
         return [WriteMetadata(wanted, self._version)]
 
@@ -351,7 +351,7 @@ class WriterMachine:
         return self._resolve(event.metadata, event.version, now_ns)
 
     def _metadata_found(self, event: MetadataRead, now_ns: int) -> list[Effect]:
-        """Resolve a compare-and-swap whose outcome was not known, from the metadata that were read back (C10)."""
+        """Resolve a compare-and-set whose outcome was not known, from the metadata that were read back (C10)."""
         if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
             return []
         return self._resolve(event.metadata, event.version, now_ns)

@@ -172,7 +172,7 @@ class GroupAppend:
     # ---- staging -------------------------------------------------------------------------------------------------
 
     def _stage_in_turn(self) -> Commit:
-        """Stage the group once there is room, in the order of all that wait for it."""
+        """Stage the group once the log admits it; all that wait for admission are admitted in the order of arrival."""
         first, *others = (each.descriptor for each in self._ordered)
         ticket = Ticket(first, self._entry_bytes, *others)
         admission = self._log.admission

@@ -259,17 +259,17 @@ def test_order_is_kept(tmp_path: Path) -> None:
 def test_room_ends_at_four_gibibytes(tmp_path: Path) -> None:
     writer = ColdSegmentWriter(OsFileSystem(), str(tmp_path / "s.cold"), STORE, 9, compression=None)
     room = COLD_SEGMENT_BYTES_MAX - 4096
-    assert writer.room_for(room)
-    assert not writer.room_for(room + 1)
+    assert writer.fits(room)
+    assert not writer.fits(room + 1)
     writer.add(1, 0, [3], [b"abc"])
-    assert writer.room_for(room - 72)
-    assert not writer.room_for(room - 71)
+    assert writer.fits(room - 72)
+    assert not writer.fits(room - 71)
 
     class Huge(list[int]):
         def __iter__(self):  # type: ignore[no-untyped-def]  # a size of one entry that no memory is needed for
             return iter([COLD_SEGMENT_BYTES_MAX])
 
-    with pytest.raises(UsageError, match="room_for"):
+    with pytest.raises(UsageError, match=r"fits\(\)"):
         writer.add(1, 1, Huge([1]), [b"a"])
     writer.abort()
 

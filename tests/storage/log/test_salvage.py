@@ -307,7 +307,7 @@ def test_of_many_records_that_go_on_with_nothing_the_first_are_told() -> None:
     assert replicas.store.salvage is not None
     lost = replicas.store.salvage.lost
     assert len(lost) == 12
-    assert lost[-1] == "5 records more go on with nothing that is there"
+    assert lost[-1] == "5 more records continue ledgers whose earlier entries are missing"
     assert replicas.store.new_ledger_id() == 4  # above those that the records name
     assert lost[1].startswith("/bookie/nvme/0000000000000004.log: a record of ledger 1, of which nothing else is known")
     replicas.close()

@@ -94,7 +94,7 @@ def export(
     entries = sum(header.entries for header in plan.headers)
     with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
         to, last = (f"{directory.rstrip('/')}/{name}" for name in (ENTRIES_DIRECTORY, LEDGERS_DIRECTORY))
-        _make_room(spark, last, overwrite=mode == "overwrite")
+        _delete_table(spark, last, overwrite=mode == "overwrite")
         options = _options(place, secret, plan.headers)
         spark.read.format(register_source(spark, options)).load().write.mode(mode).parquet(to)
         written = spark.read.parquet(to).count()
@@ -113,8 +113,8 @@ def export(
     )
 
 
-def _make_room(spark: SparkSession, table: str, *, overwrite: bool) -> None:
-    """Delete the ``ledgers`` of an export before, which would make the new entries look as if they were all there."""
+def _delete_table(spark: SparkSession, table: str, *, overwrite: bool) -> None:
+    """Delete the table ``ledgers`` of an earlier export, with which an unfinished new export would look complete."""
     context = context_of(spark)
     assert context._jvm is not None, "a context that runs has a JVM"
     path = context._jvm.org.apache.hadoop.fs.Path(table)

@@ -128,22 +128,22 @@ def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -
     opening = 0 if entries else _OPEN_BYTES
     given = [(part.entry_range, 1.0 if entries else max(1.0, part.entry_bytes)) for part in ranges]
     total = sum(opening + len(entry_range) * weight for entry_range, weight in given)
-    room = float(entries) if entries else total / max(1, -(-total // PARTITION_BYTES)) + 1
-    if total > room * PARTITIONS_MAX:
+    task_size = float(entries) if entries else total / max(1, -(-total // PARTITION_BYTES)) + 1
+    if total > task_size * PARTITIONS_MAX:
         raise UsageError(
-            f"{total:.0f} entries in tasks of {room:.0f} would be more than {PARTITIONS_MAX} tasks; make "
+            f"{total:.0f} entries in tasks of {task_size:.0f} would be more than {PARTITIONS_MAX} tasks; make "
             "entriesPerPartition larger"
         )
     tasks: list[tuple[EntryRange, ...]] = []
     task: list[EntryRange] = []
-    left = room
+    left = task_size
     for entry_range, weight in given:
         first = entry_range.first
         while first <= entry_range.last:
             fits = int((left - opening) / weight)
             if fits < 1 and task:
                 tasks.append(tuple(task))
-                task, left = [], room
+                task, left = [], task_size
                 continue
             last = min(entry_range.last, first + max(1, fits) - 1)
             task.append(EntryRange(entry_range.ledger_id, first, last))

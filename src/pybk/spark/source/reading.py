@@ -40,11 +40,11 @@ class LedgerPartition(InputPartition):
 
 
 def lost_ledgers_error(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
-    """Return what is raised when ledgers are gone that were to be read."""
+    """Return the error for ledgers that were to be read and do not exist."""
     names = ", ".join(map(str, ledger_ids))
     return NoSuchLedgerError(
-        f"ledger {names:.200} was deleted or never there, and was to be read; option failOnDataLoss=false goes on "
-        "without it"
+        f"ledger {names:.200} is to be read, but was deleted or never existed; option failOnDataLoss=false leaves "
+        "out such ledgers"
     )
 
 

@@ -131,7 +131,7 @@ class Scheduler:
         while not self._stopping:
             try:
                 self.tick()
-            except Exception as error:  # noqa: BLE001  # without this thread nobody would make room, and appends wait
+            except Exception as error:  # noqa: BLE001  # without this thread nothing frees space, and appends wait
                 self._fail(error)
                 return
             self._wakeup.acquire(timeout=self._pause())
@@ -261,13 +261,13 @@ class Scheduler:
     # ---- space ---------------------------------------------------------------------------------------------------
 
     def check_space(self) -> None:
-        """Turn the store read-only, or back, by the space on its devices and by whether the last jobs found room."""
+        """Make the store read-only if a device or the last job ran out of space, and writable again otherwise."""
         full = self._shortage()
         if (full or self._stuck) and self._store.supply.give_back():
             full = self._shortage()
         full = full or self._stuck
         if full != self.full:
-            logger.warning("%s", full or f"{self._store.volumes.root} has room again and takes appends")
+            logger.warning("%s", full or f"{self._store.volumes.root} has space again and accepts appends")
         self.full = full
         self._store.space_checked()
 

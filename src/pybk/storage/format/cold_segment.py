@@ -154,7 +154,7 @@ class ColdSegmentWriter:
         self._last = (-(1 << 63), -1)
         self._file: File | None = fs.create(path, 0)
 
-    def room_for(self, nbytes: int) -> bool:
+    def fits(self, nbytes: int) -> bool:
         """Return whether a record of this many bytes, with its header and table of entries, still fits."""
         return self._written + self._pending_bytes + nbytes <= COLD_SEGMENT_BYTES_MAX
 
@@ -203,10 +203,10 @@ class ColdSegmentWriter:
                 f"{self._path}: {count} entries from {first_entry_id} of ledger {ledger_id} come after ledger "
                 f"{self._last[0]} entry {self._last[1]}; add at least one entry, in order of ledger and entry"
             )
-        if not self.room_for(nbytes + RECORD_HEADER_BYTES):
+        if not self.fits(nbytes + RECORD_HEADER_BYTES):
             raise UsageError(
                 f"{self._path}: a record of {nbytes} bytes at offset {self._written + self._pending_bytes} "
-                f"would pass {COLD_SEGMENT_BYTES_MAX} bytes; ask room_for() and begin another segment"
+                f"would pass {COLD_SEGMENT_BYTES_MAX} bytes; call fits(), and begin another segment if it is False"
             )
 
     def _put(

@@ -118,7 +118,7 @@ class Watermark:
                 return durable
         raise CorruptError(
             f"{self._path}: durable LSN {words[_LSN]} is below {~words[_COMPLEMENT]}, which its "
-            f"complement tells of, or one is negative; {_REMEDY}",
+            f"complement gives, or one of the two is negative; {_REMEDY}",
             path=self._path,
             offset=8 * _LSN,
         )

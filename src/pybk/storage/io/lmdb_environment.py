@@ -141,7 +141,7 @@ def _meaning(path: str, error: lmdb.Error) -> StorageError:
             path=path,
         )
     if isinstance(error, lmdb.MapFullError) or error.code in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"{path}: no room for the transaction: {error}; free space on the device")
+        return StorageFullError(f"{path}: no space for the transaction: {error}; free space on the device")
     if error.code in _PASSING:
         return StorageRefusedError(
             f"{path}: LMDB was refused memory or descriptors: {error}; free some, then try again"

@@ -208,7 +208,7 @@ class LogFileSupply:
         path = volumes.path_of(row)
         if volumes.fs.free_bytes(volumes.directory_of(row)) < size + size // 8:
             raise StorageFullError(
-                f"{volumes.directory_of(row)} has no room for a log file of {size} bytes; free some space or "
+                f"{volumes.directory_of(row)} has no space for a log file of {size} bytes; free some space or "
                 "delete ledgers, then append again"
             )
         try:

@@ -50,7 +50,7 @@ _LSN_MAX: Final = (1 << 64) - 1
 _COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, "little")
 _GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
-_UNTOLD_MAX: Final = 1 << 40
+_UNCOUNTED_COMMITS_MAX: Final = 1 << 40
 """An upper bound on the commits in files without a header, which do not say what their first LSN is."""
 _REMEDY: Final = "restore the file from a backup, or run `pybk verify` on the store to see what is left"
 
@@ -376,7 +376,7 @@ class Replay:
 
 def lsn_after(lsn: int) -> int:
     """Return the highest LSN that is plausible for a commit at an unknown distance after ``lsn``."""
-    return lsn + _UNTOLD_MAX
+    return lsn + _UNCOUNTED_COMMITS_MAX
 
 
 def proven_durable(file: OpenLogFile, offset: int, lsn: int) -> int:

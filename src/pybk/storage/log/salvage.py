@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _LSN_MAX: Final = (1 << 64) - 1
 _NEW_WATERMARK: Final = "watermark.new"
-_TOLD_MAX: Final = 10
+_DROPPED_LISTED_MAX: Final = 10
 """Number of dropped records that are reported one by one; the others are only counted."""
 
 
@@ -206,14 +206,16 @@ def salvage_log(
                 apply_commit(ledgers, file, commit._replace(records=unit))
             except CorruptError as error:
                 dropped_count += 1
-                if dropped_count <= _TOLD_MAX:
+                if dropped_count <= _DROPPED_LISTED_MAX:
                     dropped.append(str(error))
         used[commit.file_id] = commit.offset + commit.size
         commits += 1
         if rewrite_beyond is not None and commit.lsn > rewrite_beyond:
             again.append(commit)
-    if dropped_count > _TOLD_MAX:
-        dropped.append(f"{dropped_count - _TOLD_MAX} records more go on with nothing that is there")
+    if dropped_count > _DROPPED_LISTED_MAX:
+        dropped.append(
+            f"{dropped_count - _DROPPED_LISTED_MAX} more records continue ledgers whose earlier entries are missing"
+        )
     ends = [(row, used.get(file_id, BLOCK_BYTES)) for file_id, row in rows.items()]
     recovered = RecoveredLog(log.next_lsn, ends, commits, (), tuple(again))
     return recovered, log.lost + dropped, next_ledger_id

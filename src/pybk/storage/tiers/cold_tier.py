@@ -76,7 +76,7 @@ class _SegmentsWriter(TierWriter):
 
     def _segment_for(self, need: int) -> ColdSegmentWriter:
         """Return the open segment, or a new one if a record of so many bytes does not fit it."""
-        if self._open is not None and not self._open[1].room_for(need):
+        if self._open is not None and not self._open[1].fits(need):
             self._finish_segment()
         if self._open is None:
             volumes = self._store.volumes
