@@ -1,7 +1,9 @@
 """``python -m bench.compare BASE [ROW ...]``: is this working tree slower than commit BASE?
 
-Two processes do the same work with the two commits' ``pybk``, by turns on one disk, and each round gives one ratio. A
-row fails when the 95 % interval of the median ratio lies wholly below 0.97.
+Two processes do the same work with the two commits' ``pybk``, by turns on one disk, and each round gives one ratio.
+Where a process gets its memory makes it up to 6 % faster or slower for its whole life, so each row runs several pairs
+of processes, one after the other, and each pair counts with the median of its rounds. A row fails when the 95 %
+interval of the median pair lies wholly below 0.97.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from bench.compare.side import CALLS, TURNS
 from bench.contest import Scale
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-ROUNDS: Final = 15
+PAIRS: Final = 9
+ROUNDS: Final = 3
 FLOOR: Final = 0.97
 CONFIDENCE: Final = 0.95
 
@@ -40,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("row", nargs="*", help="rows that begin with this; all of them when left out")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each; {ROUNDS} by default")
-    parser.add_argument("--seconds", type=float, default=0.6, help="length of a turn; 0.6 by default")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"pairs of processes for each row; {PAIRS} by default")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each process; {ROUNDS} by default")
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of a turn; 0.3 by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--directory", type=Path, default=Path("build"), help="on the disk to measure; ./build by default"
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed.directory.mkdir(parents=True, exist_ok=True)
     scale = Scale(parsed.rounds, parsed.seconds, 16 << 10, 1000, 1 << 26, 1 << 26)
     with sources(parsed.base) as base:
-        compared = [compare(name, base, scale, parsed.directory) for name in chosen]
+        compared = [compare(name, base, scale, parsed.directory, parsed.pairs) for name in chosen]
     if parsed.json:
         print(json.dumps([asdict(row) | {"failed": row.failed} for row in compared], indent=1))
     else:
@@ -70,7 +74,7 @@ class Compared:
         unit: Of the medians.
         base: Median figure of the base commit.
         head: That of the working tree.
-        ratio: Median of the rounds' ratios; above 1 the working tree is faster.
+        ratio: Median of the pairs' ratios; above 1 the working tree is faster.
         low: Lower end of the ratio's interval.
         high: Its upper end.
         base_calls: Python functions that the base commit calls per operation.
@@ -155,25 +159,40 @@ def _ask(process: subprocess.Popen[str], seconds: float) -> float:
     return float(_answer(process))
 
 
-def compare(name: str, base: Path, scale: Scale, directory: Path) -> Compared:
-    """Let both sides take turns at one row, the other one first in every second round."""
+def compare(name: str, base: Path, scale: Scale, directory: Path, pairs: int) -> Compared:
+    """Let pairs of processes take turns at one row, the working tree's first in every second pair and round."""
     unit = rows()[name][0].unit
     places = base, ROOT / "src"
-    with ExitStack() as stack:
-        sides = [stack.enter_context(side(name, source, scale, directory, TURNS)) for source in places]
-        figures: list[list[float]] = [[], []]
-        for number in range(scale.rounds + 1):
-            print(f"{name}: round {number}", file=sys.stderr)
-            for which in (0, 1) if number % 2 else (1, 0):
-                figures[which].append(_ask(sides[which], scale.seconds))
+    figures: list[list[float]] = [[], []]
+    ratios = []
+    for number in range(pairs):
+        print(f"{name}: pair {number + 1} of {pairs}", file=sys.stderr)
+        before, after = _take_turns(name, places, scale, directory, base_first=number % 2 == 0)
+        ratios.append(statistics.median(b / a if unit == "ms" else a / b for b, a in zip(before, after, strict=True)))
+        figures[0] += before
+        figures[1] += after
     calls = []
     for source in places:
         with side(name, source, scale, directory, CALLS) as process:
             calls.append(_ask(process, scale.seconds))
-    before, after = (found[1:] for found in figures)  # the first round warms up
-    ratios = [b / a if unit == "ms" else a / b for b, a in zip(before, after, strict=True)]
-    medians = statistics.median(before), statistics.median(after)
+    medians = statistics.median(figures[0]), statistics.median(figures[1])
     return Compared(name, unit, *medians, statistics.median(ratios), *interval(ratios), *calls)
+
+
+def _take_turns(
+    name: str, places: tuple[Path, Path], scale: Scale, directory: Path, *, base_first: bool
+) -> tuple[list[float], list[float]]:
+    """Return the figures that two new processes reached by turns, without a first round, which warms up."""
+    order = (0, 1) if base_first else (1, 0)
+    figures: tuple[list[float], list[float]] = [], []
+    with ExitStack() as stack:
+        sides = {which: stack.enter_context(side(name, places[which], scale, directory, TURNS)) for which in order}
+        for number in range(scale.rounds + 1):
+            for which in order if number % 2 else order[::-1]:
+                figure = _ask(sides[which], scale.seconds)
+                if number:
+                    figures[which].append(figure)
+    return figures
 
 
 def _print(compared: Sequence[Compared], base: str) -> None:

@@ -20,6 +20,7 @@ from tests.waiting import PROCESS_S
 
 def test_the_interval_leaves_out_as_many_as_the_binomial_allows() -> None:
     assert interval(list(range(15))) == (3, 11)
+    assert interval(list(range(9))) == (1, 7)
     assert interval([5.0]) == (5.0, 5.0)
     assert interval(list(range(5))) == (0, 4)
     assert interval(list(range(6))) == (0, 5)
@@ -51,9 +52,9 @@ def test_rows_are_pybks_own_and_have_turns() -> None:
 def test_a_commit_is_compared_with_the_working_tree(tmp_path: Path) -> None:
     if subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=False).returncode:
         pytest.skip("the sources are in no git repository, so there is no commit to compare with")
-    command = [sys.executable, "-m", "bench.compare", "HEAD", "append:", "--rounds", "1", "--seconds", "0.05", "--json"]
+    command = [sys.executable, "-m", "bench.compare", "HEAD", "append:", "--seconds", "0.05", "--json"]
     run = subprocess.run(
-        [*command, "--directory", str(tmp_path)],
+        [*command, "--pairs", "1", "--rounds", "1", "--directory", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
