@@ -98,11 +98,11 @@ def test_replicas_are_each_read_by_themselves(small: Small) -> None:
 
 
 def test_missing_entries_are_noticed(small: Small) -> None:
-    small.directories["b"]._replicas.delete(small.ledger.ledger_id)
+    small.directories["b"].replicas.delete(small.ledger.ledger_id)
     rows, lacking = check_replicas(small, small.ledger, small.directories)
     assert lacking == 900
     assert [row[5] for row in rows if row[2] == "b"] == ["each entry verified; 900 are on the others only"]
-    small.directories["a"]._replicas.delete(small.ledger.ledger_id)
+    small.directories["a"].replicas.delete(small.ledger.ledger_id)
     with pytest.raises(LostEntryError, match="1 bookies hold ledger"):
         check_replicas(small, small.ledger, small.directories)
 

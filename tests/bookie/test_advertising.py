@@ -36,9 +36,9 @@ def test_a_bookie_on_every_address_is_refused_unless_told_which_others_use(tmp_p
         bookie(tmp_path, listen)
     with bookie(tmp_path, listen, advertise="tcp://127.0.0.1:*") as manager:
         service = service_of(manager)
-        (port,) = {address.rpartition(":")[2] for address in service._server.addresses}
+        (port,) = {address.rpartition(":")[2] for address in service.server.addresses}
         assert service.addresses == (f"tcp://127.0.0.1:{port}",)
-        (found,) = cluster_backend_of(manager)._metadata.list_bookies()
+        (found,) = cluster_backend_of(manager).membership.metadata.list_bookies()
         assert found.addresses == service.addresses
         writer = manager.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1, insecure=True)
         assert writer.append(b"reached") == 0
@@ -50,7 +50,8 @@ def test_an_address_that_does_not_lead_to_the_bookie_is_named(tmp_path: Path, mo
     with pytest.raises(UsageError, match=r"cannot be reached at tcp://127\.0\.0\.1:1, "):
         bookie(tmp_path, "tcp://127.0.0.1:*", advertise="tcp://127.0.0.1:1")
     with bookie(tmp_path, "tcp://127.0.0.1:*") as manager:
-        assert [found.bookie.bookie_id for found in cluster_backend_of(manager)._metadata.list_bookies()] == ["one"]
+        registered = cluster_backend_of(manager).membership.metadata.list_bookies()
+        assert [found.bookie.bookie_id for found in registered] == ["one"]
 
 
 def test_names_that_are_no_address_for_others_are_refused() -> None:

@@ -40,7 +40,7 @@ def put_back_in_place(snapshot: Path, directory: Path) -> None:
 
 
 def position_of(client: LedgerManager, name: str) -> DurablePosition | None:
-    metadata = cluster_backend_of(client)._metadata
+    metadata = cluster_backend_of(client).membership.metadata
     assert isinstance(metadata, ClusterMetadata)
     return metadata.read_position(name)
 
@@ -133,7 +133,7 @@ def test_an_unreachable_metadata_store_delays_the_record(
 ) -> None:
     with inside(tmp_path, count=1) as cluster:
         manager = cluster.bookies[0]
-        recorder = service_of(manager)._position
+        recorder = service_of(manager).position
         before = position_of(manager, "bookie-0")
         manager.create_ledger(password=PASSWORD, ensemble_size=1).append(b"entry")
         with monkeypatch.context() as patch:

@@ -30,13 +30,13 @@ def one(tmp_path: Path) -> Iterator[Inside]:
 def queued(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many requests were queued when some of them were sent."""
     found = []
-    send_queued = BookieWire._send_queued
+    send_queued = BookieWire.send_queued
 
     def watched(wire: BookieWire) -> list[tuple[int, None]]:
-        found.append(sum(map(len, wire._queued.values())))
+        found.append(sum(map(len, wire.queued.values())))
         return send_queued(wire)
 
-    monkeypatch.setattr(BookieWire, "_send_queued", watched)
+    monkeypatch.setattr(BookieWire, "send_queued", watched)
     return found
 
 

@@ -70,10 +70,10 @@ class Member:
         self.bookie = self.writer.metadata.fragments[0].ensemble[0]
         self.service = service_of(cluster.bookies[int(self.bookie.bookie_id[-1])])
         backend = cluster_backend_of(self.manager)
-        metadata = backend._metadata
+        metadata = backend.membership.metadata
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         self.links = stack.enter_context(Links(keys))
-        self.link = self.links.connect(self.bookie, self.service.addresses[0], self.service._server.public_key)
+        self.link = self.links.connect(self.bookie, self.service.addresses[0], self.service.server.public_key)
         ledger = descriptor_of(self.writer)
         assert isinstance(ledger, RemoteLedger)
         self.links.grant(self.ledger_id, metadata.describe(self.writer.metadata), RightsKey(ledger.keys.right_key))
@@ -147,19 +147,19 @@ def test_a_lost_session_is_no_failed_bookie(three: Inside) -> None:
     writer = client.create_ledger(password=PASSWORD)
     writer.append(b"before")
     for manager in three.bookies:
-        server = service_of(manager)._server
+        server = service_of(manager).server
         done = threading.Event()
 
         def forget(server: Server = server, done: threading.Event = done) -> list[BookieEffect]:
-            server._peers.clear()
+            server.peers.clear()
             done.set()
             return []
 
-        service_of(manager)._post(forget)
+        service_of(manager).post(forget)
         assert done.wait(10)
     assert writer.append(b"after") == 1
     assert len(client.ledger_metadata(writer.ledger_id).fragments) == 1
-    assert cluster_backend_of(client)._metadata.list_under_replicated() == []
+    assert cluster_backend_of(client).membership.metadata.list_under_replicated() == []
     writer.close()
     with client.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
         assert [entry.payload for entry in reader.read(0, 1)] == [b"before", b"after"]
@@ -174,11 +174,11 @@ def test_nobody_can_have_a_verifier_of_their_own_stored(tmp_path: Path) -> None:
         ensemble = writer.metadata.fragments[0].ensemble
         (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
         service = service_of(spare)
-        metadata = cluster_backend_of(client)._metadata
+        metadata = cluster_backend_of(client).membership.metadata
         own = RightsKey(b"\x07" * 32)
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         links = stack.enter_context(Links(keys))
-        link = links.connect(service.bookie, service.addresses[0], service._server.public_key)
+        link = links.connect(service.bookie, service.addresses[0], service.server.public_key)
         ledger_id = writer.ledger_id
         links.grant(ledger_id, metadata.describe(replace(writer.metadata, verifier=own.public)), own)
         entry = struct.pack(">qqqq", ledger_id, 5, 4, 60) + bytes(42)
@@ -216,12 +216,12 @@ def test_an_owner_fences_a_bookie_that_never_saw_the_ledger(tmp_path: Path) -> N
         ensemble = writer.metadata.fragments[0].ensemble
         (spare,) = [manager for manager in cluster.bookies if service_of(manager).bookie not in ensemble]
         service = service_of(spare)
-        metadata = cluster_backend_of(client)._metadata
+        metadata = cluster_backend_of(client).membership.metadata
         ledger = descriptor_of(writer)
         assert isinstance(ledger, RemoteLedger)
         keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         links = stack.enter_context(Links(keys))
-        link = links.connect(service.bookie, service.addresses[0], service._server.public_key)
+        link = links.connect(service.bookie, service.addresses[0], service.server.public_key)
         links.grant(writer.ledger_id, metadata.describe(writer.metadata), RightsKey(ledger.keys.right_key))
         assert link.send(1, ReadLac(writer.ledger_id, fence=True))
         assert [reply.status for _, _, reply in outcomes(links) if reply is not None] == [Status.NO_SUCH_LEDGER]

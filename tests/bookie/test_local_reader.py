@@ -40,7 +40,7 @@ class Nearby:
         path = cluster.directory / "bookie-0" if directory is None else directory
         backend = connect(cluster.url, SECRET, StoreConfig(**QUICK), near=near, directory=str(path))
         self.found: list[int | None] = []
-        self.local_reader = backend._local_reader
+        self.local_reader = backend.local_reader
         if self.local_reader is not None:
             self._watch(backend)
         self.manager = LedgerManager(backend)

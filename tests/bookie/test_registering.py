@@ -61,7 +61,7 @@ class Looks:
         self.written: list[BookieRegistration] = []
         self.changes: dict[str, Any] = {"tiers": _FREE, "load": 0.0}
         self.errors: list[MetadataUnreachableError] = []
-        look, update = BookieServer._registration, RegisteredBookie.update
+        look, update = BookieServer.registration, RegisteredBookie.update
 
         def count(bookie: BookieServer) -> BookieRegistration:
             self.count += 1
@@ -73,10 +73,10 @@ class Looks:
             update(registered, registration)
             self.written.append(registration)
 
-        monkeypatch.setattr(BookieServer, "_registration", count)
+        monkeypatch.setattr(BookieServer, "registration", count)
         monkeypatch.setattr(RegisteredBookie, "update", write)
         monkeypatch.setattr(server, "POSITION_SECONDS", 0.001)
-        monkeypatch.setattr(server, "_LOOK_SECONDS", 0.001)
+        monkeypatch.setattr(server, "LOOK_SECONDS", 0.001)
 
     def more(self) -> None:
         """Wait until some more looks are over."""
@@ -103,7 +103,7 @@ def test_a_bookie_at_rest_registers_only_what_changed_notably(tmp_path: Path, mo
 
 def test_a_bookie_registers_small_changes_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks(monkeypatch)
-    monkeypatch.setattr(server, "_REGISTER_SECONDS", 0.002)
+    monkeypatch.setattr(server, "REGISTER_SECONDS", 0.002)
     looks.changes["tiers"] = {**_FREE, StorageHint.NVME: 999}
     with inside(tmp_path, count=1):
         wait_until(lambda: len(looks.written) > 2)

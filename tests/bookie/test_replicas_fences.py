@@ -84,7 +84,7 @@ def test_a_ledger_that_is_deleted_while_it_is_being_fenced_is_fenced_all_the_sam
 ) -> None:
     """Else an add that was on its way could make the ledger anew behind the back of a recovery."""
     add(replicas, make_run(0, 2))
-    known = replicas._known
+    known = replicas.known
 
     def known_and_deleted(ledger_id: int, description: LedgerHeader | None) -> Replica:
         monkeypatch.undo()
@@ -92,7 +92,7 @@ def test_a_ledger_that_is_deleted_while_it_is_being_fenced_is_fenced_all_the_sam
         replicas.delete(ledger_id)
         return found
 
-    monkeypatch.setattr(replicas, "_known", known_and_deleted)
+    monkeypatch.setattr(replicas, "known", known_and_deleted)
     replicas.fence(LEDGER, describe())
     assert add(replicas, make_run(2, 2)) is Status.FENCED
     fs, replicas = after_crash(fs, replicas)

@@ -54,8 +54,8 @@ def test_the_serving_thread_waits_until_it_is_due_but_a_second_at_most(monkeypat
     monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
 
     def timeout_ms(wake_ns: int | None, *posted: object) -> int:
-        state: Any = SimpleNamespace(_posted=posted, _wake_ns=wake_ns)
-        return BookieServer._timeout_ms(state)
+        state: Any = SimpleNamespace(posted=posted, wake_ns=wake_ns)
+        return BookieServer.timeout_ms(state)
 
     assert timeout_ms(None) == 1000
     assert timeout_ms(None, "something to do") == 0
@@ -71,7 +71,7 @@ def test_a_ledger_is_dropped_when_its_tombstone_is_seen_for_the_second_time(
     one.connect().delete_ledger(ledger_id, password=PASSWORD)
     posted: list[Callable[[], object]] = []
     service = service_of(one)
-    monkeypatch.setattr(service, "_post", posted.append)
+    monkeypatch.setattr(service, "post", posted.append)
     service.collect()
     assert posted == []
     service.collect()
@@ -96,8 +96,8 @@ def test_who_asked_for_a_move_is_told_whether_it_was_refused_or_failed(
     posted: list[Callable[[], object]] = []
     service = service_of(one)
     monkeypatch.setattr(service.replicas, "move", move)
-    monkeypatch.setattr(service, "_post", posted.append)
-    service._move(NO_PEER, 7, Move(1, StorageHint.HDD))
+    monkeypatch.setattr(service, "post", posted.append)
+    service.move(NO_PEER, 7, Move(1, StorageHint.HDD))
     assert [call() for call in posted] == [[Respond((NO_PEER, 7), Reply(status))]]
 
 
@@ -106,15 +106,15 @@ def test_the_end_of_a_ledger_is_looked_up_once_for_many_copies(one: Inside, monk
     service = service_of(one)
     looks: list[int] = []
     answers: list[object] = []
-    look_aside = service._look_aside
+    look_aside = service.look_aside
 
     def count(peer: Any, request_id: int, request: Any, look: Any) -> None:
         looks.append(request.ledger_id)
         look_aside(peer, request_id, request, look)
 
-    monkeypatch.setattr(service_module, "_DESCRIPTIONS", 2)  # so many are remembered
-    monkeypatch.setattr(service, "_look_aside", count)
-    monkeypatch.setattr(service._server, "reply", lambda peer, request_id, reply: answers.append(reply))
+    monkeypatch.setattr(service_module, "DESCRIPTIONS", 2)  # so many are remembered
+    monkeypatch.setattr(service, "look_aside", count)
+    monkeypatch.setattr(service.server, "reply", lambda peer, request_id, reply: answers.append(reply))
 
     def bring(ledger_id: int) -> None:
         wait_until(lambda: service.replicas.read(ledger_id, 0, 0, 1, 1 << 20)[0] is Status.OK)
@@ -124,17 +124,17 @@ def test_the_end_of_a_ledger_is_looked_up_once_for_many_copies(one: Inside, monk
         before = len(answers)
 
         def take() -> list[Any]:
-            service._without_right(NO_PEER, 1, copy, time.monotonic_ns())
+            service.without_right(NO_PEER, 1, copy, time.monotonic_ns())
             return []
 
-        service._post(take)
+        service.post(take)
         wait_until(lambda: len(answers) > before)
         assert answers[before:] == [Reply(Status.OK)]
 
     for ledger_id in (ledgers[0], ledgers[0], ledgers[1], ledgers[2]):
         bring(ledger_id)
     assert looks == ledgers
-    assert set(service._final) == {ledgers[2]}, "what is remembered is bounded"
+    assert set(service.final) == {ledgers[2]}, "what is remembered is bounded"
 
 
 def bookie_threads() -> list[str]:
@@ -172,7 +172,7 @@ def test_a_start_that_fails_once_it_is_registered_leaves_nothing(one: Inside, mo
             one.open_bookie(0)
     assert bookie_threads() == []
     client = one.connect()
-    assert cluster_backend_of(client)._metadata.list_bookies() == []
+    assert cluster_backend_of(client).membership.metadata.list_bookies() == []
     for metadata in opened:
         close(metadata)
     one.open_bookie(0)

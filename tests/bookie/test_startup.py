@@ -47,12 +47,12 @@ def three(tmp_path: Path) -> Iterator[Inside]:
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Keep bookies from repairing limbo before it is set."""
     gate = threading.Event()
-    repair_limbo = LimboRepair._repair
+    repair_limbo = LimboRepair.repair
 
     def wait(self: LimboRepair, ledger_id: int) -> bool:
         return gate.is_set() and repair_limbo(self, ledger_id)
 
-    monkeypatch.setattr(LimboRepair, "_repair", wait)
+    monkeypatch.setattr(LimboRepair, "repair", wait)
     monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.1)
     return gate
 
@@ -259,10 +259,10 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     backend = cluster_backend_of(client)
     monkeypatch.setattr(backend.membership.metadata, "read_ledger", lambda ledger_id: (metadata, 0))
     filled = []
-    monkeypatch.setattr(LimboRepair, "_fill", lambda self, metadata, version, first: filled.append(first))
+    monkeypatch.setattr(LimboRepair, "fill", lambda self, metadata, version, first: filled.append(first))
     bookie = Bystander(mine)
     repair = LimboRepair(backend.driver, backend.membership, bookie)
-    repair._repair(metadata.ledger_id)
+    repair.repair(metadata.ledger_id)
     repair.stop()
     assert bookie.lifted == lifted
     assert filled == [0] * len(lifted)
@@ -283,7 +283,7 @@ def test_limbo_that_begins_later_is_repaired_and_what_cannot_be_is_tried_less_an
             bookie.ledgers.remove(3)
         return ledger_id != 2
 
-    monkeypatch.setattr(LimboRepair, "_repair", repair_limbo)
+    monkeypatch.setattr(LimboRepair, "repair", repair_limbo)
     client = three.connect()
     bookie = Bystander(client.ledger_metadata(fill(client, 10)).fragments[0].ensemble[0])
     repair = LimboRepair(cluster_backend_of(client).driver, cluster_backend_of(client).membership, bookie)

@@ -84,11 +84,11 @@ def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
 
 def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
     conversation, told = object(), list[object]()
-    driver: Any = SimpleNamespace(_wakes=[], _wake_at={conversation: 50}, pass_event=lambda *what: told.append(what))
-    heapq.heappush(driver._wakes, (50, 0, conversation))
-    Driver._wake_up(driver, 49)
+    driver: Any = SimpleNamespace(wakes=[], wake_at={conversation: 50}, pass_event=lambda *what: told.append(what))
+    heapq.heappush(driver.wakes, (50, 0, conversation))
+    Driver.wake_up(driver, 49)
     assert told == []
-    Driver._wake_up(driver, 50)
+    Driver.wake_up(driver, 50)
     assert told == [(conversation, Woken())]
 
 
@@ -128,15 +128,15 @@ def test_what_bookies_miss_is_recorded_before_the_metadata_name_others(fails: in
     driver.perform(conversation, [missing, change])
     tries = 1
     while not any(isinstance(event, MetadataWritten) for event in told):
-        wait_until(lambda: driver._posted)
-        driver._do_posted()
+        wait_until(lambda: driver.posted)
+        driver.do_posted()
         if isinstance(told[-1], MetadataUnreachable):
             tries += 1
             driver.perform(conversation, [change])
     assert store.asked == [missing, change]
     assert tries <= 1 + fails
-    driver._workers.close(wait=True)
-    driver._reports.close(0)
+    driver.workers.close(wait=True)
+    driver.reports.close(0)
 
 
 def quiet_driver(store: Recorder) -> Driver:
@@ -177,15 +177,15 @@ def test_what_cannot_be_repaired_is_tried_again_after_pauses_that_grow(monkeypat
         return True
 
     stands: Any = SimpleNamespace(
-        _bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]), _stopping=threading.Event(), _pauses={}, _try=repair
+        bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]), stopping=threading.Event(), pauses={}, try_repair=repair
     )
     monkeypatch.setattr(limbo_repair, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     pause = RETRY_SECONDS
     for attempts in range(1, 10):
-        assert LimboRepair._look(stands)
+        assert LimboRepair.look(stands)
         assert len(tried) == attempts
         clock[0] += pause - 0.5
-        assert LimboRepair._look(stands)
+        assert LimboRepair.look(stands)
         assert len(tried) == attempts, "too early"
         clock[0] += 0.5
         pause = min(2 * pause, PAUSE_MAX_SECONDS)
@@ -200,13 +200,13 @@ def test_nothing_is_repaired_of_a_ledger_that_is_being_recovered() -> None:
     def repair(state: LedgerState, last: int = -1) -> bool:
         found = replace(recovered, state=state, last_entry_id=last)
         stands: Any = SimpleNamespace(
-            _membership=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
-            _bookie=SimpleNamespace(
+            membership=SimpleNamespace(metadata=SimpleNamespace(read_ledger=lambda ledger_id: (found, 1))),
+            bookie=SimpleNamespace(
                 bookie=bookie(0), end_limbo=lambda ledger_id, closed: lifted.append((ledger_id, closed))
             ),
-            _fill=lambda metadata, version, first: filled.append(first),
+            fill=lambda metadata, version, first: filled.append(first),
         )
-        return LimboRepair._repair(stands, LEDGER)
+        return LimboRepair.repair(stands, LEDGER)
 
     assert not repair(LedgerState.IN_RECOVERY)
     assert (filled, lifted) == ([], [])
@@ -231,13 +231,13 @@ def test_somebody_drives_while_anybody_waits_for_a_writer(
 ) -> None:
     told: list[bool] = []
     writing: Any = SimpleNamespace(
-        _forcing=[(9, None)] * forcing,
+        forcing=[(9, None)] * forcing,
         ledger=SimpleNamespace(deferred=deferred),
         machine=SimpleNamespace(outstanding=outstanding),
         completion=SimpleNamespace(done=done),
         driver=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
     )
-    Writing._report_activity(writing)
+    Writing.report_activity(writing)
     assert told == [waited]
 
 

@@ -84,7 +84,7 @@ def test_what_a_stopped_bookie_misses_is_on_record_when_the_client_has_closed(
 
     monkeypatch.setattr(membership, "report_missing", report_slowly)
     ledger_id = write_while_stopped(client, slow)
-    monkeypatch.setattr(driver, "_REPORT_SECONDS", WAIT_S)
+    monkeypatch.setattr(driver, "REPORT_SECONDS", WAIT_S)
     client.close()
     slow.kill()
     slow.start()
@@ -100,7 +100,7 @@ def test_what_a_stopped_bookie_misses_is_on_record_when_the_client_has_closed(
 def test_who_answers_a_moment_late_is_not_on_record(
     three_bookies: Cluster, slow: BookieProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_LATE_SECONDS", WAIT_S)
+    monkeypatch.setattr(driver, "LATE_SECONDS", WAIT_S)
     for owner, name, value in PATIENCE:
         monkeypatch.setattr(owner, name, value)
     client = three_bookies.connect()
@@ -115,7 +115,7 @@ def test_who_answers_a_moment_late_is_not_on_record(
 def test_a_client_whose_bookies_owe_nothing_closes_at_once(
     three_bookies: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_LATE_SECONDS", WAIT_S)
+    monkeypatch.setattr(driver, "LATE_SECONDS", WAIT_S)
     client = three_bookies.connect()
     with client.create_ledger(password=PASSWORD, ensemble_size=3) as writer:
         writer.append_many([b"entry"] * ENTRIES)
@@ -155,7 +155,7 @@ def test_watches_end_before_the_links_do(tmp_path: Path, monkeypatch: pytest.Mon
                 end(self)
 
             monkeypatch.setattr(owner, "close", close)
-        wire = cluster_backend_of(client)._wire
+        wire = cluster_backend_of(client).wire
         client.close()
         assert order == ["Membership", "BookieWire"]
         wire.interrupt()  # of a watch that was under way
@@ -180,7 +180,7 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
             lambda: late().append(b"x"),
             lambda: late().append_async(b"x").result(WAIT_S),
             lambda: late().append_many([b"x"]),
-            lambda: backend._force(writing_of(writer), 7),
+            lambda: backend.force_writing(writing_of(writer), 7),
         ):
             with pytest.raises(ClosedError):
                 begin()
@@ -229,7 +229,7 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
         calls: dict[str, Callable[[], object]] = {
             "close": client.close,
             "read": lambda: reader.read_batch(0),
-            "force": lambda: backend._force(writing_of(writer), 99),
+            "force": lambda: backend.force_writing(writing_of(writer), 99),
         }
 
         def other() -> None:
@@ -241,7 +241,7 @@ def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
             ended.set()
 
         waiting = threading.Thread(target=other)
-        backend.driver._posted = losing = Losing(backend.driver._posted)
+        backend.driver.posted = losing = Losing(backend.driver.posted)
         losing.left = before
         waiting.start()
         with pytest.raises(KeyboardInterrupt):
@@ -272,7 +272,7 @@ def test_a_ledger_begun_while_an_interrupt_is_settled_is_written(
                 other.join()
 
         monkeypatch.setattr(Writing, "give_up", give_up_beside)
-        cluster_backend_of(client).driver._broken = True  # as an interrupt in the middle of a turn leaves it
+        cluster_backend_of(client).driver.broken = True  # as an interrupt in the middle of a turn leaves it
         with pytest.raises(LedgerRecoveryError):
             writers[0].append(b"x")
         assert begun[0].result(WAIT_S) == 0
@@ -406,7 +406,7 @@ def close_under(client: LedgerManager, threads: list[threading.Thread], busy: Ca
 def writing_of(writer: LedgerWriter) -> Writing:
     assert isinstance(descriptor_of(writer), RemoteLedger)
     assert isinstance(writer._manager, LedgerManager)
-    return cluster_backend_of(writer._manager)._writing(descriptor_of(writer))
+    return cluster_backend_of(writer._manager).writing(descriptor_of(writer))
 
 
 def test_readers_of_a_client_that_is_closed_meanwhile_end(tmp_path: Path) -> None:

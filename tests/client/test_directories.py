@@ -76,16 +76,16 @@ def test_a_copy_is_started_only_if_it_is_said_to_be_the_original(one: Inside) ->
 
 def test_a_bookie_that_was_registered_over_answers_nothing_more(one: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     original = service_of(one.bookies[0])
-    registered = original._registered
+    registered = original.registered
     assert registered is not None
     # As another process would that found no answer, because this one was stopped.
-    registration = original._registration()
+    registration = original.registration()
     another = cluster_backend_of(one.connect())
     assert isinstance(another, ClusterBackend)
     over = another.membership.metadata.register(registration)
 
     def failed() -> bool:
-        original._wake()
+        original.wake()
         return original.health().state == "failed"
 
     wait_until(failed, "the bookie that was registered over to stop serving")

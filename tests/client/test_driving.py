@@ -18,7 +18,7 @@ from tests.waiting import WAIT_S, wait_until
 def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "_WAIT_MS", int(1000 * WAIT_S))
+    monkeypatch.setattr(driver_module, "WAIT_MS", int(1000 * WAIT_S))
     with inside(tmp_path) as cluster, cluster.connect() as client:
         driver = cluster_backend_of(client).driver
         begin = time.perf_counter()
@@ -28,7 +28,7 @@ def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
 
 
 def test_what_formed_waits_for_those_woken_and_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish, submit = GroupCommit.finish, Driver._submit
+    finish, submit = GroupCommit.finish, Driver.submit
     woke: list[bool] = []
 
     def finish_as_if_somebody_woke(group: GroupCommit, completion: Completion) -> None:
@@ -41,7 +41,7 @@ def test_what_formed_waits_for_those_woken_and_for_nobody_else(tmp_path: Path, m
 
     with inside(tmp_path) as cluster, cluster.connect() as client, client.create_ledger(password=b"p") as writer:
         monkeypatch.setattr(GroupCommit, "finish", finish_as_if_somebody_woke)
-        monkeypatch.setattr(Driver, "_submit", note)
+        monkeypatch.setattr(Driver, "submit", note)
         futures = [writer.append_async(b"x") for _ in range(200)]
         assert [future.result(WAIT_S) for future in futures] == list(range(200))
         done: list[int] = []

@@ -199,7 +199,7 @@ def test_long_polls_of_all_ledgers_end_together_and_by_their_own_time(
     step = follower_module.FOLLOW_NS // 2
     for vain, most in ((False, 2 * step), (True, 8 * step)):
         for now in (5, 6, step + 4, step + 5, 17 * step + 99):
-            wait = polling._wait_ns(now, vain=vain)
+            wait = polling.wait_ns(now, vain=vain)
             assert most - step < wait <= most < POLL_NS_MAX
             assert (now + wait - 5) % step == 0
 
@@ -298,7 +298,7 @@ def test_bookies_that_answer_at_once_are_not_asked_in_a_loop(three: Inside, monk
     writer = three.connect().create_ledger(insecure=True)
     for manager in three.bookies:
         service: Any = cluster_backend_of(manager).bookie
-        service._machine._polls_max = 0
+        service.machine.polls_max = 0
     (follower,) = _follow(_opened(three.connect(), writer))
     wait_until(lambda: len(pauses) >= 8)
     assert pauses[:8] == [0, 0, *(1_000_000 << number for number in range(6))]
@@ -353,7 +353,7 @@ def test_a_follower_that_starts_later_gets_what_others_of_its_client_know(
     (early,) = _follow(readers[:1])
     writer.append(b"x")
     wait_until(lambda: early.got == [b"x"])
-    monkeypatch.setattr(ClusterBackend, "_look", lambda backend, ledger: None)
+    monkeypatch.setattr(ClusterBackend, "look_at_bookies", lambda backend, ledger: None)
     late = Follower(readers[1])
     wait_until(lambda: late.got == [b"x"])
     writer.close()

@@ -73,7 +73,7 @@ def held(cluster: Inside, ledger_id: int) -> dict[str, list[int]]:
     found = {}
     for manager in cluster.bookies:
         service = service_of(manager)
-        if not service._stopping.is_set():
+        if not service.stopping.is_set():
             read = service.replicas.read
             found[service.bookie.bookie_id] = [
                 number for number in range(300) if read(ledger_id, number, number, 1, 1 << 20)[0] is Status.OK
@@ -134,7 +134,7 @@ def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monk
     ledger_id = fill(client, 30, ensemble_size=3)
     backend = cluster_backend_of(client)
     short = client.ledger_metadata(ledger_id).fragments[0].ensemble[0]
-    backend._metadata.mark_under_replicated(ledger_id, short, 0)
+    backend.membership.metadata.mark_under_replicated(ledger_id, short, 0)
 
     def fail(*arguments: object) -> None:
         raise StorageFullError("no room")
@@ -144,9 +144,9 @@ def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monk
         done = client.replicate(ledger_id)
     assert (done.fragments, len(done.left)) == (0, 1)
     assert "no room" in done.left[0]
-    assert backend._metadata.list_under_replicated() == [(ledger_id, short, 0)]
+    assert backend.membership.metadata.list_under_replicated() == [(ledger_id, short, 0)]
     assert client.replicate(ledger_id).fragments == 1
-    assert backend._metadata.list_under_replicated() == []
+    assert backend.membership.metadata.list_under_replicated() == []
 
 
 def with_a_spare(four: Inside) -> tuple[ClusterBackend, StoredLedger, Bookie]:
@@ -155,7 +155,7 @@ def with_a_spare(four: Inside) -> tuple[ClusterBackend, StoredLedger, Bookie]:
     backend = cluster_backend_of(client)
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     writer.append(payload(0))
-    stored = backend._metadata.read_ledger(writer.ledger_id)
+    stored = backend.membership.metadata.read_ledger(writer.ledger_id)
     (spare,) = (bookie for bookie in backend.membership.rank() if bookie not in stored.metadata.fragments[0].ensemble)
     return backend, stored, spare
 
@@ -163,13 +163,13 @@ def with_a_spare(four: Inside) -> tuple[ClusterBackend, StoredLedger, Bookie]:
 def test_a_record_of_a_bookie_that_came_into_the_ensemble_meanwhile_stays(four: Inside) -> None:
     backend, old, other = with_a_spare(four)
     ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
-    backend._metadata.mark_under_replicated(ledger_id, other, 7)
-    records = backend._metadata.list_under_replicated()
+    backend.membership.metadata.mark_under_replicated(ledger_id, other, 7)
+    records = backend.membership.metadata.list_under_replicated()
     replicator = Rereplicator(backend.driver, backend.membership)
     fragments = (*old.metadata.fragments, Fragment(5, (other, *ensemble[1:])))
-    backend._metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
+    backend.membership.metadata.write_ledger(replace(old.metadata, version=2, fragments=fragments), old.version)
     assert len(replicator.replicate([old], None).left) == 1
-    assert backend._metadata.list_under_replicated() == records
+    assert backend.membership.metadata.list_under_replicated() == records
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
@@ -178,10 +178,11 @@ def test_records_of_a_ledger_that_is_being_recovered_stay(four: Inside, state: L
     backend, old, other = with_a_spare(four)
     ledger_id, ensemble = old.metadata.ledger_id, old.metadata.fragments[0].ensemble
     fragments = (Fragment(0, (other, *ensemble[1:])), Fragment(1, ensemble))
-    backend._metadata.write_ledger(replace(old.metadata, state=state, version=2, fragments=fragments), old.version)
-    backend._metadata.mark_under_replicated(ledger_id, other, 7)
+    changed = replace(old.metadata, state=state, version=2, fragments=fragments)
+    backend.membership.metadata.write_ledger(changed, old.version)
+    backend.membership.metadata.mark_under_replicated(ledger_id, other, 7)
     assert Rereplicator(backend.driver, backend.membership).replicate([old], None).left == ()
-    assert bool(backend._metadata.list_under_replicated()) is (state is LedgerState.IN_RECOVERY)
+    assert bool(backend.membership.metadata.list_under_replicated()) is (state is LedgerState.IN_RECOVERY)
 
 
 def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
@@ -189,21 +190,23 @@ def test_metadata_that_cannot_be_read_again_are_left_and_stay_on_record(
 ) -> None:
     client = four.connect()
     backend = cluster_backend_of(client)
-    stored = [backend._metadata.read_ledger(fill(client, 3, ensemble_size=3)) for _ in range(2)]
+    stored = [backend.membership.metadata.read_ledger(fill(client, 3, ensemble_size=3)) for _ in range(2)]
     for found in stored:
-        backend._metadata.mark_under_replicated(found.metadata.ledger_id, found.metadata.fragments[0].ensemble[0], 0)
-    read = backend._metadata.read_ledger
+        bookie = found.metadata.fragments[0].ensemble[0]
+        backend.membership.metadata.mark_under_replicated(found.metadata.ledger_id, bookie, 0)
+    read = backend.membership.metadata.read_ledger
 
     def fail_once(ledger_id: int) -> StoredLedger:
         if ledger_id == stored[0].metadata.ledger_id:
             raise CorruptError("its metadata is damaged")
         return read(ledger_id)
 
-    monkeypatch.setattr(backend._metadata, "read_ledger", fail_once)
+    monkeypatch.setattr(backend.membership.metadata, "read_ledger", fail_once)
     done = Rereplicator(backend.driver, backend.membership).replicate(stored, None)
     assert (done.ledgers, done.fragments) == (2, 1)
     assert done.left == (f"ledger {stored[0].metadata.ledger_id}: its metadata is damaged",)
-    assert [record.ledger_id for record in backend._metadata.list_under_replicated()] == [stored[0].metadata.ledger_id]
+    left = [record.ledger_id for record in backend.membership.metadata.list_under_replicated()]
+    assert left == [stored[0].metadata.ledger_id]
 
 
 def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_crossed_out(four: Inside) -> None:
@@ -211,13 +214,13 @@ def test_records_of_a_ledger_that_is_deleted_or_closed_without_the_bookie_are_cr
     backend = cluster_backend_of(client)
     for is_deleted in (False, True):
         ledger_id = fill(client, 3, ensemble_size=3)
-        old = backend._metadata.read_ledger(ledger_id)
+        old = backend.membership.metadata.read_ledger(ledger_id)
         (other,) = (bookie for bookie in backend.membership.rank() if bookie not in old.metadata.fragments[0].ensemble)
-        backend._metadata.mark_under_replicated(ledger_id, other, 7)
+        backend.membership.metadata.mark_under_replicated(ledger_id, other, 7)
         if is_deleted:
             client.delete_ledger(ledger_id, password=PASSWORD)
         assert Rereplicator(backend.driver, backend.membership).replicate([old], None).left == ()
-        assert backend._metadata.list_under_replicated() == []
+        assert backend.membership.metadata.list_under_replicated() == []
 
 
 def test_a_store_of_one_process_has_nothing_to_replicate(tmp_path: Path) -> None:
@@ -323,7 +326,7 @@ def test_a_ledger_is_moved_by_all_bookies_that_have_it(four: Inside) -> None:
     names = [bookie.bookie_id for bookie in writer.metadata.fragments[0].ensemble]
     for name in names:
         service = service_of(four.bookies[int(name[-1])])
-        replica = service.replicas._replica(writer.ledger_id)
+        replica = service.replicas.replica(writer.ledger_id)
         assert replica is not None
         assert {descriptor.metadata.tier for descriptor in replica.parts()} == {StorageHint.HDD}
     client.move_ledgers([writer.ledger_id], StorageHint.SSD, password=PASSWORD)
@@ -358,13 +361,13 @@ def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: I
 def test_a_tombstone_of_somebody_without_the_password_deletes_nothing(four: Inside) -> None:
     client = four.connect()
     ledger_id = fill(client, 30)
-    metadata = cluster_backend_of(client)._metadata
+    metadata = cluster_backend_of(client).membership.metadata
     metadata.delete_ledger(ledger_id, metadata.read_ledger(ledger_id).version, bytes(64))
     for service in map(service_of, four.bookies):
         if ledger_id in service.replicas.ledgers():
             service.collect()
             service.collect()
-            assert service._posted == service._posted.__class__()
+            assert service.posted == service.posted.__class__()
             assert ledger_id in service.replicas.ledgers()
 
 
@@ -374,7 +377,7 @@ def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(fou
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
     writer.append(payload(0))
     sources = {closed: client.ledger_metadata(closed), writer.ledger_id: writer.metadata}
-    keys = ClusterKeys.derive(four.secret or b"", cluster_backend_of(client)._metadata.cluster_id)
+    keys = ClusterKeys.derive(four.secret or b"", cluster_backend_of(client).membership.metadata.cluster_id)
     with Links(keys) as links:
         for ledger_id, allowed in ((closed, True), (writer.ledger_id, False)):
             bookie = sources[ledger_id].fragments[0].ensemble[0]
@@ -415,7 +418,7 @@ def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPat
     assert manager.health().free_bytes
     assert four.connect().health().state == "ok"
     service = service_of(manager)
-    monkeypatch.setattr(service._machine, "commit", lambda: 1 / 0)
+    monkeypatch.setattr(service.machine, "commit", lambda: 1 / 0)
     wait_until(lambda: manager.health().state == "failed")
     assert "serves no more: ZeroDivisionError" in manager.health().reason
     client = four.connect()

@@ -46,15 +46,15 @@ def test_no_new_ledger_goes_to_a_bookie_that_became_read_only_a_second_ago(
         assert isinstance(backend, ClusterBackend)
         client.create_ledger(insecure=True).close()
         full = service_of(cluster, 2)
-        registration = full._registration
+        registration = full.registration
 
         def read_only() -> BookieRegistration:
             return replace(registration(), read_only=True)
 
-        monkeypatch.setattr(full, "_registration", read_only)
-        assert full._registered is not None
-        full._registered.update(read_only())  # no watch reports it
-        backend.membership._seen_ns -= membership._FRESH_NS
+        monkeypatch.setattr(full, "registration", read_only)
+        assert full.registered is not None
+        full.registered.update(read_only())  # no watch reports it
+        backend.membership.seen_ns -= membership.FRESH_NS
         for _ in range(5):
             with client.create_ledger(insecure=True) as writer:
                 ensemble = writer.metadata.fragments[0].ensemble
@@ -68,7 +68,7 @@ def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
         client = cluster.connect()
         backend = cluster_backend_of(client)
         assert isinstance(backend, ClusterBackend)
-        monkeypatch.setattr(membership, "_FRESH_NS", int(WAIT_S * 1e9))
+        monkeypatch.setattr(membership, "FRESH_NS", int(WAIT_S * 1e9))
         client.create_ledger(insecure=True).close()
         reads: list[None] = []
         refresh = backend.membership.refresh

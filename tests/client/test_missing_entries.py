@@ -61,7 +61,7 @@ def test_reports_of_a_ledger_are_recorded_in_order(store: Store, reporting: Pend
     missing = [UnderReplicated(bookie(number), number) for number in range(50)]
     for each in missing:
         reporting.add(unrecorded, each)
-    wait_until(lambda: not unrecorded and not reporting._waiting)
+    wait_until(lambda: not unrecorded and not reporting.waiting)
     assert [report for _, report in store.recorded] == missing
 
 
@@ -75,11 +75,11 @@ def test_what_fails_is_tried_again_after_pauses_that_grow(
             pauses.append(timeout or 0)
             return False
 
-    reporting._news = News()
+    reporting.news = News()
     store.fails = 7
     unrecorded = Unrecorded(remote())
     reporting.add(unrecorded, MISSING)
-    wait_until(lambda: not unrecorded and not reporting._waiting)
+    wait_until(lambda: not unrecorded and not reporting.waiting)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert store.recorded == [(unrecorded.ledger, MISSING)]
     assert [record.getMessage() for record in caplog.records] == [
@@ -129,7 +129,7 @@ def test_closing_says_how_much_is_not_recorded_and_ends_the_thread(
     reporting.close(0.3)
     assert "of 2 ledgers it may not be recorded" in caplog.text
     goes_on.set()
-    (thread,) = reporting._thread._threads
+    (thread,) = reporting.thread._threads
     thread.join(WAIT_S)
     assert not thread.is_alive()
 
@@ -142,7 +142,7 @@ def test_before_metadata_are_written_a_report_is_tried_a_few_times(store: Store,
             pauses.append(timeout)
             return False
 
-    reporting._closed = Closed()
+    reporting.closed = Closed()
     unrecorded = Unrecorded(remote())
     unrecorded.add(MISSING)
     store.fails = 2

@@ -155,7 +155,7 @@ def test_a_bookie_keeps_a_copy_of_the_clusters_own_value(tmp_path: Path) -> None
     with inside(tmp_path, count=1) as cluster:
         replicas = service_of(cluster.bookies[0]).replicas
         kept = [found for found in replicas.store.ledgers() if found.ledger_type == LedgerType.BOOKIE]
-        metadata = cluster_backend_of(cluster.bookies[0])._metadata
+        metadata = cluster_backend_of(cluster.bookies[0]).membership.metadata
         assert isinstance(metadata, ClusterMetadata)
         about = json.loads(kept[0].custom_metadata[CLUSTER_KEY])
         assert {"cluster_id", "salt", "cost", "level", "proofs"} <= set(about)

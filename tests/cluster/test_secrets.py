@@ -117,7 +117,7 @@ def test_no_secret_is_in_a_file_a_log_a_message_or_a_repr(tmp_path: Path, caplog
         seen += [repr(thing) for thing in things]
         seen += [repr(vars(thing)) for thing in (client, writer, reader)]
         seen += [record.getMessage() for record in caplog.records]
-        seen += [repr(vars(link)) for link, _ in backend._wire._by_bookie.values()]
+        seen += [repr(vars(link)) for link, _ in backend.wire.by_bookie.values()]
         secret_keys = [keys.entry_key, keys.lac_key, keys.right_key]
     secrets = [PASSWORD, SECRET, *secret_keys]
     forms = [form for secret in secrets for form in (secret, secret.hex().encode(), repr(secret)[2:-1].encode())]

@@ -49,7 +49,7 @@ def test_a_client_says_how_it_is_while_other_threads_open_ledgers(tmp_path: Path
         def hold() -> None:
             held = []
             while not ended.is_set():
-                held.append(backend._hold(metadata, 1))
+                held.append(backend.hold(metadata, 1))
                 if len(held) > 500:
                     held.clear()
 

@@ -68,11 +68,11 @@ class Fuzzer:
         self.ledger.append(b"mine")
         self.ledger_id = self.ledger.ledger_id
         service = service_of(cluster.bookies[place])
-        metadata = cluster_backend_of(manager)._metadata
+        metadata = cluster_backend_of(manager).membership.metadata
         self._keys = ClusterKeys.derive(cluster.secret or b"", metadata.cluster_id)
         self._instance = service.bookie.instance
         self._address = service.addresses[0]
-        self._public = service._server.public_key or b""
+        self._public = service.server.public_key or b""
         ledger = descriptor_of(self.ledger)
         assert isinstance(ledger, RemoteLedger)
         self._right = RightsKey(ledger.keys.right_key)
@@ -218,11 +218,11 @@ class Fuzzer:
     def _say_table(self) -> None:
         """Send runs whose table was changed, under the right checksum and MAC."""
         outgoing = Outgoing(MessageKind.ADD, 0, self.ledger_id, (-1, 0, 0, 0), (self._run(3, 1), self._run(50, 2)))
-        shared = bytearray(outgoing._shared)
+        shared = bytearray(outgoing.shared)
         for _ in range(self._draw.randrange(1, 3)):
             at = self._draw.randrange(len(shared))
             shared[at : at + 8] = self._draw.randbytes(len(shared[at : at + 8]))
-        outgoing._shared = bytes(shared)
+        outgoing.shared = bytes(shared)
         self.say(outgoing)
 
     def _say_entries(self) -> None:
@@ -310,7 +310,7 @@ def run(directory: Path, *, seed: int, seconds: float, steps: int = 1 << 60) -> 
             counters = manager.metrics().counters
             faults = sum(value for key, value in counters.items() if key.name == REQUEST_FAULTS)
             assert not faults, "a request failed at what no request should be able to cause; the log says how"
-            assert not service._server.counters.faults
+            assert not service.server.counters.faults
         assert writer.error is None, repr(writer.error)
         fragments = cluster.connect().ledger_metadata(writer.writer.ledger_id).fragments
         assert len(fragments) == 1, f"a bookie was taken for failed: {fragments}"

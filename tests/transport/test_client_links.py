@@ -105,13 +105,13 @@ def test_a_reply_that_came_before_the_end_counts(keys: ClusterKeys | None) -> No
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
         assert link.send(2, add())
-        assert link._socket is not None
-        assert link._socket.poll(60_000)
+        assert link.socket is not None
+        assert link.socket.poll(60_000)
         process.kill()
         process.wait()
-        assert link._monitor is not None
-        assert link._monitor.poll(60_000)
-        link._hear()
+        assert link.monitor is not None
+        assert link.monitor.poll(60_000)
+        link.hear()
         assert not link.is_up
         assert links.poll(0) == [(link, 2, OK)]
 
@@ -186,7 +186,7 @@ def test_what_is_asked_of_a_bookie_that_is_down_is_unanswered_and_not_lost() -> 
 
 
 def test_a_bookie_that_never_greets_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_links, "_HANDSHAKE_NS", 100 * MS)
+    monkeypatch.setattr(client_links, "HANDSHAKE_NS", 100 * MS)
     context: Any = zmq.Context()
     with context.socket(zmq.ROUTER) as mute, Links() as links:
         mute.linger = 0
@@ -202,7 +202,7 @@ def test_a_bookie_that_does_not_know_the_secret_is_not_believed() -> None:
     """The CURVE key alone does not make a bookie: it must prove the cluster's secret in its greeting."""
     other = ClusterKeys(KEYS.client, KEYS.metadata_key, bytes(32))
     with Server([TCP], INSTANCE, other) as server, Links(KEYS) as links:
-        server._greeting_mac = links._greeting_mac
+        server.greeting_mac = links.greeting_mac
         here = World(server, links)
         link = here.link()
         assert here.ask(link, add()) is None
@@ -252,8 +252,8 @@ def test_a_reply_that_is_there_counts_although_nobody_looked_in_time() -> None:
         while not here.arrived:
             here.arrived += here.server.receive(10)
         here.server.reply(here.arrived[0][0], 1, OK)
-        assert link._socket is not None
-        assert link._socket.poll(60_000)
+        assert link.socket is not None
+        assert link.socket.poll(60_000)
         assert here.links.poll(0) == [(link, 1, OK)]
 
 
@@ -261,11 +261,11 @@ def test_a_quiet_bookie_is_pinged_and_stays() -> None:
     with world() as here:
         link = here.link()
         here.until(lambda: link.is_up)
-        link._heard_ns -= 3600 * 10**9
-        here.links._due_ns = 0
+        link.heard_ns -= 3600 * 10**9
+        here.links.due_ns = 0
         here.turn()
-        assert link._pinged_ns < client_links._NEVER_NS
-        here.until(lambda: link._pinged_ns == client_links._NEVER_NS)
+        assert link.pinged_ns < client_links.NEVER_NS
+        here.until(lambda: link.pinged_ns == client_links.NEVER_NS)
         assert link.is_up
         assert not here.arrived
         assert not here.outcomes
@@ -276,11 +276,11 @@ def test_a_bookie_that_does_not_answer_a_ping_is_given_up() -> None:
         link = here.link()
         here.until(lambda: link.is_up)
         assert link.send(1, add())
-        link._heard_ns -= 3600 * 10**9
-        here.links._due_ns = 0
+        link.heard_ns -= 3600 * 10**9
+        here.links.due_ns = 0
         assert here.links.poll(0) == []
-        link._pinged_ns -= 3600 * 10**9
-        here.links._due_ns = 0
+        link.pinged_ns -= 3600 * 10**9
+        here.links.due_ns = 0
         assert here.links.poll(0) == [(link, 1, None)]
         assert "silent" in link.why_down
 
@@ -326,7 +326,7 @@ def test_what_reads_ask_for_counts() -> None:
 
 
 def test_a_full_queue_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_links, "_QUEUE_MESSAGES", 10)
+    monkeypatch.setattr(client_links, "QUEUE_MESSAGES", 10)
     with world(None) as here:
         link = here.link()
         here.until(lambda: link.is_up)
@@ -403,7 +403,7 @@ def test_a_damaged_reply_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> 
     answer = Answer(Status.OK, EntryRun(0, 1, array("q", [100]), (payload,)))
     broken = damage(payload, 1)(MessageKind.ANSWER, runs=(answer.run,))
     with world() as here:
-        monkeypatch.setitem(codec._ENCODERS, Answer, lambda _answer: broken)
+        monkeypatch.setitem(codec.ENCODERS, Answer, lambda _answer: broken)
         here.answer = lambda _peer, _number, _request: answer
         assert flat(here.ask(here.link(), Read(7, 0, 0, 1, 1000))) == flat(answer)
         assert len(here.arrived) == 2
@@ -417,16 +417,16 @@ def test_forged_replies_are_dropped() -> None:
         assert link.send(1, Force(7))
         here.until(lambda: here.arrived)
         peer = here.arrived[0][0]
-        mac = peer._mac
+        mac = peer.mac
         forged = codec.encode(Reply(Status.NO_SUCH_LEDGER))
-        routing_id = peer._routing_id
-        here.server._send(routing_id, forged, 1, here.links._greeting_mac, 1)
-        here.server._send(routing_id, codec.NO_SESSION, 1, lambda data: bytes(16), 1)
-        here.server._instance = b"j" * 16
-        here.server._send(routing_id, forged, 1, mac, 1)
-        here.server._instance = INSTANCE
-        here.server._socket.send_multipart([routing_id, b"garbage"])
-        here.server._send(routing_id, Outgoing(99), 1, mac, 1)
+        routing_id = peer.routing_id
+        here.server.send(routing_id, forged, 1, here.links.greeting_mac, 1)
+        here.server.send(routing_id, codec.NO_SESSION, 1, lambda data: bytes(16), 1)
+        here.server.instance = b"j" * 16
+        here.server.send(routing_id, forged, 1, mac, 1)
+        here.server.instance = INSTANCE
+        here.server.socket.send_multipart([routing_id, b"garbage"])
+        here.server.send(routing_id, Outgoing(99), 1, mac, 1)
         here.until(lambda: here.outcomes)
         assert here.links.counters.forged == 3
         assert here.links.counters.garbage == 2
@@ -441,7 +441,7 @@ def test_a_bookie_one_version_ahead_talks(keys: ClusterKeys | None) -> None:
     with child(keys, version=2) as (_, address, public), Links(keys) as links:
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
-        assert link._version == 1
+        assert link.version == 1
 
 
 def test_a_bookie_one_version_behind_talks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +449,7 @@ def test_a_bookie_one_version_behind_talks(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(frames, "VERSION", 2)
         link = links.connect(BOOKIE, address, public)
         assert ask(links, link, 1) == OK
-        assert link._version == 1
+        assert link.version == 1
 
 
 def test_two_of_a_newer_version_speak_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +457,7 @@ def test_two_of_a_newer_version_speak_it(monkeypatch: pytest.MonkeyPatch) -> Non
     with world() as here:
         link = here.link()
         assert here.ask(link, add()) == OK
-        assert (link._version, here.arrived[0][0]._version) == (2, 2)
+        assert (link.version, here.arrived[0][0].version) == (2, 2)
 
 
 # ---- links -----------------------------------------------------------------------------------------------------------
@@ -481,5 +481,5 @@ def test_inproc_needs_no_monitor() -> None:
     with world(KEYS, "inproc://bookie", context=context) as here:
         link = here.link()
         assert here.ask(link, add()) == OK
-        assert link._monitor is None
+        assert link.monitor is None
     context.term()

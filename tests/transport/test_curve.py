@@ -73,11 +73,11 @@ def test_the_start_up_test_waits_for_nothing_that_does_not_come() -> None:
         start = time.perf_counter()
         Server([TCP], INSTANCE, KEYS).close()
         times.append(time.perf_counter() - start)
-    assert min(times) < curve._TEST_MS / 1000, "it waits for what nobody says"
+    assert min(times) < curve.TEST_MS / 1000, "it waits for what nobody says"
 
 
 def test_a_handler_that_admits_everybody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ZapAuthenticator, "_knows", lambda _self, _question: True)
+    monkeypatch.setattr(ZapAuthenticator, "knows", lambda _self, _question: True)
     with pytest.raises(InsecureError, match=r"a random key met .*SUCCEEDED"):
         Server([TCP], INSTANCE, KEYS)
 
@@ -89,7 +89,7 @@ def test_a_socket_that_asks_no_handler_is_found(monkeypatch: pytest.MonkeyPatch,
         socket.curve_secretkey, socket.curve_publickey, socket.curve_server = pair.secret, pair.public, True
 
     monkeypatch.setattr(curve, "secure_server", secure_server)
-    monkeypatch.setattr(curve, "_ZAP_ADDRESS", "inproc://somewhere-else")
+    monkeypatch.setattr(curve, "ZAP_ADDRESS", "inproc://somewhere-else")
     with pytest.raises(InsecureError, match=r"a random key met .*SUCCEEDED"):
         Server([TCP], INSTANCE, KEYS, context=context)
 
@@ -108,7 +108,7 @@ def test_without_a_handler_nobody_is_admitted(context: Any) -> None:
 
 
 def test_a_handler_that_admits_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ZapAuthenticator, "_knows", lambda _self, _question: False)
+    monkeypatch.setattr(ZapAuthenticator, "knows", lambda _self, _question: False)
     with pytest.raises(InsecureError, match="the cluster's own key met"):
         Server([TCP], INSTANCE, KEYS)
 
@@ -134,7 +134,7 @@ def test_a_context_has_one_handler(context: Any) -> None:
 def test_the_handler_admits_one_key_only(context: Any, question: list[bytes]) -> None:
     authenticator = ZapAuthenticator(context, KEYS.client.public)
     asker = context.socket(zmq.REQ)
-    asker.connect(curve._ZAP_ADDRESS)
+    asker.connect(curve.ZAP_ADDRESS)
     for frames, verdict in (
         (question, b"400"),
         ([b"1.0", b"1", b"pybk", b"", b"", b"CURVE", zmq.utils.z85.decode(KEYS.client.public)], b"200"),
@@ -178,7 +178,7 @@ def test_a_secret_does_not_talk_to_a_bookie_without_one() -> None:
 
 
 def test_another_bookie_key_than_the_registered_one_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybk.transport.client_links._HANDSHAKE_NS", 300_000_000)
+    monkeypatch.setattr("pybk.transport.client_links.HANDSHAKE_NS", 300_000_000)
     with Server([TCP], INSTANCE, KEYS) as server, Links(KEYS) as links:
         assert refused(server, links, CurvePair.random().public)
 

@@ -25,7 +25,7 @@ from tests.transport.wire_harness import INSTANCE, add, entries, flat
 
 MAC = keyed_mac(b"k" * 32)
 INT_MAX = (1 << 63) - 1
-BODY = frames._INLINE_BYTES_MAX + 1
+BODY = frames.INLINE_BYTES_MAX + 1
 
 ids = st.integers(0, INT_MAX)
 lacs = st.integers(-1, INT_MAX)
@@ -106,10 +106,10 @@ def test_a_head_says_what_the_session_put_there() -> None:
     assert (header.request_id, header.counter, header.taken_bytes, header.instance) == (5, 6, 7, INSTANCE)
 
 
-@pytest.mark.parametrize("size", [frames._INLINE_BYTES_MAX, BODY, 200_000])
+@pytest.mark.parametrize("size", [frames.INLINE_BYTES_MAX, BODY, 200_000])
 def test_large_entries_have_frames_of_their_own_and_are_not_copied_on_arrival(size: int) -> None:
     outgoing = encode(add(7, entries(0, (size,)), entries(9, (40, 50), 3)))
-    assert len(outgoing.frames) == (0 if size + 90 <= frames._INLINE_BYTES_MAX else 2)
+    assert len(outgoing.frames) == (0 if size + 90 <= frames.INLINE_BYTES_MAX else 2)
     head, bodies = sent(outgoing)
     assert outgoing.size == len(head) + sum(map(len, bodies))
     message: Any = received(head, bodies, request=True)

@@ -69,7 +69,7 @@ def test_what_waits_is_served_in_the_next_turn_whoever_floods(floods: list[tuple
         for _ in range(count):
             lanes.put(b"flood %d" % number, message(flood_bytes))
     lanes.put(b"other", message(size))
-    waiting = sum(len(lane.waiting) for lane in lanes._busy.values())
+    waiting = sum(len(lane.waiting) for lane in lanes.busy_lanes.values())
     turns = 1 + sum(min(flood_bytes, 3 << 20) for _, flood_bytes in floods) // TURN_BYTES
     seen = 0
     for turn in range(turns):
@@ -126,7 +126,7 @@ def test_what_was_sent_counts_until_it_is_written_whatever_the_client_says() -> 
         mark.done = True
     lanes.check_all_written()
     assert lanes.unwritten == 0
-    assert lanes._lanes == {}
+    assert lanes.lanes == {}
 
 
 def test_a_turn_of_the_bookie_serves_another_session_though_many_flood() -> None:

@@ -125,17 +125,17 @@ def test_a_request_without_a_session_is_told_so(raw: RawClient) -> None:
 
 
 def test_a_forged_greeting_begins_no_session(raw: RawClient) -> None:
-    before = dict(raw.server._peers)
+    before = dict(raw.server.peers)
     raw.mac = keyed_mac(bytes(32))
     nonce = b"n" * NONCE_BYTES
     for size, numbers in ((16, (1, 0, 0, 0)), (15, (1, 0, 0, 0)), (16, (0, 0, 0, 0))):
         assert raw.exchange(raw.head(Outgoing(MessageKind.HELLO, numbers=numbers, blob=nonce[:size]))) == ([], [])
-    assert raw.server._peers == before
+    assert raw.server.peers == before
     assert (raw.server.counters.forged, raw.server.counters.garbage) == (1, 2)
 
 
 def test_garbage_delays_no_request(raw: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_RECEIVED_MAX", 8)
+    monkeypatch.setattr(server_module, "RECEIVED_MAX", 8)
     for _ in range(100):
         raw.socket.send(b"garbage")
     raw.socket.send_multipart(raw.request(add()))
@@ -263,7 +263,7 @@ def test_a_right_is_proved_before_the_first_request_of_each_session() -> None:
         assert peer.rights == {7: RIGHT.public}
         assert here.ask(link, add(8)) == OK
         assert 8 not in here.arrived[-1][0].rights
-        link._lose("for the test")
+        link.lose("for the test")
         time.sleep(0.03)
         assert here.ask(link, add(7)) == OK
         assert here.arrived[-1][0] is not peer
@@ -271,7 +271,7 @@ def test_a_right_is_proved_before_the_first_request_of_each_session() -> None:
 
 
 def test_a_wrong_proof_gives_no_right(raw: RawClient) -> None:
-    raw.server._authorize = knows
+    raw.server.authorize = knows
     session_id = raw.greet()
     wrong = [
         Authorize(7, RIGHT.public, RIGHT.sign(session_id[::-1], INSTANCE, 7)),
@@ -318,13 +318,13 @@ def test_rights_are_bounded_and_proved_again_when_forgotten(monkeypatch: pytest.
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SESSIONS_MAX", 2)
-    monkeypatch.setattr(server_module, "_IDLE_NS", 0)
+    monkeypatch.setattr(server_module, "IDLE_NS", 0)
     with world() as here:
         first = here.link()
         assert here.ask(first, add()) == OK
         for _ in range(2):
             assert here.ask(here.link(), add()) == OK
-        assert len(here.server._peers) == 2
+        assert len(here.server.peers) == 2
         # A client whose session was forgotten learns it with its next request, which is sent again in a new session.
         assert here.ask(first, add()) == OK
         assert here.links.counters.forgotten == 1
@@ -333,18 +333,18 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_session_of_a_writer_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SESSIONS_MAX", 2)
-    monkeypatch.setattr(server_module, "_IDLE_NS", 0)
-    monkeypatch.setattr(server_module, "_SILENCE_NS", 0)
-    monkeypatch.setattr(server_module, "_PROBE_NS", 0)
+    monkeypatch.setattr(server_module, "IDLE_NS", 0)
+    monkeypatch.setattr(server_module, "SILENCE_NS", 0)
+    monkeypatch.setattr(server_module, "PROBE_NS", 0)
     with world(authorize=knows) as here:
         writers = [here.link(), here.link()]
         here.links.grant(7, RIGHT.public, RIGHT)
         assert [here.ask(link, add()) for link in writers] == [OK, OK]
-        peers = list(here.server._peers.values())
+        peers = list(here.server.peers.values())
         third = here.link()
         assert here.ask(third, add()) is None
         assert "as many sessions as it keeps" in third.why_down
-        assert list(here.server._peers.values()) == peers
+        assert list(here.server.peers.values()) == peers
         assert [here.ask(link, add()) for link in writers] == [OK, OK]
         # Whose client is gone makes room at once.
         writers[0].close()
@@ -354,18 +354,18 @@ def test_no_session_of_a_writer_makes_room_for_another(monkeypatch: pytest.Monke
 
 
 def test_sessions_of_which_nothing_is_heard_end_if_their_clients_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_SILENCE_NS", 1)
-    monkeypatch.setattr(server_module, "_PROBE_NS", 1)
+    monkeypatch.setattr(server_module, "SILENCE_NS", 1)
+    monkeypatch.setattr(server_module, "PROBE_NS", 1)
     with world() as here:
         first, second = here.link(), here.link()
         here.until(lambda: first.is_up and second.is_up)
-        assert len(here.server._peers) == 2
+        assert len(here.server.peers) == 2
         first.close()
 
         def only_two() -> bool:
             other = here.link()
             here.until(lambda: other.is_up)
-            found = len(here.server._peers) == 2
+            found = len(here.server.peers) == 2
             other.close()
             return found
 
@@ -378,7 +378,7 @@ def test_everything_outstanding_is_sent_again_when_a_session_was_forgotten(keys:
         link = here.link()
         here.links.grant(7, RIGHT.public, RIGHT)
         assert here.ask(link, add()) == OK
-        here.server._peers.clear()
+        here.server.peers.clear()
         here.arrived.clear()
         here.outcomes.clear()
         for number in range(10, 20):
@@ -394,7 +394,7 @@ def test_a_bookie_that_forgets_every_session_is_given_up(monkeypatch: pytest.Mon
     with world() as here:
         link = here.link()
         assert here.ask(link, add()) == OK
-        monkeypatch.setattr(here.server, "_peers", Forgetful())
+        monkeypatch.setattr(here.server, "peers", Forgetful())
         assert here.ask(link, add()) is None
         assert "forgot the session" in link.why_down
 
@@ -417,8 +417,8 @@ def test_a_client_that_does_not_read_costs_a_bounded_amount_and_delays_nobody(mo
         assert here.server.counters.unread == 97
         assert here.ask(link, add()) == OK
         # Who says what it has read is served again.
-        slow.mac, mac = peer._mac, slow.mac
-        assert mac is peer._mac
+        slow.mac, mac = peer.mac, slow.mac
+        assert mac is peer.mac
         slow.counter += 1
         head = encode(Read(7, 0, 9, 1, 1)).head(9, slow.counter, 4 << 20, INSTANCE, slow.mac, 1)
         slow.socket.send(head)
@@ -438,7 +438,7 @@ def test_a_client_that_reads_may_ask_for_any_amount(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_client_that_never_reads_loses_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_QUEUE_MESSAGES", 100)
+    monkeypatch.setattr(server_module, "QUEUE_MESSAGES", 100)
     with world(None) as here, RawClient(here.server, None) as slow:
         slow.socket.rcvhwm = 100
         link = here.link()
@@ -464,7 +464,7 @@ def test_replies_to_a_client_that_is_gone_are_dropped() -> None:
 
 
 def test_what_waits_is_taken_in_bounded_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_RECEIVED_MAX", 10)
+    monkeypatch.setattr(server_module, "RECEIVED_MAX", 10)
     with world(None) as here:
         link = here.link()
         here.until(lambda: link.is_up)
@@ -558,7 +558,7 @@ def test_a_client_that_lies_about_what_it_has_read_costs_a_bounded_amount(monkey
             here.until(lambda number=number: len(here.arrived) == number + 1)  # type: ignore[misc]
             peer = here.arrived[-1][0]
             assert here.server.reply(peer, number, large)
-        lane = here.server._lanes.of(here.arrived[-1][0]._routing_id)
+        lane = here.server.lanes.of(here.arrived[-1][0].routing_id)
         assert lane.unwritten <= 8 << 20
         assert here.server.counters.unread > 0
         assert here.ask(link, add()) == OK
@@ -566,7 +566,7 @@ def test_a_client_that_lies_about_what_it_has_read_costs_a_bounded_amount(monkey
 
 def test_a_message_larger_than_a_message_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with world(None, message_bytes_max=1 << 24) as here:
-        monkeypatch.setattr(here.server, "_message_bytes_max", 1 << 20)
+        monkeypatch.setattr(here.server, "message_bytes_max", 1 << 20)
         with RawClient(here.server, None) as client:
             client.greet()
             runs = tuple(entries(first, (300_000,)) for first in range(8))
@@ -586,7 +586,7 @@ def test_a_connection_that_floods_loses_its_session(monkeypatch: pytest.MonkeyPa
         assert here.ask(link, add()) == OK
         ended = here.server.take_ended()
         assert len(ended) == 1
-        assert ended[0] not in here.server._peers.values()
+        assert ended[0] not in here.server.peers.values()
 
 
 def test_strangers_who_connect_and_say_nothing_are_bounded(
@@ -598,14 +598,14 @@ def test_strangers_who_connect_and_say_nothing_are_bounded(
         assert here.ask(link, add()) == OK
         host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
         strangers = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
-        watched = here.server._connections
+        watched = here.server.connections
         assert watched is not None
         here.until(lambda: watched.ended >= 40 + 1 - 12)
         assert here.ask(link, add()) == OK
         for stranger in strangers:
             stranger.close()
         here.until(lambda: here.ask(here.link(), add()) == OK)
-        assert len(watched._open) <= 40
+        assert len(watched.open) <= 40
 
 
 def test_strangers_before_the_end_of_their_handshake_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -617,7 +617,7 @@ def test_strangers_before_the_end_of_their_handshake_are_bounded(monkeypatch: py
         host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
         for _ in range(20):
             stack.enter_context(socket.create_connection((host, int(port))))
-        watched = here.server._connections
+        watched = here.server.connections
         assert watched is not None
         here.until(lambda: watched.ended >= 16)
         for number, link in enumerate(links):
@@ -634,7 +634,7 @@ def test_what_strangers_may_send_before_their_handshake_ends_is_bounded(keys: Cl
     with world(keys) as here, ExitStack() as stack:
         link = here.link()
         assert here.ask(link, add()) == OK
-        watched = here.server._connections
+        watched = here.server.connections
         assert watched is not None
         host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
         for number in range(1, 4):
@@ -653,11 +653,11 @@ def test_members_whose_greeting_is_read_before_their_connection_is_known_may_sen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with world() as here:
-        watched = here.server._connections
+        watched = here.server.connections
         assert watched is not None
         look = watched.look
-        monkeypatch.setattr(here.server, "_watched", {watched.monitor.fileno(): lambda: None})
-        here.server._watched[here.server._authenticator.socket.fileno()] = here.server._authenticator.serve  # type: ignore[union-attr]
+        monkeypatch.setattr(here.server, "watched", {watched.monitor.fileno(): lambda: None})
+        here.server.watched[here.server.authenticator.socket.fileno()] = here.server.authenticator.serve  # type: ignore[union-attr]
         link = here.link()
         assert here.ask(link, add()) == OK
         look(here.server.addresses)
@@ -669,20 +669,20 @@ def test_members_whose_greeting_is_read_before_their_connection_is_known_may_sen
 def test_a_message_read_after_its_connection_ended_exempts_no_later_connection(keys: ClusterKeys | None) -> None:
     """A descriptor is used again: what is known of a member's connection must not count for a stranger's."""
     with Server([TCP], INSTANCE, keys) as server, ExitStack() as stack:
-        watched = server._connections
+        watched = server.connections
         assert watched is not None
         strangers = [stack.enter_context(socket.socket()) for _ in range(64)]
         with RawClient(server, keys) as member:
             member.socket.send_multipart(member.request(add()))
             wait_until(lambda: _has_message(server), "the message has come")
             watched.look(server.addresses)
-            (descriptor,) = watched._open
+            (descriptor,) = watched.open
         wait_until(lambda: not _known(server), "the connection has ended")
         server.receive(0)
         _connect(server, strangers, descriptor)
         watched.look(server.addresses)
-        assert descriptor in watched._open
-        assert watched.greeting.keys() == watched._open
+        assert descriptor in watched.open
+        assert watched.greeting.keys() == watched.open
 
 
 def test_a_message_exempts_its_connection_before_the_end_of_an_earlier_one_is_known() -> None:
@@ -690,13 +690,13 @@ def test_a_message_exempts_its_connection_before_the_end_of_an_earlier_one_is_kn
     greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     with Server([TCP], INSTANCE, None) as server, ExitStack() as stack:
-        watched = server._connections
+        watched = server.connections
         assert watched is not None
         members = [stack.enter_context(socket.socket()) for _ in range(64)]
         with socket.socket() as first:
             _connect(server, [first])
             wait_until(lambda: _known(server), "the first is accepted")
-        (descriptor,) = watched._open
+        (descriptor,) = watched.open
         wait_until(lambda: not _is_open(server, descriptor), "the first is closed")
         for member in _connect(server, members, descriptor):
             member.sendall(greeting + bytes((4, len(ready))) + ready)
@@ -708,30 +708,30 @@ def test_a_message_exempts_its_connection_before_the_end_of_an_earlier_one_is_kn
                 received += part
             member.sendall(b"\x00\x05hello")
             wait_until(lambda: _has_message(server), "its message has come")
-            server._drain()
+            server.drain()
         watched.look(server.addresses)
-        assert descriptor in watched._open
+        assert descriptor in watched.open
         assert not watched.greeting
 
 
 def _has_message(server: Server) -> bool:
     """Let strangers and members in, and return whether a message can be received."""
-    if server._authenticator is not None:
-        server._authenticator.serve()
-    events: Any = server._socket.get(zmq.EVENTS)
+    if server.authenticator is not None:
+        server.authenticator.serve()
+    events: Any = server.socket.get(zmq.EVENTS)
     return bool(events & zmq.POLLIN)
 
 
 def _known(server: Server) -> set[int]:
     """Read the monitor, and return the descriptors of the connections that are known to be open."""
-    watched = server._connections
+    watched = server.connections
     assert watched is not None
     watched.look(server.addresses)
-    return watched._open
+    return watched.open
 
 
 def _is_open(server: Server, descriptor: int) -> bool:
-    return connection_limit._is_connection(descriptor, server.addresses)
+    return connection_limit.is_connection(descriptor, server.addresses)
 
 
 def _open_files() -> set[str]:
@@ -760,7 +760,7 @@ def test_members_may_send_much_at_once_and_be_silent_for_long() -> None:
         links = [here.link() for _ in range(4)]
         for number, link in enumerate(links):
             assert here.ask(link, add(7, entries(0, (1 << 20,) * 4)), number) == OK
-        watched = here.server._connections
+        watched = here.server.connections
         assert watched is not None
         here.until(lambda: not watched.greeting)
         assert watched.ended == 0

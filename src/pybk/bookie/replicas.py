@@ -220,7 +220,7 @@ class Replicas:
 
     def state(self, ledger_id: int) -> ReplicaState | None:
         """Return the state of a ledger; None if the bookie knows nothing of it."""
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is None:
             return None
         with replica.lock:
@@ -229,9 +229,10 @@ class Replicas:
 
     def create(self, ledger_id: int, header: LedgerHeader) -> None:
         """Make a ledger known, so that entries can be staged; stores nothing."""
-        self._known(ledger_id, header)
+        self.known(ledger_id, header)
 
-    def _known(self, ledger_id: int, header: LedgerHeader | None) -> Replica:
+    def known(self, ledger_id: int, header: LedgerHeader | None) -> Replica:
+        """Return the one object of a ledger, made if the bookie knows nothing of it."""
         with self._lock:
             replica = self._load(ledger_id)
             if replica is None:
@@ -245,13 +246,13 @@ class Replicas:
         self._replicas[ledger_id] = replica
         return replica
 
-    def _replica(self, ledger_id: int) -> Replica | None:
+    def replica(self, ledger_id: int) -> Replica | None:
         """Return the one object of a ledger, loaded on first use; None if the bookie knows nothing of it."""
         with self._lock:
             return self._load(ledger_id)
 
     def _load(self, ledger_id: int) -> Replica | None:
-        """Return what ``_replica`` returns; the caller holds the lock."""
+        """Return what ``replica`` returns; the caller holds the lock."""
         replica = self._replicas.get(ledger_id)
         stored = self._stored.get(ledger_id)
         if replica is not None or stored is None:
@@ -287,7 +288,7 @@ class Replicas:
             StorageError: The marks may not be durable.
         """
         for ledger_id, header in ledgers.items():
-            replica = self._known(ledger_id, header)
+            replica = self.known(ledger_id, header)
             with replica.lock:
                 replica.limbo = replica.gap = True
                 if not replica.marks:
@@ -311,7 +312,7 @@ class Replicas:
         Raises:
             StorageError: The fence, or the removal of the mark, may not be durable; the ledger stays in limbo.
         """
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is not None:
             if closed and replica.gap:
                 self.fence(ledger_id, replica.header)
@@ -326,7 +327,7 @@ class Replicas:
         Raises:
             StorageError: Something may be left; the ledger is in limbo until another call deletes it.
         """
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is None:
             return
         with replica.lock:
@@ -365,7 +366,7 @@ class Replicas:
 
         Cost: 20 microseconds plus 0.1 per entry; one synced write more for a new extent if not ``durable``.
         """
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is None:
             return Status.NO_SUCH_LEDGER
         return replica.stage(run, durable=durable, recovery=recovery)
@@ -399,10 +400,10 @@ class Replicas:
             StorageError: The fence may not be durable; adds of writers are refused all the same.
         """
         while True:
-            replica = self._known(ledger_id, header)
+            replica = self.known(ledger_id, header)
             with replica.lock:
                 if replica.deleted:
-                    continue  # deleted since ``_known`` returned it: fence the ledger's next object
+                    continue  # deleted since ``known`` returned it: fence the ledger's next object
                 replica.fenced = True
                 if not replica.fences:
                     metadata = self._part_of(replica, LedgerType.FENCE, 0, 1)
@@ -417,7 +418,7 @@ class Replicas:
             CorruptError: Damaged entries stay in their tier; all others were moved.
             StorageFailedError: A write failed; the store accepts no more adds.
         """
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is not None:
             self.store.move_all(sorted(replica.parts(), key=attrgetter("ledger_id")), tier)
 
@@ -454,7 +455,7 @@ class Replicas:
 
         Cost: 10 microseconds for one entry, 100 for a batch; entries are copied from the SSD tier alone.
         """
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is None:
             return Status.NO_SUCH_LEDGER, None
         return replica.read(first, last, stride, bytes_max, checked=checked, recovery=recovery)
@@ -468,7 +469,7 @@ class Replicas:
         Raises:
             CorruptError: The entry is stored and cannot be read.
         """
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is None:
             return None
         with replica.lock:
@@ -482,14 +483,14 @@ class Replicas:
             lac: The last add confirmed.
             packet: The writer's signed packet that proves it; empty if it came without one.
         """
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         if replica is not None:
             with replica.lock:
                 replica.note_lac(lac, packet)
 
     def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
         """Return the highest last add confirmed that a packet came with, and that packet; None for none."""
-        replica = self._replica(ledger_id)
+        replica = self.replica(ledger_id)
         return None if replica is None else replica.packet
 
     # ---- the store -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Theory of operation. The serving thread repeats ``_turn``: receive what has arrived, run what other threads posted,
 pass each request to ``BookieMachine``, commit once, send the replies. Only this thread calls the machine. Other
 threads do what may block: two workers ask the metadata store, one moves ledgers between tiers, and the keeper
-registers the bookie, records its durable position and drops deleted ledgers; they return results by ``_post``. A
+registers the bookie, records its durable position and drops deleted ledgers; they return results by ``post``. A
 request that fails unexpectedly is refused, counted and logged, and does not end the thread. A store that failed
 answers, but takes nothing.
 """
@@ -75,13 +75,15 @@ logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
 
 _WAIT_MS: Final = 1_000
-_LOOK_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 10.0
 """How often a bookie compares its state with its registration; it registers again if ``is_notable``."""
 
-_REGISTER_SECONDS: Final = 300.0
+REGISTER_SECONDS: Final = 300.0
 """How often a bookie registers again even without a notable change. Rarely: each time wakes every watching client."""
 
-_DESCRIPTIONS: Final = 4096
+DESCRIPTIONS: Final = 4096
+"""Ledgers whose descriptions are remembered."""
+
 _CACHED_BYTES_MAX: Final = 4096
 POSITION_SECONDS: Final = 1.0
 """How often a bookie records where its log durably ends, if that moved, while requests arrive."""
@@ -182,18 +184,21 @@ class BookieServer:
         self.bookie: Final = bookie
         self._metadata = metadata
         self._rack = rack
-        self._machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
-        self._final: dict[int, tuple[int, LedgerHeader | None]] = {}
+        self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
+        """The protocol's state machine. Used by the serving thread alone."""
+        self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
         """Cache by ledger: up to which entry it is final, and its header. A final end never moves back."""
-        self._described = lru_cache(_DESCRIPTIONS)(self._description)
-        self._server = Server(listen, bookie.instance, keys, authorize=self._authorize)
-        self._wake_ns: int | None = None
+        self._described = lru_cache(DESCRIPTIONS)(self._description)
+        self.server = Server(listen, bookie.instance, keys, authorize=self._authorize)
+        """The sockets."""
+        self.wake_ns: int | None = None
         """The earliest time that the machine asked to be woken at; None for none. Used by the serving thread alone."""
-        self._registered: RegisteredBookie | None = None
+        self.registered: RegisteredBookie | None = None
         """None until the address was found reachable, so a bookie may serve before it is registered."""
-        self._posted: deque[Callable[[], list[BookieEffect]]] = deque()
+        self.posted: deque[Callable[[], list[BookieEffect]]] = deque()
         """Calls for the serving thread. Any thread appends; the serving thread alone removes."""
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
+        """Set once the bookie is to end."""
         self._keeper_rests = False
         """The keeper skips its next records until a request arrives. The keeper sets it, the serving thread resets."""
         self._keeper_wakes = threading.Event()
@@ -215,8 +220,8 @@ class BookieServer:
         """The error that ended the serving; None while it serves, and after an ordinary close."""
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
         with ExitStack() as undo:
-            undo.callback(self._server.close)
-            self.addresses: Final = advertised(listen, self._server.addresses, advertise)
+            undo.callback(self.server.close)
+            self.addresses: Final = advertised(listen, self.server.addresses, advertise)
             self._looking = Workers(2, "pybk-bookie-lookup")
             undo.callback(self._looking.close)
             self._moving = Workers(1, "pybk-bookie-move")
@@ -224,12 +229,13 @@ class BookieServer:
             start_thread(self._thread)
             undo.pop_all()
         try:
-            check_reachable(bookie, self.addresses[0], keys, self._server.public_key)
-            registered = self._registered = metadata.register(self._registration())
+            check_reachable(bookie, self.addresses[0], keys, self.server.public_key)
+            registered = self.registered = metadata.register(self.registration())
             identity = replicas.identity
             assert identity is not None, "the start recorded whose directory it is"
-            self._position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
-            self._position.record()
+            self.position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
+            """Records the log's durable position in the metadata store."""
+            self.position.record()
             self._keeper = threading.Thread(
                 target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True
             )
@@ -246,15 +252,16 @@ class BookieServer:
 
     # ---- registration and state ---------------------------------------------------------------------------------
 
-    def _registration(self) -> BookieRegistration:
+    def registration(self) -> BookieRegistration:
+        """Return what the bookie would register now."""
         health = self.replicas.health()
         served, self._served = self._served, 0
         return BookieRegistration(
             bookie=self.bookie,
             addresses=self.addresses,
-            public_key=self._server.public_key or b"",
+            public_key=self.server.public_key or b"",
             tiers=dict(health.free_bytes),
-            load=served / _LOOK_SECONDS,
+            load=served / LOOK_SECONDS,
             rack=self._rack,
             read_only=self._retired or health.full is not None or health.error is not None,
             level_max=NEWEST_LEVEL,
@@ -269,16 +276,16 @@ class BookieServer:
             MetadataError: The metadata store is unreachable; the bookie registers later.
         """
         self._retired = True
-        self._machine.read_only = True
-        if self._registered is not None:
-            self._registered.update(self._registration())
+        self.machine.read_only = True
+        if self.registered is not None:
+            self.registered.update(self.registration())
 
     # ---- serving -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         """Body of the serving thread."""
         try:
-            while not self._stopping.is_set():
+            while not self.stopping.is_set():
                 self._turn()
         except BaseException as error:
             self._error = error
@@ -288,15 +295,15 @@ class BookieServer:
 
     def _turn(self) -> None:
         """Receive the requests that have arrived, make their entries durable with one sync, and reply."""
-        arrived = self._server.receive(self._timeout_ms())
-        if self._registered is not None and self._registered.superseded:
+        arrived = self.server.receive(self.timeout_ms())
+        if self.registered is not None and self.registered.superseded:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
         now_ns = time.monotonic_ns()
-        works = bool(arrived or self._posted)
-        while self._posted:
-            self._do(self._posted.popleft())
-        machine = self._machine
-        for ended in self._server.take_ended():
+        works = bool(arrived or self.posted)
+        while self.posted:
+            self._do(self.posted.popleft())
+        machine = self.machine
+        for ended in self.server.take_ended():
             machine.owner_ended(ended)
         for peer, request_id, message in arrived:
             self._take(peer, request_id, message, now_ns)
@@ -305,8 +312,8 @@ class BookieServer:
         if works and self._keeper_rests:
             self._keeper_rests = False
             self._keeper_wakes.set()
-        if self._wake_ns is not None and now_ns >= self._wake_ns:
-            self._wake_ns = None
+        if self.wake_ns is not None and now_ns >= self.wake_ns:
+            self.wake_ns = None
             self._perform(machine.woken(now_ns))
 
     def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
@@ -318,25 +325,25 @@ class BookieServer:
         try:
             request = _request(message)
             if _needs_right(request) and request.ledger_id not in peer.rights:
-                self._without_right(peer, request_id, request, now_ns)
+                self.without_right(peer, request_id, request, now_ns)
             elif isinstance(request, Read | ReadLac) and request.fence and self._is_new(request.ledger_id):
-                self._look_aside(peer, request_id, request, self._check_fence)
+                self.look_aside(peer, request_id, request, self._check_fence)
             elif isinstance(request, Move):
-                self._moving.submit(partial(self._move, peer, request_id, request))
+                self._moving.submit(partial(self.move, peer, request_id, request))
             else:
                 encoded = peer.rights.get(request.ledger_id)
                 description = None if encoded is None else self._describe(encoded)
-                self._perform(self._machine.receive((peer, request_id), request, description, now_ns))
+                self._perform(self.machine.receive((peer, request_id), request, description, now_ns))
         except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread
             self._count_fault(error)
-            self._server.reply(peer, request_id, _REFUSED)
+            self.server.reply(peer, request_id, _REFUSED)
 
     def _receive(
         self, sender: tuple[Peer, int], request: Request, description: LedgerHeader | None, now_ns: int
     ) -> list[BookieEffect]:
         """Pass a request that waited for the metadata store to the machine, with the same barrier as ``_take``."""
         try:
-            return self._machine.receive(sender, request, description, now_ns)
+            return self.machine.receive(sender, request, description, now_ns)
         except Exception as error:  # noqa: BLE001  # the barrier, as in ``_take``
             self._count_fault(error)
             return [Respond(sender, _REFUSED)]
@@ -353,22 +360,22 @@ class BookieServer:
         self.replicas.store.metrics.add(REQUEST_FAULTS)
         logger.error("bookie %s refused a request that it failed at; this is a defect", self.bookie, exc_info=error)
 
-    def _without_right(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
+    def without_right(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
         """Refuse a client without the ledger's password, except that re-replication may add copies of final entries.
 
         Such copies cannot extend the ledger, because the metadata store says that the ledger, or their fragment, ends
         at or after them. Readers verify them by their digests.
         """
         if not isinstance(request, Add) or not request.recovery:
-            self._server.reply(peer, request_id, _UNAUTHORIZED)
+            self.server.reply(peer, request_id, _UNAUTHORIZED)
             return
-        final = self._final.get(request.ledger_id)
+        final = self.final.get(request.ledger_id)
         if final is not None and all(run.last <= final[0] for run in request.runs):
             self._perform(self._receive((peer, request_id), request, final[1], now_ns))
             return
-        self._look_aside(peer, request_id, request, self._look_for_end)
+        self.look_aside(peer, request_id, request, self._look_for_end)
 
-    def _look_aside(
+    def look_aside(
         self, peer: Peer, request_id: int, request: Request, look: Callable[[Peer, int, Any], Callable[[], Effects]]
     ) -> None:
         """Have a worker look something up in the metadata store for a request, and then continue with the request.
@@ -378,7 +385,7 @@ class BookieServer:
         """
         size = 256 + (sum(map(sum, (run.sizes for run in request.runs))) if isinstance(request, Add) else 0)
         if self._aside_bytes + size > ASIDE_BYTES_MAX:
-            self._server.reply(peer, request_id, _REFUSED)
+            self.server.reply(peer, request_id, _REFUSED)
             return
         self._aside_bytes += size
 
@@ -389,7 +396,7 @@ class BookieServer:
                 self._aside_bytes -= size
                 return then()
 
-            self._post(done)
+            self.post(done)
 
         self._looking.submit(aside)
 
@@ -449,32 +456,33 @@ class BookieServer:
         def answer() -> Effects:
             if final[1] is None or any(run.last > final[0] for run in request.runs):
                 return [Respond((peer, request_id), _UNAUTHORIZED)]
-            if len(self._final) >= _DESCRIPTIONS:
-                self._final.clear()
-            self._final[ledger_id] = final
+            if len(self.final) >= DESCRIPTIONS:
+                self.final.clear()
+            self.final[ledger_id] = final
             return self._receive((peer, request_id), request, final[1], time.monotonic_ns())
 
         return answer
 
-    def _timeout_ms(self) -> int:
-        if self._posted:
+    def timeout_ms(self) -> int:
+        """Return how long the serving thread may wait for messages."""
+        if self.posted:
             return 0
-        if self._wake_ns is None:
+        if self.wake_ns is None:
             return _WAIT_MS
-        return max(0, min(_WAIT_MS, (self._wake_ns - time.monotonic_ns()) // 1_000_000 + 1))
+        return max(0, min(_WAIT_MS, (self.wake_ns - time.monotonic_ns()) // 1_000_000 + 1))
 
     def _perform(self, effects: Iterable[BookieEffect]) -> None:
         for effect in effects:
             if type(effect) is Respond:
                 peer, request_id = effect.sender
-                self._server.reply(peer, request_id, _wire(effect.reply))
+                self.server.reply(peer, request_id, _wire(effect.reply))
             elif type(effect) is LookUp:
                 self._looking.submit(partial(self._look_up, effect.ledger_id))
             else:
                 wake_ns = effect.time_ns  # type: ignore[union-attr]
-                self._wake_ns = wake_ns if self._wake_ns is None else min(self._wake_ns, wake_ns)
+                self.wake_ns = wake_ns if self.wake_ns is None else min(self.wake_ns, wake_ns)
 
-    def _move(self, peer: Peer, request_id: int, request: Move) -> None:
+    def move(self, peer: Peer, request_id: int, request: Move) -> None:
         """Move this bookie's entries of a ledger to another tier; runs in the worker for moves."""
         status = Status.OK
         try:
@@ -482,7 +490,7 @@ class BookieServer:
         except Exception as error:  # noqa: BLE001  # as above
             logger.warning("ledger %d cannot be moved to %s: %s", request.ledger_id, request.tier.value, error)
             status = Status.READ_ONLY if isinstance(error, StorageRefusedError) else Status.UNKNOWN
-        self._post(lambda: [Respond((peer, request_id), Reply(status))])
+        self.post(lambda: [Respond((peer, request_id), Reply(status))])
 
     def _look_up(self, ledger_id: int) -> None:
         """Look up whether a ledger exists that is new to this bookie (C11); runs in a worker."""
@@ -504,25 +512,26 @@ class BookieServer:
 
         def answer() -> Effects:
             now_ns = time.monotonic_ns()
-            return self._machine.ledger_looked_up(ledger_id, exists, now_ns, receive=self._receive, is_right=is_right)
+            return self.machine.ledger_looked_up(ledger_id, exists, now_ns, receive=self._receive, is_right=is_right)
 
-        self._post(answer)
+        self.post(answer)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake the serving thread, unless its sockets are closed; any thread may call it."""
         with self._waking:
             if not self._closed:
-                self._server.wake()
+                self.server.wake()
 
     def _close_server(self) -> None:
         with self._waking:
             if not self._closed:
                 self._closed = True
-                self._server.close()
+                self.server.close()
 
-    def _post(self, call: Callable[[], list[BookieEffect]]) -> None:
+    def post(self, call: Callable[[], list[BookieEffect]]) -> None:
         """Have the serving thread make a call and perform its effects; any thread may post."""
-        self._posted.append(call)
-        self._wake()
+        self.posted.append(call)
+        self.wake()
 
     def _describe(self, encoded: bytes) -> LedgerHeader:
         """Decode a description, with a cache for short ones; long ones would take too much memory."""
@@ -553,23 +562,23 @@ class BookieServer:
     def _keep(self, registered: RegisteredBookie) -> None:
         """Body of the keeper: record the durable position, register changes, drop deleted ledgers."""
         now = time.monotonic()
-        look_at, register_at, collect_at = now + _LOOK_SECONDS, now + _REGISTER_SECONDS, now + COLLECT_SECONDS
-        while not self._stopping.wait(POSITION_SECONDS):
+        look_at, register_at, collect_at = now + LOOK_SECONDS, now + REGISTER_SECONDS, now + COLLECT_SECONDS
+        while not self.stopping.wait(POSITION_SECONDS):
             # Set before the position is read, so that a request that moves it later ends the wait.
             self._keeper_rests = True
-            if not self._position.record():
+            if not self.position.record():
                 self._keeper_wakes.wait(max(0.0, look_at - time.monotonic()))
             self._keeper_wakes.clear()
             now = time.monotonic()
             if now < look_at:
                 continue
-            look_at = now + _LOOK_SECONDS
+            look_at = now + LOOK_SECONDS
             try:
-                registration = self._registration()
-                self._machine.read_only = registration.read_only
+                registration = self.registration()
+                self.machine.read_only = registration.read_only
                 if now >= register_at or is_notable(registered.written, registration):
                     registered.update(registration)
-                    register_at = now + _REGISTER_SECONDS
+                    register_at = now + REGISTER_SECONDS
                 if now >= collect_at:
                     self.collect()
                     collect_at = now + COLLECT_SECONDS
@@ -577,7 +586,7 @@ class BookieServer:
                 logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
                 self._error = error
                 self._stop()
-                self._wake()
+                self.wake()
             except (PybkError, OSError) as error:
                 logger.warning("bookie %s: looking after it failed, and is tried again: %s", self.bookie, error)
         if self._error is not None:
@@ -590,13 +599,13 @@ class BookieServer:
         """
         deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._is_deleted(ledger_id)}
         for ledger_id in sorted(deleted & self._seen_deleted):
-            self._post(partial(self._drop, ledger_id))
+            self.post(partial(self._drop, ledger_id))
         self._seen_deleted = deleted
 
     def _drop(self, ledger_id: int) -> list[BookieEffect]:
         """Delete the replica of a deleted ledger; if that fails, the next collection tries again."""
         try:
-            return self._machine.ledger_deleted(ledger_id)
+            return self.machine.ledger_deleted(ledger_id)
         except StorageError as error:
             logger.warning("deleted ledger %d cannot be dropped now: %s", ledger_id, error)
             return []
@@ -639,13 +648,13 @@ class BookieServer:
                 logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self.bookie, error)
             return []
 
-        self._post(lift)
+        self.post(lift)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         """Ask the serving thread and the keeper to end; does not wait for them."""
-        self._stopping.set()
+        self.stopping.set()
         self._keeper_wakes.set()
 
     def _stop_serving(self) -> None:
@@ -655,13 +664,13 @@ class BookieServer:
             stopping.callback(self._looking.close, wait=True)
             stopping.callback(self._thread.join)
             self._stop()
-            self._wake()
+            self.wake()
 
     def _unregister(self) -> None:
         """Remove the registration; an error of the metadata store is logged, and the bookie ends anyway."""
         try:
-            if self._registered is not None:
-                self._registered.close()
+            if self.registered is not None:
+                self.registered.close()
         except (PybkError, OSError) as error:
             logger.warning("bookie %s stays registered until its session ends: %s", self.bookie, error)
 
@@ -672,7 +681,7 @@ class BookieServer:
                 return
             self._ended = True
             with ExitStack() as closing:  # each step is done, whichever of those before it fails
-                closing.callback(self._position.record)
+                closing.callback(self.position.record)
                 closing.callback(self.replicas.close)
                 closing.callback(self._keeper.join)
                 closing.callback(self._stop_serving)

@@ -172,12 +172,14 @@ class ClusterBackend:
         self.forked = False
         self.membership: Final = membership
         self.bookie: Final = bookie
-        self._local_reader = local_reader
+        self.local_reader = local_reader
+        """Reads the files of a bookie on this host; None without one."""
         self._metadata = membership.metadata
         store_id, salt, cost = self.identity
         self.key_ring: Final = KeyRing(store_id, salt, cost=cost)
-        self._wire = BookieWire(make_links, membership)
-        self.driver: Final = Driver(self._wire, membership)
+        self.wire = BookieWire(make_links, membership)
+        """The requests to bookies that are under way."""
+        self.driver: Final = Driver(self.wire, membership)
         self._followers = Followers(self.driver, membership)
         self._open_ledgers: WeakValueDictionary[int, RemoteLedger] = WeakValueDictionary()
         """The descriptors that handles still refer to, by ``id``: a ledger has one for each handle."""
@@ -243,11 +245,11 @@ class ClusterBackend:
         self.ended = True
         with ExitStack() as closing:  # the rest is closed even if one step fails; callbacks run last to first
             closing.callback(self._metadata.close)
-            if self._local_reader is not None:
-                closing.callback(self._local_reader.close)
+            if self.local_reader is not None:
+                closing.callback(self.local_reader.close)
             if self.bookie is not None:
                 closing.callback(self.bookie.close)
-            closing.callback(self._wire.close)
+            closing.callback(self.wire.close)
             closing.callback(self.membership.close)
             if self._limbo_repair is not None:
                 self._limbo_repair.stop()
@@ -261,7 +263,7 @@ class ClusterBackend:
         """Wait for a writer's appends; a failure is logged here, and raised to the threads that wait for them."""
         try:
             if writing.ledger.deferred:
-                self._force(writing, writing.ledger.last_pushed)
+                self.force_writing(writing, writing.ledger.last_pushed)
             else:
                 writing.appender.flush()
         except PybkError as error:
@@ -312,9 +314,10 @@ class ClusterBackend:
         """Choose an ensemble, and write the metadata of a new ledger."""
         ensemble = self.membership.ensemble(metadata)
         metadata = replace(metadata, fragments=(Fragment(0, ensemble),))
-        return self._hold(metadata, self._metadata.create_ledger(metadata))
+        return self.hold(metadata, self._metadata.create_ledger(metadata))
 
-    def _hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
+    def hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
+        """Return a new descriptor of a ledger, which this client follows while a handle refers to it."""
         ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
         ledger.on_followed = self._followers.follow
         ledger.ends_are_sealed = lambda: self.feature_level >= FeatureLevel.SEALS
@@ -329,7 +332,7 @@ class ClusterBackend:
         """Return the writers of this client; other threads may create more meanwhile."""
         return [writing for reference in self._writings.valuerefs() if (writing := reference()) is not None]
 
-    def _writing(self, ledger: RemoteLedger) -> Writing:
+    def writing(self, ledger: RemoteLedger) -> Writing:
         """Return the writer of a ledger that a ``LedgerWriter`` of this client has open."""
         writing = self._writings.get(ledger.ledger_id)
         assert writing is not None, "the ledger was created by this client"
@@ -338,7 +341,7 @@ class ClusterBackend:
 
     def descriptor(self, ledger_id: int) -> RemoteLedger:
         """Return a ledger as the metadata store has it now."""
-        return self._hold(*self._metadata.read_ledger(ledger_id))
+        return self.hold(*self._metadata.read_ledger(ledger_id))
 
     def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
         """Give the ledger its keys: they prove rights, verify entries, and seal the metadata at close."""
@@ -367,7 +370,7 @@ class ClusterBackend:
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Wait for all appends, then close the ledger after the last confirmed entry."""
         ledger = _remote(descriptor)
-        writing = self._writing(ledger)
+        writing = self.writing(ledger)
         if writing.completion.done:
             if writing.completion.error is not None:
                 raise writing.completion.error.with_traceback(None)
@@ -405,7 +408,7 @@ class ClusterBackend:
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Have the bookies sync everything pushed so far; return the last add confirmed."""
         ledger = _remote(descriptor)
-        writing = self._writing(ledger)
+        writing = self.writing(ledger)
         if ledger.is_final:
             return ledger.last_add_confirmed  # closing forced everything
         with ledger.lock:
@@ -413,10 +416,11 @@ class ClusterBackend:
                 raise ledger.error.with_traceback(None)
             ledger.account_staged()
             last = ledger.last_pushed
-        self._force(writing, last)
+        self.force_writing(writing, last)
         return ledger.last_add_confirmed
 
-    def _force(self, writing: Writing, last: int) -> None:
+    def force_writing(self, writing: Writing, last: int) -> None:
+        """Make a writer's entries up to ``last`` durable on an ack quorum, where they are not yet confirmed."""
         if last > writing.ledger.last_add_confirmed:
             commit = Completion()
             self.driver.do(lambda: writing.force(last, commit), commit)
@@ -520,15 +524,16 @@ class ClusterBackend:
         if ledger.is_final or (writing is not None and writing.ledger is ledger):
             return
         if not follows:
-            self._look(ledger)
+            self.look_at_bookies(ledger)
         elif not ledger.looked:
             try:
-                self._look(ledger)
+                self.look_at_bookies(ledger)
             except (LedgerRecoveryError, EntryUnknownError, MetadataError) as error:
                 logger.warning("ledger %d: its last add confirmed cannot be read now: %s", ledger.ledger_id, error)
             ledger.looked = True
 
-    def _look(self, ledger: RemoteLedger) -> None:
+    def look_at_bookies(self, ledger: RemoteLedger) -> None:
+        """Advance a ledger to the last add confirmed that its bookies know."""
         reading = LacReading(self.driver, ledger, rank=self.membership.rank())
         error = None
         try:
@@ -551,9 +556,9 @@ class ClusterBackend:
         newest = ledger.newest_from(first)
         if newest is not None:
             return newest
-        if self._local_reader is not None and first <= ledger.last_add_confirmed:
+        if self.local_reader is not None and first <= ledger.last_add_confirmed:
             upto = min(last, ledger.last_add_confirmed)
-            found = self._local_reader.read_verified(
+            found = self.local_reader.read_verified(
                 ledger.ledger_id, first, upto, max_bytes, digest=digest, direct=direct
             )
             if found is not None:
@@ -584,7 +589,7 @@ class ClusterBackend:
         ledger = _remote(descriptor)
         if not ledger.is_final:
             flush(self.driver, ledger)
-            self._look(ledger)
+            self.look_at_bookies(ledger)
 
     def check_space(self) -> None:
         """Do nothing: a bookie that is full refuses adds."""
@@ -592,9 +597,9 @@ class ClusterBackend:
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
         """Wait until fewer bytes are outstanding; a deferred ledger is forced, because else nothing is confirmed."""
         ledger = _remote(descriptor)
-        writing = self._writing(ledger)
+        writing = self.writing(ledger)
         if ledger.deferred:
-            self._force(writing, ledger.last_pushed)  # the caller may hold the ledger's lock
+            self.force_writing(writing, ledger.last_pushed)  # the caller may hold the ledger's lock
         else:
             writing.appender.wait_for_space()
 

@@ -10,13 +10,13 @@ again. The conversation ends when its machine says so, or when the driver gives 
 
 **One thread at a time.** The leader of the client's group commit calls ``step``: make the posted calls, send formed
 batches, receive, handle replies. So machines, ``_asked`` and the wire need no lock. Other threads hand work to the
-leader through ``_posted``, ``_formed`` and ``_fresh``, whose single operations are atomic in CPython, and interrupt its
+leader through ``posted``, ``_formed`` and ``_fresh``, whose single operations are atomic in CPython, and interrupt its
 pause. Metadata requests may take long, so they run in threads of their own, which post the outcome.
 
-**Interrupts.** An exception in the middle of a step may leave machines half changed. ``_broken`` marks that; the next
+**Interrupts.** An exception in the middle of a step may leave machines half changed. ``broken`` marks that; the next
 step gives up all conversations with errors that say that outcomes are unknown, and drops all links. An interrupt of
 the pause alone, ``Wire.waiting``, loses nothing. ``_fresh`` and ``_unmet`` have calls that an interrupt may have lost
-after they were taken from ``_posted``.
+after they were taken from ``posted``.
 
 **Closing.** ``_closed`` is set by the leader. From then on a step only ends conversations.
 """
@@ -70,7 +70,7 @@ _INTERRUPTED: Final = (
     "the client was interrupted in the middle of its work, and what was under way is not known: read again, and open "
     "ledgers that were being written to recover them"
 )
-_WAIT_MS: Final = 1000
+WAIT_MS: Final = 1000
 """How long a step pauses at most."""
 
 _TICK_SECONDS: Final = 0.002
@@ -79,10 +79,10 @@ _TICKS_UNTIL_REST: Final = 20
 
 _QUIET_MS: Final = 1
 _METADATA_THREADS: Final = 4
-_LATE_SECONDS: Final = 0.3
+LATE_SECONDS: Final = 0.3
 """How long closing waits for bookies that have not answered adds and fences of closed ledgers."""
 _LATE_LOOKS: Final = 100
-_REPORT_SECONDS: Final = 5.0
+REPORT_SECONDS: Final = 5.0
 """How long closing waits until the metadata store has recorded which entries bookies miss."""
 
 
@@ -199,11 +199,11 @@ class Driver:
         self._asked: dict[int, _Asked] = {}
         """Requests without a reply, by request id. Leader only."""
         self._request_ids = itertools.count(1)
-        self._posted: deque[Callable[[], None]] = deque()
+        self.posted: deque[Callable[[], None]] = deque()
         """Calls for the leader, in order. Added by any thread, taken by the leader."""
-        self._wakes: list[tuple[int, int, AnyConversation]] = []
-        """Heap of wake-up times; one counts only while ``_wake_at`` has the same time. Leader only."""
-        self._wake_at: dict[AnyConversation, int] = {}
+        self.wakes: list[tuple[int, int, AnyConversation]] = []
+        """Heap of wake-up times; one counts only while ``wake_at`` has the same time. Leader only."""
+        self.wake_at: dict[AnyConversation, int] = {}
         """The next wake-up of a conversation. Leader only."""
         self._waited: set[AnyConversation] = set()
         """Conversations that have begun and not ended. Changed by the leader alone."""
@@ -211,7 +211,7 @@ class Driver:
         """The calls that begin conversations, until they are made; an interrupt may lose one after it was posted."""
         self._unmet: set[Completion] = set()
         """Completions that threads wait for in ``do``."""
-        self._broken = False
+        self.broken = False
         """Whether an exception ended a step in the middle. Leader only."""
         self._ticks_left = 0
         """How often the background thread looks for idle work until it rests; written by the leader alone."""
@@ -228,10 +228,12 @@ class Driver:
         self._cut_off: PybkError | None = None
         """The error of changes that were under way when the driver was closed; set before ``_closed``."""
         with ExitStack() as opened:
-            self._workers = Workers(_METADATA_THREADS, "pybk-metadata")
-            opened.callback(self._workers.close)
-            self._reports = PendingReports(metadata.report_missing)
-            opened.callback(self._reports.close, 0.0)
+            self.workers = Workers(_METADATA_THREADS, "pybk-metadata")
+            """Threads for calls of the metadata store."""
+            opened.callback(self.workers.close)
+            self.reports = PendingReports(metadata.report_missing)
+            """Records which bookies miss entries."""
+            opened.callback(self.reports.close, 0.0)
             self.group = GroupCommit(self, "pybk-client")
             start_thread(self.group.background)
             opened.pop_all()
@@ -240,7 +242,7 @@ class Driver:
 
     def post(self, call: Callable[[], None]) -> None:
         """Have the leader make ``call`` soon."""
-        self._posted.append(call)
+        self.posted.append(call)
         self.group.announce()
 
     def start(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
@@ -255,7 +257,7 @@ class Driver:
             self.perform(conversation, begin(time.monotonic_ns()))
 
         self._fresh[conversation] = first
-        self._posted.append(first)
+        self.posted.append(first)
 
     def run(self, conversation: AnyConversation, begin: Callable[[int], list[Effect]]) -> None:
         """Begin a conversation and wait for its end; raise its error if it has one."""
@@ -272,7 +274,7 @@ class Driver:
         """
         completion.unseen = True
         self._unmet.add(completion)
-        self._posted.append(call)
+        self.posted.append(call)
         try:
             self.group.wait(completion)
         finally:
@@ -281,7 +283,7 @@ class Driver:
     def call_as_leader(self, call: Callable[[], None]) -> None:
         """Have the leader make ``call``, and return afterwards; an interrupt of the leader may lose the call."""
         done = Completion()
-        self._posted.append(call)
+        self.posted.append(call)
         self.do(lambda: self.group.finish(done), done)
 
     # ---- what the group commit calls -----------------------------------------------------------------------------
@@ -292,7 +294,7 @@ class Driver:
 
     def is_pending(self) -> bool:
         """Return whether anything is under way that a thread or a future waits for."""
-        return bool(self._posted or self._waited or self._formed or self._active)
+        return bool(self.posted or self._waited or self._formed or self._active)
 
     def sleep_seconds(self) -> float:
         """Return the time to the next look for idle work; -1 if there was none for a while."""
@@ -313,33 +315,33 @@ class Driver:
         group.completed = group.woke = False
         self._ticks_left = _TICKS_UNTIL_REST
         if self._closed is not None:
-            self._do_posted()
+            self.do_posted()
             self._end_all(self._closed, self._cut_off or self._closed)
             return
-        if self._broken:
+        if self.broken:
             self._give_up()
             return  # the leader's own completion may be done now
         self._wire.begin_turn()
         try:
             self._send_and_receive()
         except BaseException:
-            self._broken = not self._wire.waiting
+            self.broken = not self._wire.waiting
             raise
         if group.woke:
             time.sleep(0)  # let the woken threads run now, so that their next appends are sent together
 
     def _send_and_receive(self) -> None:
         now_ns = time.monotonic_ns()
-        if self._posted:
-            self._do_posted()
+        if self.posted:
+            self.do_posted()
             if self._closed is not None:
                 return
         if self._formed:
-            self._submit(now_ns)
+            self.submit(now_ns)
         # Do not pause after completing anything, because the leader's own completion may be done.
-        timeout_ms = 0 if self.group.completed or self._posted else _WAIT_MS
-        if timeout_ms and self._wakes:
-            timeout_ms = max(0, min(timeout_ms, -(-(self._wakes[0][0] - now_ns) // 1_000_000)))
+        timeout_ms = 0 if self.group.completed or self.posted else WAIT_MS
+        if timeout_ms and self.wakes:
+            timeout_ms = max(0, min(timeout_ms, -(-(self.wakes[0][0] - now_ns) // 1_000_000)))
         if not self._lac_unsent or self._active:
             self._receive(timeout_ms)
         elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
@@ -350,7 +352,7 @@ class Driver:
         busy = False
         if self._closed is None:
             try:
-                if self._broken:
+                if self.broken:
                     self._give_up()
                 self._receive(0)
                 busy = bool(self._lac_unsent)
@@ -364,7 +366,7 @@ class Driver:
         """End all conversations and drop all links, after an interrupt in the middle of a step; may be repeated."""
         self._end_all(EntryUnknownError(_INTERRUPTED), LedgerRecoveryError(_INTERRUPTED, outcome_unknown=True))
         self._wire.begin_again()
-        self._broken = False
+        self.broken = False
 
     def _end_all(self, error: PybkError, of_changes: PybkError) -> None:
         """End all conversations, reads with ``error`` and changes with ``of_changes``; may be repeated."""
@@ -373,7 +375,7 @@ class Driver:
             if writer is not None:
                 writer.give_up(error if self._closed else of_changes, of_changes)
                 self._formed.pop(writer, None)  # a writer that another thread attached meanwhile stays
-        lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self._posted]
+        lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self.posted]
         for conversation in (*self._waited, *lost):
             reads = isinstance(conversation.machine, ReadMachine | LacMachine)
             conversation.end(error if reads else of_changes)
@@ -385,19 +387,21 @@ class Driver:
         self._asked.clear()
         self._active.clear()
         self._lac_unsent.clear()
-        self._wakes.clear()
-        self._wake_at.clear()
+        self.wakes.clear()
+        self.wake_at.clear()
 
     def _send_lacs(self) -> None:
         while self._lac_unsent:
             writer, _ = self._lac_unsent.popitem()
             writer.send_lac()
 
-    def _do_posted(self) -> None:
-        while self._posted:
-            self._posted.popleft()()
+    def do_posted(self) -> None:
+        """Make the calls that other threads posted, in their order."""
+        while self.posted:
+            self.posted.popleft()()
 
-    def _submit(self, now_ns: int) -> None:
+    def submit(self, now_ns: int) -> None:
+        """Have each writer submit the batch that formed."""
         while self._formed:
             writer, _ = self._formed.popitem()
             writer.submit(now_ns)
@@ -416,16 +420,17 @@ class Driver:
             if effects:
                 self.perform(conversation, effects)
         if self._formed and not self.group.woke:  # otherwise woken threads append first, to one batch
-            self._submit(time.monotonic_ns())
-        if self._wakes:
-            self._wake_up(time.monotonic_ns())
+            self.submit(time.monotonic_ns())
+        if self.wakes:
+            self.wake_up(time.monotonic_ns())
         return bool(replies)
 
-    def _wake_up(self, now_ns: int) -> None:
-        while self._wakes and self._wakes[0][0] <= now_ns:
-            at, _, conversation = heapq.heappop(self._wakes)
-            if self._wake_at.get(conversation) == at:
-                del self._wake_at[conversation]
+    def wake_up(self, now_ns: int) -> None:
+        """Wake the conversations whose time has come."""
+        while self.wakes and self.wakes[0][0] <= now_ns:
+            at, _, conversation = heapq.heappop(self.wakes)
+            if self.wake_at.get(conversation) == at:
+                del self.wake_at[conversation]
                 self.pass_event(conversation, Woken())
 
     def pass_event(self, conversation: AnyConversation, event: Event) -> None:
@@ -442,7 +447,7 @@ class Driver:
                 self._asked[request_id] = _Asked(conversation, effect.token)
                 if not self._wire.send(request_id, effect.bookie, conversation.ledger, effect.request):
                     del self._asked[request_id]
-                    self._posted.append(partial(self.pass_event, conversation, Unanswered(effect.token)))
+                    self.posted.append(partial(self.pass_event, conversation, Unanswered(effect.token)))
             elif type(effect) is WriteMetadata:
                 self._ask_metadata(conversation, partial(self._write_metadata, conversation, effect))
             elif type(effect) is ReadMetadata:
@@ -450,8 +455,8 @@ class Driver:
             elif type(effect) is ChooseBookies:
                 self._ask_metadata(conversation, partial(self._metadata.choose, conversation.ledger, effect))
             elif type(effect) is WakeAt:
-                self._wake_at[conversation] = effect.time_ns
-                heapq.heappush(self._wakes, (effect.time_ns, id(effect), conversation))
+                self.wake_at[conversation] = effect.time_ns
+                heapq.heappush(self.wakes, (effect.time_ns, id(effect), conversation))
             else:
                 conversation.take(effect)
 
@@ -472,7 +477,7 @@ class Driver:
 
     def _write_metadata(self, conversation: AnyConversation, effect: WriteMetadata) -> Event:
         """Record what bookies miss, and then write a ledger's metadata, which may name other bookies (C13)."""
-        self._reports.record_before_write(conversation.unrecorded)
+        self.reports.record_before_write(conversation.unrecorded)
         return self._metadata.write(conversation.ledger, effect)
 
     def in_background(self, work: Callable[[], None]) -> None:
@@ -480,7 +485,7 @@ class Driver:
 
         Threads: any.
         """
-        if self._workers.submit(work) is None:
+        if self.workers.submit(work) is None:
             work()
 
     def ended(self, conversation: AnyConversation, error: PybkError | None) -> None:
@@ -488,7 +493,7 @@ class Driver:
         if not conversation.completion.done:
             conversation.completion.error = error
         self.group.finish(conversation.completion)
-        self._wake_at.pop(conversation, None)
+        self.wake_at.pop(conversation, None)
         self._waited.discard(conversation)  # last, so that after an interrupt it is ended again
 
     # ---- writers -------------------------------------------------------------------------------------------------
@@ -513,14 +518,14 @@ class Driver:
 
     def report_missing(self, conversation: AnyConversation, effect: UnderReplicated) -> None:
         """Record that a bookie misses entries, before the next metadata that the conversation writes."""
-        self._reports.add(conversation.unrecorded, effect)
+        self.reports.add(conversation.unrecorded, effect)
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self, error: PybkError, of_changes: PybkError) -> None:
         """End all conversations with an error, record which entries bookies miss, and stop.
 
-        Takes up to ``_LATE_SECONDS`` if a bookie does not answer, ``_REPORT_SECONDS`` if the metadata store does not.
+        Takes up to ``LATE_SECONDS`` if a bookie does not answer, ``REPORT_SECONDS`` if the metadata store does not.
 
         Args:
             error: The error of reads, and of all that begins from now on.
@@ -536,8 +541,8 @@ class Driver:
         while self._closed is None:  # an interrupt of the leader may have lost the call
             self.call_as_leader(end_all)
         self.group.stop()
-        self._reports.close(_REPORT_SECONDS)
-        self._workers.close()
+        self.reports.close(REPORT_SECONDS)
+        self.workers.close()
 
     def _end_late_answers(self) -> None:
         """Give bookies a moment to answer adds and fences of closed ledgers, then record the entries they miss (C13).
@@ -560,9 +565,9 @@ class Driver:
                 self.pass_event(asked.conversation, Unanswered(asked.token))
 
         self.call_as_leader(look)
-        end_at = time.monotonic() + _LATE_SECONDS
+        end_at = time.monotonic() + LATE_SECONDS
         while late and time.monotonic() < end_at:
-            time.sleep(_LATE_SECONDS / _LATE_LOOKS)
+            time.sleep(LATE_SECONDS / _LATE_LOOKS)
             self.call_as_leader(look)
         if late:
             self.call_as_leader(end)

@@ -133,7 +133,7 @@ class Followers:
                 self._driver,
                 ledger,
                 beyond=beyond,
-                wait_ns=self._wait_ns(asked_ns, vain=followed.vain),
+                wait_ns=self.wait_ns(asked_ns, vain=followed.vain),
                 pause_ns=pause_ns,
                 retry_ns=RETRY_NS,
                 rank=self._membership.rank(),
@@ -147,7 +147,7 @@ class Followers:
         self._driver.start(reading, reading.machine.start)
         self._driver.group.when_done(reading.completion, lambda: self._answered(followed, reading))
 
-    def _wait_ns(self, now_ns: int, *, vain: bool) -> int:
+    def wait_ns(self, now_ns: int, *, vain: bool) -> int:
         """Return for how long bookies may keep a poll sent now, so that the polls of all ledgers end together."""
         step_ns = FOLLOW_NS // 2
         return FOLLOW_NS * (REST_FACTOR if vain else 1) - (now_ns - self._began_ns) % step_ns

@@ -93,60 +93,63 @@ class LimboRepair:
 
     def __init__(self, driver: Driver, membership: Membership, bookie: LimboBookie) -> None:
         self._driver = driver
-        self._membership = membership
-        self._bookie = bookie
-        self._stopping = threading.Event()
-        self._pauses: dict[int, tuple[float, float]] = {}
+        self.membership = membership
+        """The bookies of the cluster, and its metadata."""
+        self.bookie = bookie
+        """The bookie whose ledgers are repaired."""
+        self.stopping = threading.Event()
+        """Set once the thread is to end."""
+        self.pauses: dict[int, tuple[float, float]] = {}
         """By ledger in limbo that was tried: its next pause in seconds, and the monotonic time of its next try."""
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)
         start_thread(self._thread)
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._stopping.wait(RETRY_SECONDS * (1 if self._look() else REST_FACTOR))
+        while not self.stopping.is_set():
+            self.stopping.wait(RETRY_SECONDS * (1 if self.look() else REST_FACTOR))
 
-    def _look(self) -> bool:
+    def look(self) -> bool:
         """Repair each ledger in limbo whose pause is over; return whether any ledger is in limbo."""
-        in_limbo = self._bookie.in_limbo()
-        self._pauses = {each: self._pauses[each] for each in in_limbo if each in self._pauses}
+        in_limbo = self.bookie.in_limbo()
+        self.pauses = {each: self.pauses[each] for each in in_limbo if each in self.pauses}
         for ledger_id in in_limbo:
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 break
-            pause, until = self._pauses.get(ledger_id, (RETRY_SECONDS, 0.0))
-            if time.monotonic() >= until and self._try(ledger_id):
-                self._pauses[ledger_id] = min(2 * pause, PAUSE_MAX_SECONDS), time.monotonic() + pause
+            pause, until = self.pauses.get(ledger_id, (RETRY_SECONDS, 0.0))
+            if time.monotonic() >= until and self.try_repair(ledger_id):
+                self.pauses[ledger_id] = min(2 * pause, PAUSE_MAX_SECONDS), time.monotonic() + pause
         return bool(in_limbo)
 
-    def _try(self, ledger_id: int) -> bool:
+    def try_repair(self, ledger_id: int) -> bool:
         """Repair a ledger, or log why that failed; return False if it has to wait, which costs one metadata read."""
         try:
-            return self._repair(ledger_id)
+            return self.repair(ledger_id)
         except PybkError as error:
-            logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self._bookie.bookie, error)
+            logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self.bookie.bookie, error)
         except Exception:  # this thread must survive, or no ledger would be repaired any more
-            logger.exception("ledger %d stays in limbo at %s", ledger_id, self._bookie.bookie)
+            logger.exception("ledger %d stays in limbo at %s", ledger_id, self.bookie.bookie)
         return True
 
-    def _repair(self, ledger_id: int) -> bool:
+    def repair(self, ledger_id: int) -> bool:
         """Fill up the fragments of a ledger, and end its limbo; False if that has to wait, see the table above."""
         try:
-            metadata, version = self._membership.metadata.read_ledger(ledger_id)
+            metadata, version = self.membership.metadata.read_ledger(ledger_id)
         except NoSuchLedgerError:
             return False  # the bookie drops it once it has seen the tombstone twice
         if metadata.state is LedgerState.IN_RECOVERY:
             return False
-        own = [number for number, each in enumerate(metadata.fragments) if self._bookie.bookie in each.ensemble]
+        own = [number for number, each in enumerate(metadata.fragments) if self.bookie.bookie in each.ensemble]
         if any(fragment_end(metadata, number) is None for number in own):
             return False
         for number in own:
-            self._fill(metadata, version, metadata.fragments[number].first_entry_id)
-        self._bookie.end_limbo(ledger_id, closed=metadata.state is LedgerState.CLOSED)
+            self.fill(metadata, version, metadata.fragments[number].first_entry_id)
+        self.bookie.end_limbo(ledger_id, closed=metadata.state is LedgerState.CLOSED)
         return True
 
-    def _fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
+    def fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
         """Copy a fragment's entries from its other bookies to this one; entries that are here are only compared."""
-        ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))
-        own = frozenset((self._bookie.bookie,))
+        ledger = RemoteLedger(metadata, version, self.membership.metadata.describe(metadata))
+        own = frozenset((self.bookie.bookie,))
         copy = FragmentCopy(
             self._driver, ledger, RereplicationMachine(metadata.ledger_id, first_entry_id, own, stay=own)
         )
@@ -154,6 +157,6 @@ class LimboRepair:
 
     def stop(self) -> None:
         """Stop the thread; returns when the copy under way has ended."""
-        self._stopping.set()
+        self.stopping.set()
         if self._thread.is_alive():
             self._thread.join()

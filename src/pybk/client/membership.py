@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FRESH_NS: Final = 1_000_000_000
+FRESH_NS: Final = 1_000_000_000
 """The ensemble of a new ledger may be chosen from registrations that were read at most this long ago.
 
 Reading them for each ledger took a third of the time of creating and closing one. If a bookie has become read-only
@@ -72,7 +72,8 @@ class Membership:
         self.bookies: Mapping[str, BookieRegistration] = {}
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
         self.too_old: Mapping[str, BookieRegistration] = {}
-        self._seen_ns = 0
+        self.seen_ns = 0
+        """When the registrations were read last, by the monotonic clock."""
         self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
         self._watch = metadata.watch_bookies(self._changed)
@@ -105,7 +106,7 @@ class Membership:
             )
         self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
         self.bookies = there
-        self._seen_ns = seen_ns
+        self.seen_ns = seen_ns
         self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
 
     def find(self, bookie: Bookie) -> tuple[str, bytes | None] | None:
@@ -141,7 +142,7 @@ class Membership:
         """
         size = metadata.ensemble_size
         # A bookie that turned read-only stays registered, and no watch reports such changes.
-        if time.monotonic_ns() - self._seen_ns > _FRESH_NS:
+        if time.monotonic_ns() - self.seen_ns > FRESH_NS:
             self.refresh()
         found = self._choose(tuple(range(size)), (), frozenset(), metadata)
         if len(found) < size:

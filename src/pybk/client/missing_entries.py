@@ -73,17 +73,21 @@ class PendingReports:
 
     def __init__(self, record: Callable[[RemoteLedger, UnderReplicated], None]) -> None:
         self._record: Final = record
-        self._waiting: dict[Unrecorded, None] = {}
-        self._news = threading.Event()
-        self._closed = threading.Event()
-        self._thread = Workers(1, "pybk-reports")
+        self.waiting: dict[Unrecorded, None] = {}
+        """The ledgers with reports that are not recorded, in order."""
+        self.news = threading.Event()
+        """Set when there is a report to record."""
+        self.closed = threading.Event()
+        """Set by ``close``, which ends all pauses."""
+        self.thread = Workers(1, "pybk-reports")
+        """The thread that records."""
 
     def add(self, unrecorded: Unrecorded, report: UnderReplicated) -> None:
         """Add a report, and have the thread record it; does not wait."""
         unrecorded.add(report)
-        self._waiting[unrecorded] = None
-        self._news.set()
-        self._thread.submit(self._record_waiting)
+        self.waiting[unrecorded] = None
+        self.news.set()
+        self.thread.submit(self._record_waiting)
 
     def record_before_write(self, unrecorded: Unrecorded) -> None:
         """Record the reports of a ledger whose metadata are about to be written.
@@ -94,19 +98,19 @@ class PendingReports:
             try:
                 return unrecorded.record(self._record)
             except PybkError:
-                self._closed.wait(pause_s)
+                self.closed.wait(pause_s)
         return unrecorded.record(self._record)
 
     def _record_waiting(self) -> None:
         """Record until no report waits, or until the client is closed."""
         failing = set[Unrecorded]()
         pause_s = _PAUSE_SECONDS
-        while self._waiting and not self._closed.is_set():
-            self._news.clear()
-            for unrecorded in list(self._waiting):
+        while self.waiting and not self.closed.is_set():
+            self.news.clear()
+            for unrecorded in list(self.waiting):
                 self._try(unrecorded, failing)
-            if self._waiting:
-                pause_s = _PAUSE_SECONDS if self._news.wait(pause_s) else min(2 * pause_s, _PAUSE_SECONDS_MAX)
+            if self.waiting:
+                pause_s = _PAUSE_SECONDS if self.news.wait(pause_s) else min(2 * pause_s, _PAUSE_SECONDS_MAX)
 
     def _try(self, unrecorded: Unrecorded, failing: set[Unrecorded]) -> None:
         """Record the reports of one ledger; the first failure in a row is logged."""
@@ -119,9 +123,9 @@ class PendingReports:
             failing.add(unrecorded)
         else:
             failing.discard(unrecorded)
-            del self._waiting[unrecorded]
+            del self.waiting[unrecorded]
             if unrecorded:  # one more was added since
-                self._waiting[unrecorded] = None
+                self.waiting[unrecorded] = None
 
     def close(self, timeout_s: float) -> None:
         """Try failed reports once more, and stop when all are recorded or the time is over; may be repeated.
@@ -129,14 +133,14 @@ class PendingReports:
         Args:
             timeout_s: Seconds to wait at most.
         """
-        self._news.set()
-        last = self._thread.submit(self._record_waiting)
+        self.news.set()
+        last = self.thread.submit(self._record_waiting)
         try:
             if last is not None:
                 wait_for((last,), timeout_s)
-            if self._waiting:
-                logger.warning("of %d ledgers it may not be recorded what bookies miss", len(self._waiting))
+            if self.waiting:
+                logger.warning("of %d ledgers it may not be recorded what bookies miss", len(self.waiting))
         finally:
-            self._closed.set()
-            self._news.set()
-            self._thread.close()
+            self.closed.set()
+            self.news.set()
+            self.thread.close()

@@ -96,13 +96,13 @@ class BookieWire:
         self._changing = threading.Lock()
         """Held to replace, close or wake the links."""
         self._addresses = addresses
-        self._by_bookie: dict[Bookie, tuple[Link, Address]] = {}
+        self.by_bookie: dict[Bookie, tuple[Link, Address]] = {}
         """The link to each bookie, and the address that it was made for."""
         self._granted: dict[int, None] = {}
         """Ledgers whose rights the links have, the oldest first."""
         self._asked: dict[int, tuple[RemoteLedger, Request, int]] = {}
         """Requests that have not ended, by id, each with the time at which ``_sweep`` ends it."""
-        self._queued: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
+        self.queued: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
         """Requests that the links refused, in order; a bookie is a key only while it has any."""
         self._sweep_ns = 0
         self._packet: tuple[WriteLac, LacPacket] | None = None
@@ -127,10 +127,10 @@ class BookieWire:
         fresh = self._make_links()
         with self._changing:
             old, self._links = self._links, fresh
-        self._by_bookie.clear()
+        self.by_bookie.clear()
         self._granted.clear()
         self._asked.clear()
-        self._queued.clear()
+        self.queued.clear()
         try:
             old.close()
         except Exception:  # the interrupt may have left them in any state, and they are not used again
@@ -144,7 +144,7 @@ class BookieWire:
             ended, and ``poll`` does not return it.
         """
         address = self._addresses.find(bookie)  # as in ``_link_to``, which would be one more call for each add
-        found = self._by_bookie.get(bookie)
+        found = self.by_bookie.get(bookie)
         if found is not None and (address is None or address == found[1]):
             link = found[0]
         else:
@@ -160,15 +160,15 @@ class BookieWire:
             timeout_ns += request.wait_ns
         elif type(request) is Move:
             timeout_ns = MOVE_NS
-        if bookie in self._queued or not link.send(request_id, message, timeout_ns):
-            self._queued.setdefault(bookie, deque()).append((request_id, message, timeout_ns))
+        if bookie in self.queued or not link.send(request_id, message, timeout_ns):
+            self.queued.setdefault(bookie, deque()).append((request_id, message, timeout_ns))
         self._asked[request_id] = ledger, request, time.monotonic_ns() + timeout_ns + _GRACE_NS
         return True
 
-    def _send_queued(self) -> list[tuple[int, None]]:
+    def send_queued(self) -> list[tuple[int, None]]:
         """Send queued requests until the links refuse; return those whose bookie cannot be reached any more."""
         lost: list[tuple[int, None]] = []
-        for bookie, queued in list(self._queued.items()):
+        for bookie, queued in list(self.queued.items()):
             link = self._link_to(bookie)
             while queued:
                 request_id, message, timeout_ns = queued[0]
@@ -182,20 +182,20 @@ class BookieWire:
                     self._asked[request_id] = *asked[:2], time.monotonic_ns() + timeout_ns + _GRACE_NS
                 queued.popleft()
             if not queued:
-                del self._queued[bookie]
+                del self.queued[bookie]
         return lost
 
     def _link_to(self, bookie: Bookie) -> Link | None:
         """Return the link to a bookie's registered address, made if there is none; None if it cannot be reached."""
         address = self._addresses.find(bookie)
-        found = self._by_bookie.get(bookie)
+        found = self.by_bookie.get(bookie)
         if found is not None and (address is None or address == found[1]):
             return found[0]
         return self._connect(bookie, address)
 
     def _connect(self, bookie: Bookie, address: Address | None) -> Link | None:
         """Make a link to a bookie; a link to its former address is closed, which ends its requests."""
-        former = self._by_bookie.pop(bookie, None)
+        former = self.by_bookie.pop(bookie, None)
         if former is not None:
             former[0].close()
         if address is None:
@@ -205,7 +205,7 @@ class BookieWire:
         except PybkError as error:
             logger.warning("no link to %s: %s", bookie, error)
             return None
-        self._by_bookie[bookie] = link, address
+        self.by_bookie[bookie] = link, address
         return link
 
     def _grant(self, ledger: RemoteLedger) -> None:
@@ -243,8 +243,8 @@ class BookieWire:
                 replies.append((request_id, reply))
             else:
                 replies.append((request_id, _checked(ledger, request, reply)))
-        if self._queued:
-            replies += self._send_queued()
+        if self.queued:
+            replies += self.send_queued()
         now_ns = time.monotonic_ns()
         if now_ns >= self._sweep_ns:
             self._sweep_ns = now_ns + _GRACE_NS

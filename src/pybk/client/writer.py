@@ -91,7 +91,7 @@ class Writing(Conversation[WriterMachine]):
         self.appender = AppendQueue(ledger, driver.group, partial(driver.formed, self), outstanding_bytes_max)
         self._meter = meter
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        self._forcing: list[tuple[int, Completion]] = []
+        self.forcing: list[tuple[int, Completion]] = []
         """Calls of ``force`` that wait, in order: the entry to be confirmed, and what is finished then."""
         driver.attach(self)
 
@@ -104,11 +104,11 @@ class Writing(Conversation[WriterMachine]):
             runs = cut(entries.first, entries.sizes, entries.parts, self._quorum)
             batch = Batch(entries.first, formed.last, entries.length_at_end, runs)
             self.driver.perform(self, self.machine.submit(batch, now_ns))
-        self._report_activity()
+        self.report_activity()
 
-    def _report_activity(self) -> None:
+    def report_activity(self) -> None:
         """Report to the driver whether a thread may be waiting for a reply to this writer."""
-        waited = bool(self._forcing) or (not self.ledger.deferred and self.machine.outstanding > 0)
+        waited = bool(self.forcing) or (not self.ledger.deferred and self.machine.outstanding > 0)
         self.driver.active(self, waited=waited and not self.completion.done)
 
     def send_lac(self) -> None:
@@ -138,37 +138,37 @@ class Writing(Conversation[WriterMachine]):
             error = error_of(effect, outcome_unknown=True)
             self._fail_appends(error)
             self.end(error)
-            self._report_activity()
+            self.report_activity()
         elif type(effect) is Done:
             self.ledger.renew(effect.metadata, effect.version)
             ledger_id = self.ledger.ledger_id
             self._fail_appends(LedgerClosedError(f"ledger {ledger_id} is closed; create another ledger to append more"))
             self.end()
-            self._report_activity()
+            self.report_activity()
 
     def _confirmed(self, last: int) -> None:
         """Finish the batches and the calls of ``force`` up to an entry."""
         now_ns = time.monotonic_ns()
         for entries in self.appender.acknowledged(last):
             self._meter.appended(len(entries.sizes), entries.encoded_bytes, now_ns - entries.staged_ns)
-        while self._forcing and self._forcing[0][0] <= last:
-            self.driver.group.finish(self._forcing[0][1])
-            self._forcing.pop(0)
+        while self.forcing and self.forcing[0][0] <= last:
+            self.driver.group.finish(self.forcing[0][1])
+            self.forcing.pop(0)
         if self.appender.formed:
             self.driver.formed(self)  # the next batch may be sent now
         else:
-            self._report_activity()
+            self.report_activity()
 
     def _fail_appends(self, error: PybkError) -> None:
         self.appender.fail(error)
         self._fail_forces(error)
 
     def _fail_forces(self, error: PybkError) -> None:
-        for _, completion in self._forcing:
+        for _, completion in self.forcing:
             if not completion.done:
                 completion.error = error
             self.driver.group.finish(completion)
-        self._forcing = []
+        self.forcing = []
 
     # ---- calls of the backend, through the driver ----------------------------------------------------------------
 
@@ -188,5 +188,5 @@ class Writing(Conversation[WriterMachine]):
             self.driver.group.finish(completion)
             return
         self.submit(time.monotonic_ns())
-        self._forcing.append((last, completion))
+        self.forcing.append((last, completion))
         self.driver.perform(self, self.machine.force(time.monotonic_ns()))

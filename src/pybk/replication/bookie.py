@@ -267,7 +267,8 @@ class BookieMachine:
     ) -> None:
         self.read_only = False
         self._replicas = replicas
-        self._polls_max = polls_max
+        self.polls_max = polls_max
+        """How many polls may wait."""
         self._owner_polls_max = owner_polls_max
         self._owner_of = owner_of
         self._polls = _Polls()
@@ -501,7 +502,7 @@ class BookieMachine:
             beyond is None
             or lac > beyond
             or request.wait_ns <= 0
-            or self._polls.count >= self._polls_max
+            or self._polls.count >= self.polls_max
             or self._polls.owned(owner) >= self._owner_polls_max
         ):
             return [*effects, Respond(sender, self._lac_reply(ledger_id, before))]

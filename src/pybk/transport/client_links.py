@@ -7,11 +7,11 @@ A link has one socket per session, and ZeroMQ never reconnects it. Its states:
 
     CLOSED --send, _open--> CONNECTING --handshake, _greet--> GREETED --WELCOME, _begin--> UP
        ^                        |                                |                         |
-       +------- _lose ----------+--------------------------------+-------------------------+
+       +------- lose -----------+--------------------------------+-------------------------+
     UP --NO_SESSION (the bookie forgot the session), _without_session--> GREETED, over the same connection
 
-``_socket`` is None only in CLOSED, ``_mac`` is set only in UP. Requests that are sent before UP wait in
-``_outstanding`` and are transmitted by ``_begin``. ``_lose`` reports all of them as unanswered, because it is unknown
+``socket`` is None only in CLOSED, ``_mac`` is set only in UP. Requests that are sent before UP wait in
+``_outstanding`` and are transmitted by ``_begin``. ``lose`` reports all of them as unanswered, because it is unknown
 whether they took effect. After a forgotten session they are sent again, because the bookie is the same process and
 compares entries that it already has. Each request has exactly one outcome, which ``Links.poll`` returns.
 
@@ -19,7 +19,7 @@ A link ends a connection that is not UP within the time of a handshake, that the
 or that is silent after a ping (``_look_after``).
 
 ``Links`` owns what all links share: the epoll descriptor over their sockets and monitors, the outcomes that are not
-returned yet, the rights that are proved in each session, and the time of the next check (``_due_ns``). A link adds its
+returned yet, the rights that are proved in each session, and the time of the next check (``due_ns``). A link adds its
 sockets to the epoll set (``_watch``) and appends its outcomes. A ZeroMQ descriptor signals once when something arrives,
 and sending or receiving may consume that signal; so a link that has sent something, or has a new socket, is in
 ``_touched``, and the next ``poll`` reads it without a signal.
@@ -83,14 +83,20 @@ PING_NS: Final = 5 * 10**9
 OUTSTANDING_BYTES_MAX: Final = 32 << 20
 """Default bound on the outstanding bytes of one link: those of its requests, and those that its reads ask for."""
 
-_QUEUE_MESSAGES: Final = 16 << 10
+QUEUE_MESSAGES: Final = 16 << 10
+"""Messages that ZeroMQ queues for one bookie at most."""
+
 _RESENT_MAX: Final = 3
 _RECONNECT_MS: Final = 24 * 3600 * 1000
 """ZeroMQ would reconnect after a day, so it never does: a link that broke gets a new socket."""
 
 _RETRY_NS: Final = 20_000_000
-_HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
-_NEVER_NS: Final = 1 << 63
+HANDSHAKE_NS: Final = curve.HANDSHAKE_MS * 10**6
+"""How long a connection may take until its session begins."""
+
+NEVER_NS: Final = 1 << 63
+"""A time that does not come."""
+
 _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -163,8 +169,10 @@ class Link:
         self.why_down = ""
         self._links = links
         self._server_public = server_public
-        self._socket: curve.Socket | None = None
-        self._monitor: curve.Socket | None = None
+        self.socket: curve.Socket | None = None
+        """The connection; None while the link is down."""
+        self.monitor: curve.Socket | None = None
+        """Reports the events of the connection; None without one."""
         self._mac: Mac | None = None
         self._nonce = b""
         self._session_id = b""
@@ -175,11 +183,14 @@ class Link:
         self._outstanding: dict[int, tuple[int, int, Outgoing, int]] = {}
         self._resent: dict[int, int] = {}
         self._forgotten = 0
-        self._first_deadline_ns = _NEVER_NS
-        self._version = 0
+        self._first_deadline_ns = NEVER_NS
+        self.version = 0
+        """The version of the protocol that the greeting agreed on; 0 before it."""
         self._message_bytes_max = links._message_bytes_max
-        self._pinged_ns = _NEVER_NS
-        self._heard_ns = 0
+        self.pinged_ns = NEVER_NS
+        """When a ping was sent that is not answered; ``NEVER_NS`` for none."""
+        self.heard_ns = 0
+        """When the last message of the bookie arrived."""
         self._opened_ns = 0
 
     def __repr__(self) -> str:
@@ -224,16 +235,16 @@ class Link:
         if self._outstanding and self.outstanding_bytes + size > self._links._outstanding_bytes_max:
             return False
         now_ns = time.monotonic_ns()
-        if self._socket is None and not self._reopen(now_ns):
+        if self.socket is None and not self._reopen(now_ns):
             self._links._outcomes.append((self, request_id, None))
             return True
         ledger_id = getattr(message, "ledger_id", -1)
         if self._mac is not None and not self._transmit(request_id, outgoing, ledger_id):
-            self._hear()
-            if self._socket is not None and self._outstanding:
+            self.hear()
+            if self.socket is not None and self._outstanding:
                 return False
             # ZeroMQ's queue is full, and only of requests that have timed out: the connection makes no progress.
-            self._lose("the connection broke")
+            self.lose("the connection broke")
             self._links._outcomes.append((self, request_id, None))
             return True
         self._note(request_id, now_ns + timeout_ns, size, outgoing, ledger_id)
@@ -241,7 +252,7 @@ class Link:
 
     def close(self) -> None:
         """Close the connection and remove the link; its outstanding requests are reported as unanswered."""
-        self._lose("closed")
+        self.lose("closed")
         self._links._remove(self)
 
     def _note(self, request_id: int, deadline_ns: int, size: int, outgoing: Outgoing, ledger_id: int) -> None:
@@ -268,14 +279,14 @@ class Link:
 
     def _put(self, request_id: int, outgoing: Outgoing) -> bool:
         """Give a message to ZeroMQ; False if its queue is full."""
-        assert self._socket is not None
+        assert self.socket is not None
         assert self._mac is not None
         self._links._touched.add(self)
         self._counter += 1
         bodies = outgoing.frames
         instance = self.bookie.instance
-        head = outgoing.head(request_id, self._counter, self._taken_bytes, instance, self._mac, self._version)
-        send = self._socket.send
+        head = outgoing.head(request_id, self._counter, self._taken_bytes, instance, self._mac, self.version)
+        send = self.socket.send
         try:
             send(head, _MORE if bodies else _DONT_WAIT)
             for number, body in enumerate(bodies, 1):
@@ -312,20 +323,20 @@ class Link:
         socket.immediate = False
         socket.reconnect_ivl = _RECONNECT_MS
         socket.maxmsgsize = links._message_bytes_max
-        socket.sndhwm = socket.rcvhwm = _QUEUE_MESSAGES
+        socket.sndhwm = socket.rcvhwm = QUEUE_MESSAGES
         socket.connect_timeout = socket.handshake_ivl = curve.HANDSHAKE_MS
         curve.set_heartbeat(socket)
-        self._socket = socket
+        self.socket = socket
         links._touched.add(self)
-        self._opened_ns = self._heard_ns = time.monotonic_ns()
+        self._opened_ns = self.heard_ns = time.monotonic_ns()
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         local = self.address.startswith("inproc:")
         if links._keys is not None and self._server_public is not None and not local:
             curve.secure_client(socket, links._keys.client, self._server_public)
         if not local:
-            self._monitor = socket.get_monitor_socket(_EVENTS)
-            self._monitor.linger = 0
-            links._watch(self._monitor, self._hear)
+            self.monitor = socket.get_monitor_socket(_EVENTS)
+            self.monitor.linger = 0
+            links._watch(self.monitor, self.hear)
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:
@@ -333,52 +344,52 @@ class Link:
             self._disconnect()
             raise UsageError(f"cannot connect to {self.bookie} at {self.address!r}: {error}") from error
         links._watch(socket, self._take)
-        links._look_at(self._opened_ns + _HANDSHAKE_NS)
+        links._look_at(self._opened_ns + HANDSHAKE_NS)
         if local:
             self._greet()
 
     def _greet(self) -> None:
         """Send HELLO, which asks for a session."""
-        assert self._socket is not None
+        assert self.socket is not None
         # Encoded in the oldest version that this pybk speaks, so that a bookie one version older can decode it.
         hello = Outgoing(MessageKind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
-        mac = self._links._greeting_mac
+        mac = self._links.greeting_mac
         head = hello.head(HELLO_ID, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
         self._links._touched.add(self)
         try:
-            self._socket.send(head, _DONT_WAIT)
+            self.socket.send(head, _DONT_WAIT)
         except zmq.Again:
-            self._lose("the connection broke")
+            self.lose("the connection broke")
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         """Receive and handle the events of the connection's monitor."""
-        while self._monitor is not None and self._monitor.poll(0):
-            event = int(parse_monitor_message(self._monitor.recv_multipart(_DONT_WAIT))["event"])
+        while self.monitor is not None and self.monitor.poll(0):
+            event = int(parse_monitor_message(self.monitor.recv_multipart(_DONT_WAIT))["event"])
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._greet()
             else:
                 self._take()  # replies that arrived before the connection ended
-                self._lose(_REASONS[event])
+                self.lose(_REASONS[event])
 
     def _disconnect(self) -> None:
         """Close the sockets and forget the session."""
-        if self._socket is None:
+        if self.socket is None:
             return
-        self._links._watch_no_more(self._socket)
-        if self._monitor is not None:
-            self._links._watch_no_more(self._monitor)
-            self._socket.disable_monitor()
-            self._monitor.close()
-            self._monitor = None
-        self._socket.close(linger=0)
-        self._socket = None
+        self._links._watch_no_more(self.socket)
+        if self.monitor is not None:
+            self._links._watch_no_more(self.monitor)
+            self.socket.disable_monitor()
+            self.monitor.close()
+            self.monitor = None
+        self.socket.close(linger=0)
+        self.socket = None
         self._mac = None
         self._forgotten = 0
         self._proved.clear()
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         """End the connection for the reason ``why``, and report all outstanding requests as unanswered."""
-        if self._socket is None:
+        if self.socket is None:
             return
         self._disconnect()
         self._links.counters.lost += 1
@@ -387,31 +398,31 @@ class Link:
         self._outstanding.clear()
         self._resent.clear()
         self.outstanding_bytes = 0
-        self._first_deadline_ns = _NEVER_NS
+        self._first_deadline_ns = NEVER_NS
 
     def _look_after(self, now_ns: int) -> None:
         """End requests that timed out and a connection that does not answer; ping a bookie that is silent."""
         self._take()
-        self._hear()
+        self.hear()
         if now_ns >= self._first_deadline_ns:
             over = [request_id for request_id, noted in self._outstanding.items() if noted[0] <= now_ns]
             for request_id in over:
                 self._end(request_id, None)
-            self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=_NEVER_NS)
-        if self._socket is not None:
+            self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=NEVER_NS)
+        if self.socket is not None:
             if self._mac is None:
-                self._give_up(self._opened_ns + _HANDSHAKE_NS, now_ns, "the handshake was not answered in time")
-            elif self._pinged_ns != _NEVER_NS:
-                self._give_up(self._pinged_ns + PING_NS, now_ns, "the bookie is silent")
-            elif now_ns - self._heard_ns >= PING_NS // 2:
-                self._pinged_ns = now_ns
+                self._give_up(self._opened_ns + HANDSHAKE_NS, now_ns, "the handshake was not answered in time")
+            elif self.pinged_ns != NEVER_NS:
+                self._give_up(self.pinged_ns + PING_NS, now_ns, "the bookie is silent")
+            elif now_ns - self.heard_ns >= PING_NS // 2:
+                self.pinged_ns = now_ns
                 self._put(self._own_id(), encode(Ping()))
         self._links._look_at(self._first_deadline_ns)
 
     def _give_up(self, end_ns: int, now_ns: int, why: str) -> None:
         """End the connection if ``end_ns`` has passed; otherwise have ``_look_after`` called at that time."""
         if now_ns >= end_ns:
-            self._lose(why)
+            self.lose(why)
         else:
             self._links._look_at(end_ns)
 
@@ -421,16 +432,16 @@ class Link:
         """Receive what no signal announces: sending consumes signals, and a new socket has none until it was read."""
         self._take()
         if self._mac is None:
-            self._hear()
+            self.hear()
 
     def _take(self) -> None:
         """Receive and handle the messages that have arrived."""
-        socket = self._socket
+        socket = self.socket
         if socket is None:
             return
         recv = socket.recv
         option: Callable[[int], Any] = socket.get
-        while self._socket is socket and option(zmq.EVENTS) & _READABLE:
+        while self.socket is socket and option(zmq.EVENTS) & _READABLE:
             head = recv(_DONT_WAIT)
             bodies: list[memoryview] = []
             while option(zmq.RCVMORE):
@@ -438,8 +449,8 @@ class Link:
                 if len(bodies) <= RUNS_MAX:  # one too many is enough to be refused
                     bodies.append(body)
             self._heard(head, bodies)
-            self._heard_ns = time.monotonic_ns()
-            self._pinged_ns = _NEVER_NS
+            self.heard_ns = time.monotonic_ns()
+            self.pinged_ns = NEVER_NS
 
     def _heard(self, head: bytes, bodies: Sequence[memoryview]) -> None:
         """Verify one message and act on it."""
@@ -450,7 +461,7 @@ class Link:
             counters.garbage += 1
             return
         if header.kind == MessageKind.NO_SESSION:
-            if is_authentic(header, head, self._links._greeting_mac):
+            if is_authentic(header, head, self._links.greeting_mac):
                 self._without_session(header.request_id)
             else:
                 counters.forged += 1
@@ -490,9 +501,9 @@ class Link:
         So outstanding requests are sent again when the new session begins, and the bookie does not count as failed.
         """
         if request_id == HELLO_ID:
-            self._lose("the bookie has as many sessions as it keeps")
+            self.lose("the bookie has as many sessions as it keeps")
         elif self._mac is not None and self._forgotten >= _RESENT_MAX:
-            self._lose("the bookie forgot the session")
+            self.lose("the bookie forgot the session")
         elif self._mac is not None:  # else this answers another request of the same session, and HELLO is on its way
             self._forgotten += 1
             self._links.counters.forgotten += 1
@@ -500,7 +511,7 @@ class Link:
             self._proved.clear()
             self._opened_ns = time.monotonic_ns()
             self._nonce = secrets.token_bytes(NONCE_BYTES)
-            self._links._look_at(self._opened_ns + _HANDSHAKE_NS)
+            self._links._look_at(self._opened_ns + HANDSHAKE_NS)
             self._greet()
 
     def _begin(self, header: Header, head: bytes) -> None:
@@ -514,11 +525,11 @@ class Link:
         known = len(nonce) == NONCE_BYTES and is_whole(header, head, ()) and is_authentic(header, head, mac)
         if not known or header.kind != MessageKind.WELCOME or not frames.VERSION_MIN <= header.a <= frames.VERSION:
             self._links.counters.forged += 1
-            self._lose("the peer does not know the cluster's secret")
+            self.lose("the peer does not know the cluster's secret")
             return
         self._session_id = session_id
         self._instance = header.instance
-        self._version = header.a
+        self.version = header.a
         self._message_bytes_max = min(self._links._message_bytes_max, header.b)
         self._counter = 0
         self._taken_bytes = 0
@@ -526,7 +537,7 @@ class Link:
         self.why_down = ""
         for request_id, (_, _, outgoing, ledger_id) in self._outstanding.items():
             if not self._transmit(request_id, outgoing, ledger_id):
-                self._lose("more requests wait for the session than can be sent")
+                self.lose("more requests wait for the session than can be sent")
                 return
 
     def _resend(self, request_id: int) -> None:
@@ -574,7 +585,8 @@ class Links:
             curve.check_library()
         self.counters: Final = LinkCounters()
         self._keys = keys
-        self._greeting_mac = greeting_mac(keys)
+        self.greeting_mac = greeting_mac(keys)
+        """The MAC of greetings, by the cluster's key."""
         self._own_context = context is None
         if context is None:
             context = zmq.Context()
@@ -587,7 +599,8 @@ class Links:
         self._grants: dict[int, tuple[bytes, RightsKey]] = {}
         self._outcomes: list[Outcome] = []
         self.waiting = False
-        self._due_ns = 0
+        self.due_ns = 0
+        """When deadlines are looked at next."""
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._by_descriptor: dict[int, Callable[[], None]] = {}
@@ -665,11 +678,11 @@ class Links:
         Cost: 10 microseconds, and for each reply 7 more and the checksum of its entries.
         """
         now_ns = time.monotonic_ns()
-        if now_ns >= self._due_ns:
+        if now_ns >= self.due_ns:
             self._look_after(now_ns)
         while self._touched:
             self._touched.pop()._look()
-        timeout_ms = 0 if self._outcomes else min(timeout_ms, (self._due_ns - now_ns) // 10**6 + 1)
+        timeout_ms = 0 if self._outcomes else min(timeout_ms, (self.due_ns - now_ns) // 10**6 + 1)
         self.waiting = True
         ready = self._epoll.poll(timeout_ms / 1000)
         self.waiting = False
@@ -684,7 +697,7 @@ class Links:
 
     def _look_after(self, now_ns: int) -> None:
         """End requests and connections that timed out, ping silent bookies, and set the time of the next check."""
-        self._due_ns = now_ns + PING_NS
+        self.due_ns = now_ns + PING_NS
         for link in self._links:
             link._look_after(now_ns)
 
@@ -694,7 +707,7 @@ class Links:
 
     def _look_at(self, time_ns: int) -> None:
         """Have ``_look_after`` called at this time or earlier."""
-        self._due_ns = min(self._due_ns, time_ns)
+        self.due_ns = min(self.due_ns, time_ns)
 
     def _encode(self, message: WireRequest) -> Outgoing:
         """Encode a message; once if it is sent to several bookies in a row."""

@@ -1,7 +1,7 @@
 """Encodes messages as frames and decodes them: the protocol's requests and replies, and those of sessions themselves.
 
 A new message is added in three places: its dataclass in ``pybk.replication.messages``, or here if only the transport
-uses it; its number in ``MessageKind`` (even for requests, odd for replies) with one encoder in ``_ENCODERS`` and, for
+uses it; its number in ``MessageKind`` (even for requests, odd for replies) with one encoder in ``ENCODERS`` and, for
 a request, one decoder in ``_REQUESTS``; and one row of the table in ``docs/wire.md``. Encoders and decoders are pure
 functions. A decoder must raise FrameError, and nothing else, for numbers that no such message may have.
 """
@@ -122,7 +122,7 @@ def encode(message: WireRequest | WireReply) -> Outgoing:
     Raises:
         UsageError: It is larger than a message can be.
     """
-    encoder: Callable[[Any], Outgoing] = _ENCODERS[type(message)]
+    encoder: Callable[[Any], Outgoing] = ENCODERS[type(message)]
     return encoder(message)
 
 
@@ -180,7 +180,7 @@ def _encode_answer(answer: Answer) -> Outgoing:
     return Outgoing(MessageKind.ANSWER, flags, 0, numbers, () if answer.run is None else (answer.run,))
 
 
-_ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
+ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     Add: _encode_add,
     ReadLac: _encode_read_lac,
     Read: _encode_read,
@@ -192,6 +192,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     Reply: _encode_reply,
     Answer: _encode_answer,
 }
+"""The encoder of each kind of message."""
 
 _REPLIES: Final = {
     (status, watched): Outgoing(MessageKind.REPLY, status | _WATCHED * watched)

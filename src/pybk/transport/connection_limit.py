@@ -85,17 +85,18 @@ class Connections:
         "_greeting",
         "_looked_ns",
         "_max",
-        "_open",
         "_pruned_ns",
         "_socket",
         "ended",
         "greeting",
         "monitor",
+        "open",
     )
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
-        self._open: set[int] = set()
+        self.open: set[int] = set()
+        """Descriptors of the connections that are open."""
         self._greeting: deque[int] = deque()  # times at which the connections were accepted that are in their handshake
         self._pruned_ns = self._looked_ns = 0
         self.greeting: dict[int, int] = {}
@@ -120,7 +121,7 @@ class Connections:
             if event == zmq.EVENT_ACCEPTED:
                 self._accepted(descriptor, addresses)
             elif event == zmq.EVENT_DISCONNECTED:
-                self._open.discard(descriptor)
+                self.open.discard(descriptor)
                 self.greeting.pop(descriptor, None)
             elif self._greeting:
                 self._greeting.popleft()
@@ -130,20 +131,20 @@ class Connections:
         # Not every end of a handshake is an event, but none lasts longer than this.
         while self._greeting and now_ns - self._greeting[0] > _HANDSHAKE_NS:
             self._greeting.popleft()
-        if len(self._open) >= self._max and now_ns - self._pruned_ns > _PRUNE_NS:
+        if len(self.open) >= self._max and now_ns - self._pruned_ns > _PRUNE_NS:
             self._pruned_ns = now_ns
-            self._open = {each for each in self._open if _is_connection(each, addresses)}
-        if len(self._open) >= self._max or len(self._greeting) >= GREETING_MAX:
+            self.open = {each for each in self.open if is_connection(each, addresses)}
+        if len(self.open) >= self._max or len(self._greeting) >= GREETING_MAX:
             self.ended += 1
             logger.warning(
                 "a connection was ended, because %d are open (at most %d), %d of them before their handshake's end "
                 "(at most %d)",
-                *(len(self._open), self._max, len(self._greeting), GREETING_MAX),
+                *(len(self.open), self._max, len(self._greeting), GREETING_MAX),
             )
             _shut(descriptor, addresses)
         else:
             self.greeting[descriptor] = now_ns
-        self._open.add(descriptor)
+        self.open.add(descriptor)
         self._greeting.append(now_ns)
 
     def check_greeting(self, addresses: Collection[str]) -> None:
@@ -201,7 +202,7 @@ def _shut(descriptor: int, addresses: Collection[str]) -> None:
 
     The connection may be gone and its descriptor reused, so only a connection to one of these addresses is shut down.
     """
-    if _is_connection(descriptor, addresses):
+    if is_connection(descriptor, addresses):
         with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
             connection.shutdown(system.SHUT_RDWR)
 
@@ -209,14 +210,14 @@ def _shut(descriptor: int, addresses: Collection[str]) -> None:
 def _received_bytes(descriptor: int, addresses: Collection[str]) -> int:
     """Return how many bytes a TCP connection to one of these addresses has received; 0 for any other descriptor."""
     with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family != system.AF_UNIX and _is_connection(descriptor, addresses):
+        if connection.family != system.AF_UNIX and is_connection(descriptor, addresses):
             info = connection.getsockopt(system.IPPROTO_TCP, system.TCP_INFO, _TCP_INFO_BYTES)
             if len(info) == _TCP_INFO_BYTES:
                 return int(_bytes_received(info, _BYTES_RECEIVED_AT)[0])
     return 0
 
 
-def _is_connection(descriptor: int, addresses: Collection[str]) -> bool:
+def is_connection(descriptor: int, addresses: Collection[str]) -> bool:
     """Return whether a descriptor is that of a connection to one of these listening addresses."""
     with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
         mine = connection.getsockname()

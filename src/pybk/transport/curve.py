@@ -45,10 +45,14 @@ HEARTBEAT_MS: Final = 300
 SILENCE_MS: Final = 1_500
 """A connection ends when its peer answers no heartbeat for this long, milliseconds."""
 
-_ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
+ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks whether a client is admitted (ZAP)."""
+
 _ZAP_VERSION: Final = b"1.0"
 _DOMAIN: Final = b"pybk"
-_TEST_MS: Final = 2_000
+TEST_MS: Final = 2_000
+"""How long the test of the library may take."""
+
 _REFUSED: Final = zmq.Event.HANDSHAKE_FAILED_AUTH
 _ACCEPTED: Final = zmq.Event.HANDSHAKE_SUCCEEDED
 
@@ -137,7 +141,7 @@ class ZapAuthenticator:
         self.socket.linger = 0
         self.socket.maxmsgsize = 1 << 10
         try:
-            self.socket.bind(_ZAP_ADDRESS)
+            self.socket.bind(ZAP_ADDRESS)
         except zmq.ZMQError as error:
             self.socket.close()
             raise UsageError(
@@ -151,13 +155,13 @@ class ZapAuthenticator:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            known = self._knows(question)
+            known = self.knows(question)
             self.refused += not known
             number = question[1] if len(question) > 1 else b""
             verdict = [b"200", b"OK", b"client", b""] if known else [b"400", b"unknown key", b"", b""]
             self.socket.send_multipart([_ZAP_VERSION, number, *verdict])
 
-    def _knows(self, question: list[bytes]) -> bool:
+    def knows(self, question: list[bytes]) -> bool:
         """Return whether a request shows the cluster's key; those of the mechanisms NULL and PLAIN have no key."""
         if len(question) != 7:
             return False
@@ -229,7 +233,7 @@ def prove_closed(
 def _try_handshake(
     context: Context, address: str, authenticator: ZapAuthenticator, keys: CurvePair, server_public: bytes
 ) -> zmq.Event | None:
-    """Attempt a handshake, and return the monitor's event that ended it; None if none came in ``_TEST_MS``."""
+    """Attempt a handshake, and return the monitor's event that ended it; None if none came in ``TEST_MS``."""
     probe = context.socket(zmq.DEALER)
     probe.linger = 0
     probe.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -240,7 +244,7 @@ def _try_handshake(
         poller = zmq.Poller()
         poller.register(monitor, zmq.POLLIN)
         poller.register(authenticator.socket, zmq.POLLIN)
-        end = time.monotonic() + _TEST_MS / 1000
+        end = time.monotonic() + TEST_MS / 1000
         while (left := end - time.monotonic()) > 0:
             ready = dict(poller.poll(int(left * 1000) + 1))
             if authenticator.socket in ready:

@@ -33,7 +33,7 @@ RUNS_MAX: Final = 64
 MESSAGE_BYTES_MAX: Final = 24 << 20
 """Default bound on one message: a batch of 16 MiB, or one entry of 5 MiB, and a margin."""
 
-_INLINE_BYTES_MAX: Final = 8 << 10
+INLINE_BYTES_MAX: Final = 8 << 10
 """Entries of up to this size are copied into the head's frame, because a copy is cheaper than another frame."""
 
 _INT_MAX: Final = (1 << 63) - 1
@@ -122,7 +122,7 @@ class Outgoing:
     buffers of larger ones, which must not change until the message was sent.
     """
 
-    __slots__ = ("_flags", "_head_bytes", "_inline", "_kind", "_shared", "frames", "size")
+    __slots__ = ("_flags", "_head_bytes", "_inline", "_kind", "frames", "shared", "size")
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Outgoing:
         if runs:
             table, bodies = _pack_runs(runs)
             inline = b"".join([_pack_sizes(run.sizes) for run in runs])
-            if sum(map(len, bodies)) <= _INLINE_BYTES_MAX:
+            if sum(map(len, bodies)) <= INLINE_BYTES_MAX:
                 inline = b"".join((inline, *bodies))
             else:
                 checksum = _checksum(inline, bodies)
@@ -150,8 +150,9 @@ class Outgoing:
         self._kind = kind
         self._flags = flags
         self._inline = inline
-        self._shared = _pack_shared(ledger_id, *numbers, len(runs), len(frames), len(inline), checksum) + table
-        self._head_bytes = _PREFIX.size + len(self._shared)
+        self.shared = _pack_shared(ledger_id, *numbers, len(runs), len(frames), len(inline), checksum) + table
+        """What all encodings of the message have in common: the head without the request's id and the MAC."""
+        self._head_bytes = _PREFIX.size + len(self.shared)
         self.frames = frames
         self.size = self._head_bytes + MAC_BYTES + len(inline) + sum(map(len, frames))
 
@@ -164,7 +165,7 @@ class Outgoing:
             _pack_prefix(
                 MAGIC, version, self._kind, self._flags, self._head_bytes, request_id, counter, taken_bytes, instance
             )
-            + self._shared
+            + self.shared
         )
         return head + mac(head) + self._inline
 

@@ -113,14 +113,16 @@ class Lanes:
     def __init__(self) -> None:
         self.waiting_bytes = 0
         self.unwritten = 0
-        self._lanes: dict[bytes, Lane] = {}
-        self._busy: dict[bytes, Lane] = {}
+        self.lanes: dict[bytes, Lane] = {}
+        """All lanes, by routing id."""
+        self.busy_lanes: dict[bytes, Lane] = {}
+        """The lanes that hold messages, by routing id, in the order of service."""
         self._company_ns = 0
 
     @property
     def busy(self) -> bool:
         """Whether any message waits."""
-        return bool(self._busy)
+        return bool(self.busy_lanes)
 
     @property
     def full(self) -> bool:
@@ -129,9 +131,9 @@ class Lanes:
 
     def of(self, routing_id: bytes) -> Lane:
         """Return the lane of a connection, and make it if there is none."""
-        lane = self._lanes.get(routing_id)
+        lane = self.lanes.get(routing_id)
         if lane is None:
-            lane = self._lanes[routing_id] = Lane(routing_id)
+            lane = self.lanes[routing_id] = Lane(routing_id)
         return lane
 
     def put(self, routing_id: bytes, message: Waiting) -> bool:
@@ -148,14 +150,14 @@ class Lanes:
         lane.waiting.append(message)
         lane.waiting_bytes += cost
         self.waiting_bytes += cost
-        self._busy[routing_id] = lane
+        self.busy_lanes[routing_id] = lane
         return True
 
     def _clear(self, lane: Lane) -> None:
         self.waiting_bytes -= lane.waiting_bytes
         lane.waiting_bytes = 0
         lane.waiting.clear()
-        self._busy.pop(lane.routing_id, None)
+        self.busy_lanes.pop(lane.routing_id, None)
 
     def turn(self, now_ns: int) -> Iterator[tuple[bytes, Waiting]]:
         """Yield the messages that one turn serves, each with its connection; lanes it does not reach come first next.
@@ -163,7 +165,7 @@ class Lanes:
         Args:
             now_ns: The monotonic time, nanoseconds.
         """
-        busy = list(self._busy.values())
+        busy = list(self.busy_lanes.values())
         if len(busy) > 1:
             self._company_ns = now_ns + _COMPANY_NS
         count_max, bytes_max = TURN_MESSAGES, TURN_BYTES
@@ -184,9 +186,9 @@ class Lanes:
                 self.waiting_bytes -= message.size + MESSAGE_COST
                 yield lane.routing_id, message
             left -= size
-            del self._busy[lane.routing_id]
+            del self.busy_lanes[lane.routing_id]
             if waiting:
-                self._busy[lane.routing_id] = lane  # at the end
+                self.busy_lanes[lane.routing_id] = lane  # at the end
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -202,7 +204,7 @@ class Lanes:
             self.unwritten += lane._unmarked
             lane._marks.append((mark, lane._unmarked))
             lane._unmarked = 0
-            self._lanes[lane.routing_id] = lane
+            self.lanes[lane.routing_id] = lane
 
     def check_written(self, lane: Lane) -> None:
         """Subtract the bytes of a lane that were written since the last check."""
@@ -214,7 +216,7 @@ class Lanes:
 
     def check_all_written(self) -> None:
         """Subtract the bytes of all lanes that were written since the last check, and forget idle lanes."""
-        for lane in list(self._lanes.values()):
+        for lane in list(self.lanes.values()):
             self.check_written(lane)
             if lane.idle:
-                del self._lanes[lane.routing_id]
+                del self.lanes[lane.routing_id]

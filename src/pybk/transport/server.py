@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 
-The bookie's thread calls ``receive`` in a loop. Each call drains the socket into the lanes (``_drain``), takes one
+The bookie's thread calls ``receive`` in a loop. Each call drains the socket into the lanes (``drain``), takes one
 turn of messages from the lanes (``Lanes.turn``), and checks each message (``_admit``) in this order: form, MAC,
 counter, instance, checksum, content. Greetings, pings, proofs of rights and wrong messages are answered here; all
 other requests are returned, and the bookie answers them with ``reply``.
@@ -90,14 +90,20 @@ UNREAD_SHARE_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 """Replies up to this size are never refused for unread bytes, because ZeroMQ bounds their number."""
 
-_RECEIVED_MAX: Final = 1024
+RECEIVED_MAX: Final = 1024
+"""Bound on the messages that are received before some are served."""
+
 _RECEIVED_BYTES_MAX: Final = 32 << 20
-_QUEUE_MESSAGES: Final = 16 << 10
-_SILENCE_NS: Final = 600 * 10**9
+QUEUE_MESSAGES: Final = 16 << 10
+"""Messages that ZeroMQ queues for one client at most."""
+
+SILENCE_NS: Final = 600 * 10**9
 """A session that was silent for this long is probed when another client greets: its connection may be gone."""
 
-_PROBE_NS: Final = 10**9
-_IDLE_NS: Final = 60 * 10**9
+PROBE_NS: Final = 10**9
+"""How long a probed session has to answer."""
+
+IDLE_NS: Final = 60 * 10**9
 """A session without rights that was silent for this long is ended when a new one needs its slot."""
 
 _READABLE: Final = int(zmq.POLLIN)
@@ -119,24 +125,27 @@ class Peer:
 
     __slots__ = (
         "_counter",
-        "_mac",
         "_rights_bytes",
-        "_routing_id",
         "_seen_ns",
         "_sent_bytes",
         "_taken_bytes",
-        "_version",
+        "mac",
         "rights",
+        "routing_id",
         "session_id",
+        "version",
     )
 
     def __init__(self, routing_id: bytes, session_id: bytes, mac: Mac, version: int) -> None:
         self.session_id = session_id
         self.rights: dict[int, bytes] = {}
         self._rights_bytes = 0
-        self._routing_id = routing_id
-        self._mac = mac
-        self._version = version
+        self.routing_id = routing_id
+        """ZeroMQ's name of the client's connection."""
+        self.mac = mac
+        """Authenticates the session's messages."""
+        self.version = version
+        """The version of the protocol that the greeting agreed on."""
         self._counter = 0
         self._sent_bytes = 0
         self._taken_bytes = 0
@@ -231,38 +240,48 @@ class Server:
             curve.check_address(address, secret=keys is not None)
         self.counters: Final = ServerCounters()
         self.public_key: bytes | None = None
-        self._instance = instance
+        self.instance = instance
+        """The instance of the bookie, which each message names."""
         self._keys = keys
-        self._greeting_mac = greeting_mac(keys)
-        self._authorize = authorize
-        self._message_bytes_max = message_bytes_max
-        self._peers: dict[bytes, Peer] = {}
+        self.greeting_mac = greeting_mac(keys)
+        """The MAC of greetings, by the cluster's key."""
+        self.authorize = authorize
+        """Checks the proof of a right; None refuses every right."""
+        self.message_bytes_max = message_bytes_max
+        """Bound on the bytes of one message."""
+        self.peers: dict[bytes, Peer] = {}
+        """The sessions, by routing id."""
         self._probe_ns = 0
-        self._lanes = Lanes()
+        self.lanes = Lanes()
+        """Messages that arrived, in a lane for each client."""
         self._ended: list[Peer] = []
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
-        self._authenticator: curve.ZapAuthenticator | None = None
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._connections: Connections | None = None
+        self.authenticator: curve.ZapAuthenticator | None = None
+        """Admits clients by the cluster's key; None without keys."""
+        self.socket = self._context.socket(zmq.ROUTER)
+        """The socket of all clients."""
+        self.connections: Connections | None = None
+        """Bounds the connections; None if all addresses are of this process."""
         try:
-            _set_options(self._socket, message_bytes_max)
+            _set_options(self.socket, message_bytes_max)
             if keys is not None:
-                self._authenticator = self._require_authentication(keys)
+                self.authenticator = self._require_authentication(keys)
             if not all(address.startswith("inproc:") for address in addresses):
-                self._connections = Connections(self._socket)
+                self.connections = Connections(self.socket)
             self.addresses: Final = tuple(map(self._bind, addresses))
         except BaseException:
             self.close()
             raise
-        self._watched: dict[int, Callable[[], object]] = {}
-        if self._authenticator is not None:
-            self._watched[self._authenticator.socket.fileno()] = self._authenticator.serve
-        if self._connections is not None:
-            self._watched[self._connections.monitor.fileno()] = partial(self._connections.look, self.addresses)
-        for descriptor in (self._socket.fileno(), *self._watched):
+        self.watched: dict[int, Callable[[], object]] = {}
+        """What to call when a descriptor becomes readable, by descriptor."""
+        if self.authenticator is not None:
+            self.watched[self.authenticator.socket.fileno()] = self.authenticator.serve
+        if self.connections is not None:
+            self.watched[self.connections.monitor.fileno()] = partial(self.connections.look, self.addresses)
+        for descriptor in (self.socket.fileno(), *self.watched):
             self._epoll.register(descriptor, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
 
@@ -280,8 +299,8 @@ class Server:
         pair = CurvePair.random()
         authenticator = curve.ZapAuthenticator(self._context, keys.client.public)
         try:
-            curve.secure_server(self._socket, pair)
-            curve.prove_closed(self._context, self._socket, authenticator, pair, keys.client)
+            curve.secure_server(self.socket, pair)
+            curve.prove_closed(self._context, self.socket, authenticator, pair, keys.client)
         except BaseException:
             authenticator.close()
             raise
@@ -290,10 +309,10 @@ class Server:
 
     def _bind(self, address: str) -> str:
         try:
-            self._socket.bind(address)
+            self.socket.bind(address)
         except zmq.ZMQError as error:
             raise UsageError(f"cannot listen on {address}: {error}; use another address") from error
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def wake(self) -> None:
         """Make the current or the next ``receive`` return at once. Threads: any."""
@@ -312,9 +331,9 @@ class Server:
 
         Cost: 10 microseconds per request, and the checksum of its entries.
         """
-        lanes = self._lanes
-        more = self._drain()  # without a signal, because sending replies may have consumed it
-        connections = self._connections
+        lanes = self.lanes
+        more = self.drain()  # without a signal, because sending replies may have consumed it
+        connections = self.connections
         if connections is not None and connections.greeting:
             connections.check_greeting(self.addresses)
             timeout_ms = min(timeout_ms, GREETING_LOOK_MS)
@@ -322,10 +341,10 @@ class Server:
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
-            elif descriptor in self._watched:
-                self._watched[descriptor]()
+            elif descriptor in self.watched:
+                self.watched[descriptor]()
         if ready and not lanes.busy:
-            self._drain()
+            self.drain()
         arrived: list[tuple[Peer, int, WireRequest]] = []
         now_ns = time.monotonic_ns()
         for routing_id, message in lanes.turn(now_ns):
@@ -335,21 +354,21 @@ class Server:
         self.counters.received += len(arrived)
         return arrived
 
-    def _drain(self) -> bool:
+    def drain(self) -> bool:
         """Receive messages from the socket into the lanes, up to a bound.
 
         Returns:
             Whether the socket may have more, so that the caller must drain it again without waiting for a signal.
         """
-        socket = self._socket
+        socket = self.socket
         recv = socket.recv
-        peers = self._peers
+        peers = self.peers
         drained = 0
         option: Callable[[int], Any] = socket.get
-        for _ in range(_RECEIVED_MAX):
+        for _ in range(RECEIVED_MAX):
             if not option(zmq.EVENTS) & _READABLE:
                 return False
-            if drained >= _RECEIVED_BYTES_MAX or self._lanes.full:
+            if drained >= _RECEIVED_BYTES_MAX or self.lanes.full:
                 return True
             routing_id = recv(_DONT_WAIT)
             head = recv(_DONT_WAIT) if routing_id in peers else self._first_head()
@@ -358,21 +377,21 @@ class Server:
             while option(zmq.RCVMORE):
                 body = recv(_DONT_WAIT, copy=False).buffer
                 size += len(body)
-                if len(bodies) <= RUNS_MAX and size <= self._message_bytes_max:  # else the message counts as damaged
+                if len(bodies) <= RUNS_MAX and size <= self.message_bytes_max:  # else the message counts as damaged
                     bodies.append(body)
                     kept = size
             drained += size
-            if not self._lanes.put(routing_id, Waiting(head, bodies, kept)):
+            if not self.lanes.put(routing_id, Waiting(head, bodies, kept)):
                 self.counters.flooded += 1
-                if routing_id in self._peers:
-                    self._drop(self._peers[routing_id])
+                if routing_id in self.peers:
+                    self._drop(self.peers[routing_id])
         return True
 
     def _first_head(self) -> bytes:
         """Receive the head of a message without a session, which may be the first message of its connection."""
-        frame = self._socket.recv(_DONT_WAIT, copy=False)
-        if self._connections is not None:
-            self._connections.heard(frame, self.addresses)
+        frame = self.socket.recv(_DONT_WAIT, copy=False)
+        if self.connections is not None:
+            self.connections.heard(frame, self.addresses)
         return frame.bytes
 
     def _admit(
@@ -387,12 +406,12 @@ class Server:
         if header.kind == MessageKind.HELLO:
             self._greet(routing_id, header, head)
             return None
-        peer = self._peers.get(routing_id)
+        peer = self.peers.get(routing_id)
         if peer is None:
             self.counters.strangers += 1
-            self._send(routing_id, NO_SESSION, header.request_id, self._greeting_mac, header.version)
+            self.send(routing_id, NO_SESSION, header.request_id, self.greeting_mac, header.version)
             return None
-        if not is_authentic(header, head, peer._mac):
+        if not is_authentic(header, head, peer.mac):
             self.counters.forged += 1
             return None
         if header.counter <= peer._counter:
@@ -401,7 +420,7 @@ class Server:
         peer._counter = header.counter
         peer._taken_bytes = header.taken_bytes
         peer._seen_ns = now_ns
-        if header.instance != self._instance:
+        if header.instance != self.instance:
             self.reply(peer, header.request_id, Reply(Status.WRONG_INSTANCE))
             return None
         if not is_whole(header, head, bodies):
@@ -426,7 +445,7 @@ class Server:
 
     def _grant(self, peer: Peer, proof: Authorize) -> bool:
         """Verify a proof of a right, and add the right to the session; False if the proof is not valid."""
-        if self._authorize is None or not self._authorize(peer.session_id, proof):
+        if self.authorize is None or not self.authorize(peer.session_id, proof):
             return False
         peer.grant(proof.ledger_id, proof.description)
         return True
@@ -440,24 +459,24 @@ class Server:
         if len(client_nonce) != NONCE_BYTES or header.a < frames.VERSION_MIN or not is_whole(header, head, ()):
             self.counters.garbage += 1
             return
-        if not is_authentic(header, head, self._greeting_mac):
+        if not is_authentic(header, head, self.greeting_mac):
             self.counters.forged += 1
             return
         if not self._free_session_slot(routing_id):
             self.counters.turned_away += 1
-            self._send(routing_id, NO_SESSION, header.request_id, self._greeting_mac, header.version)
+            self.send(routing_id, NO_SESSION, header.request_id, self.greeting_mac, header.version)
             return
         session_id = secrets.token_bytes(SESSION_BYTES)
         nonce = secrets.token_bytes(NONCE_BYTES)
-        mac = session_mac(self._keys, session_id, (client_nonce, nonce), self._instance)
+        mac = session_mac(self._keys, session_id, (client_nonce, nonce), self.instance)
         version = min(header.a, frames.VERSION)
-        if routing_id in self._peers:
-            self._ended.append(self._peers[routing_id])
-        self._peers[routing_id] = Peer(routing_id, session_id, mac, version)
+        if routing_id in self.peers:
+            self._ended.append(self.peers[routing_id])
+        self.peers[routing_id] = Peer(routing_id, session_id, mac, version)
         welcome = Outgoing(
-            MessageKind.WELCOME, numbers=(version, self._message_bytes_max, 0, 0), blob=session_id + nonce
+            MessageKind.WELCOME, numbers=(version, self.message_bytes_max, 0, 0), blob=session_id + nonce
         )
-        self._send(routing_id, welcome, header.request_id, mac, header.version)
+        self.send(routing_id, welcome, header.request_id, mac, header.version)
 
     def _free_session_slot(self, routing_id: bytes) -> bool:
         """Return whether another session can begin, after ending sessions whose clients are gone, or an idle one.
@@ -465,18 +484,18 @@ class Server:
         A session with a right to a ledger is a writer's, and stays however long it is idle, because a writer whose
         session ends must prove its rights again. Of the other sessions, the one that was silent longest is ended.
         """
-        if routing_id in self._peers:
+        if routing_id in self.peers:
             return True  # the new session replaces that of the same connection
         now_ns = time.monotonic_ns()
-        full = len(self._peers) >= SESSIONS_MAX
+        full = len(self.peers) >= SESSIONS_MAX
         if now_ns >= self._probe_ns:
-            self._probe_ns = now_ns + _PROBE_NS
-            self._lanes.check_all_written()
-            for peer in list(self._peers.values()):
-                if full or now_ns - peer._seen_ns > _SILENCE_NS:
+            self._probe_ns = now_ns + PROBE_NS
+            self.lanes.check_all_written()
+            for peer in list(self.peers.values()):
+                if full or now_ns - peer._seen_ns > SILENCE_NS:
                     self._answer(peer, PROBE_ID, encode(_OK))
-        if len(self._peers) >= SESSIONS_MAX:
-            idle = [peer for peer in self._peers.values() if not peer.rights and now_ns - peer._seen_ns >= _IDLE_NS]
+        if len(self.peers) >= SESSIONS_MAX:
+            idle = [peer for peer in self.peers.values() if not peer.rights and now_ns - peer._seen_ns >= IDLE_NS]
             if not idle:
                 return False
             self._drop(min(idle, key=lambda peer: peer._seen_ns))
@@ -499,13 +518,13 @@ class Server:
         return self._answer(peer, request_id, encode(message))
 
     def _answer(self, peer: Peer, request_id: int, answer: Outgoing) -> bool:
-        if self._peers.get(peer._routing_id) is not peer:
+        if self.peers.get(peer.routing_id) is not peer:
             return False
         if answer.size > _SMALL_BYTES and self._leaves_unread(peer, answer.size):
             self.counters.unread += 1
             answer = encode(_REFUSED)
         peer._sent_bytes += answer.size
-        if not self._send(peer._routing_id, answer, request_id, peer._mac, peer._version):
+        if not self.send(peer.routing_id, answer, request_id, peer.mac, peer.version):
             self._drop(peer)
             return False
         return True
@@ -516,8 +535,8 @@ class Server:
         There are two measures: what the client itself reports as received, and what the system has accepted.
         """
         claimed = peer._sent_bytes - min(peer._taken_bytes, peer._sent_bytes)
-        lanes = self._lanes
-        lane = lanes.of(peer._routing_id)
+        lanes = self.lanes
+        lane = lanes.of(peer.routing_id)
         lanes.check_written(lane)
         if claimed + size > UNREAD_BYTES_MAX or lane.unwritten + size > UNWRITTEN_BYTES_MAX:
             return True
@@ -526,14 +545,14 @@ class Server:
             return lanes.unwritten + size > UNREAD_TOTAL_BYTES_MAX
         return False
 
-    def _send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac, version: int) -> bool:
+    def send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac, version: int) -> bool:
         """Send a message; False if the client is gone, or ZeroMQ's queue for it is full."""
-        send = self._socket.send
+        send = self.socket.send
         bodies: list[zmq.Frame] = answer.frames
-        head: bytes | zmq.Frame = answer.head(request_id, 0, 0, self._instance, mac, version)
-        lane = self._lanes.of(routing_id)
+        head: bytes | zmq.Frame = answer.head(request_id, 0, 0, self.instance, mac, version)
+        lane = self.lanes.of(routing_id)
         mark: zmq.MessageTracker | None = None
-        if self._lanes.wants_mark(lane, answer.size):
+        if self.lanes.wants_mark(lane, answer.size):
             last = zmq.Frame(bodies[-1].buffer if bodies else head, track=True, copy=False)
             mark = last.tracker
             if bodies:
@@ -549,13 +568,13 @@ class Server:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             return False
-        self._lanes.sent(lane, answer.size, mark)
+        self.lanes.sent(lane, answer.size, mark)
         return True
 
     def _drop(self, peer: Peer) -> None:
         self.counters.dropped += 1
         self._ended.append(peer)
-        del self._peers[peer._routing_id]
+        del self.peers[peer.routing_id]
 
     def take_ended(self) -> list[Peer]:
         """Return the sessions that ended since the last call, so that the bookie drops their unanswered requests."""
@@ -564,13 +583,13 @@ class Server:
 
     def close(self) -> None:
         """Stop listening and end all connections; replies that were not sent yet are dropped."""
-        self._peers.clear()
+        self.peers.clear()
         self._epoll.close()
-        if self._connections is not None:
-            self._connections.close()
-        self._socket.close(linger=0)
-        if self._authenticator is not None:
-            self._authenticator.close()
+        if self.connections is not None:
+            self.connections.close()
+        self.socket.close(linger=0)
+        if self.authenticator is not None:
+            self.authenticator.close()
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
@@ -582,8 +601,8 @@ def _set_options(socket: curve.Socket, message_bytes_max: int) -> None:
     """Bound the queues of a socket, and have sending to a client that is gone fail instead of dropping the message."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes_max
-    socket.sndhwm = _QUEUE_MESSAGES
-    socket.rcvhwm = _QUEUE_MESSAGES
+    socket.sndhwm = QUEUE_MESSAGES
+    socket.rcvhwm = QUEUE_MESSAGES
     socket.router_mandatory = True
     socket.router_handover = False
     socket.handshake_ivl = curve.HANDSHAKE_MS

@@ -377,7 +377,7 @@ def test_closed_ledgers_are_moved_by_policy(spark: SparkSession, cluster: Inside
         metadata = client.ledger_metadata(ledger_id)
         assert metadata.tier is StorageHint.HDD
         for bookie in metadata.fragments[0].ensemble:
-            parts = service_of(cluster, bookie.bookie_id).replicas._replica(ledger_id)
+            parts = service_of(cluster, bookie.bookie_id).replicas.replica(ledger_id)
             assert parts is not None
             assert {part.metadata.tier for part in parts.parts()} == {StorageHint.HDD}
     for ledger_id in (closed, writer.ledger_id):

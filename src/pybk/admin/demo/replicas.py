@@ -65,11 +65,12 @@ class BookieDirectory:
 
     def __init__(self, bookie_id: str, path: str) -> None:
         self.bookie_id = bookie_id
-        self._replicas = Replicas.open(path, config=StoreConfig())
+        self.replicas = Replicas.open(path, config=StoreConfig())
+        """The replicas in the directory."""
 
     def close(self) -> None:
         """Give it free."""
-        self._replicas.close()
+        self.replicas.close()
 
     def check(self, ledger: RemoteLedger, first: int, last: int, source: Source) -> ReplicaContents:
         """Read what it holds of a ledger, check each digest, and compare each entry with the input's line.
@@ -103,7 +104,7 @@ class BookieDirectory:
 
     def _read(self, ledger: RemoteLedger, first: int, last: int) -> EntryBatch | None:
         """Read some entries from one on; None if that one is not here."""
-        status, run = self._replicas.read(ledger.ledger_id, first, last, 1, READ_BYTES)
+        status, run = self.replicas.read(ledger.ledger_id, first, last, 1, READ_BYTES)
         if run is not None:
             return ledger.batch_of(run, whole(run))
         if status in (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER):
