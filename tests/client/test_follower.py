@@ -43,11 +43,13 @@ class Polls:
 
     Attributes:
         sent: The bookie and the ledger of each.
+        wires: The wires that sent them.
         lost: Bookies to which none can be sent.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[tuple[Bookie, int]] = []
+        self.wires: set[BookieWire] = set()
         self.lost: Callable[[Bookie], bool] = lambda bookie: False
         send = BookieWire.send
 
@@ -55,6 +57,7 @@ class Polls:
             if type(request) is not ReadLac or request.beyond is None:
                 return send(wire, request_id, bookie, ledger, request)
             self.sent.append((bookie, ledger.ledger_id))
+            self.wires.add(wire)
             return not self.lost(bookie) and send(wire, request_id, bookie, ledger, request)
 
         monkeypatch.setattr(BookieWire, "send", count)
@@ -83,9 +86,10 @@ class Follower:
         error: What it ended with.
     """
 
-    def __init__(self, reader: LedgerReader, first: int = 0) -> None:
+    def __init__(self, reader: LedgerReader, first: int = 0, *, pace: Callable[[], object] = lambda: None) -> None:
         self.got: list[bytes] = []
         self.error: PybkError | None = None
+        self._pace = pace  # called after each entry
         self._reader = reader
         self._thread = threading.Thread(target=self._follow, args=(first,))
         self._thread.start()
@@ -94,6 +98,7 @@ class Follower:
         try:
             for entry in self._reader.follow(first):
                 self.got.append(entry.payload)
+                self._pace()
         except PybkError as error:
             self.error = error
 
@@ -342,6 +347,58 @@ def test_metadata_that_changed_without_a_callback_are_found_when_long_polls_end(
     writer.close()
     assert follower.ends()
     assert "it is away" in caplog.text
+
+
+def test_no_long_poll_waits_for_a_leader_that_pauses(
+    three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _only_told(monkeypatch)
+    poll, interrupt = BookieWire.poll, BookieWire.interrupt
+    pausing: set[BookieWire] = set()
+    interrupted: set[BookieWire] = set()
+    long = threading.Event()
+
+    def pause(wire: BookieWire, timeout_ms: int) -> Any:
+        """Pause until something comes, while ``long`` is set."""
+        (pausing.add if timeout_ms else pausing.discard)(wire)
+        while not (replies := poll(wire, timeout_ms)) and timeout_ms and long.is_set() and wire not in interrupted:
+            pass
+        interrupted.discard(wire)
+        return replies
+
+    def end_pause(wire: BookieWire) -> None:
+        interrupted.add(wire)
+        interrupt(wire)
+
+    writers = [three.connect().create_ledger(insecure=True) for _ in range(2)]
+    client = three.connect()
+    monkeypatch.setattr(BookieWire, "poll", pause)
+    monkeypatch.setattr(BookieWire, "interrupt", end_pause)
+    (quiet,) = _follow(_opened(client, writers[0]))  # the leader waits for the reply to its long poll
+    (reader,) = _opened(client, writers[1])
+    ledger: Any = descriptor_of(reader)
+    gate = threading.Semaphore(0)
+    follower = Follower(reader, pace=gate.acquire)
+    wait_until(lambda: follower.waits)
+    writers[1].append(b"0")
+    wait_until(lambda: follower.got == [b"0"])
+    writers[1].append(b"1")
+    wait_until(lambda: ledger.followed.reading is None)  # as no follower waits
+    for number, payload in ((2, b"2"), (3, b"3")):
+        long.set()
+        wait_until(lambda: polls.wires <= pausing)
+        try:
+            gate.release()
+            wait_until(lambda number=number: len(follower.got) == number)  # type: ignore[misc]
+        finally:
+            long.clear()
+        writers[1].append(payload)
+    gate.release(2)
+    for writer in writers:
+        writer.close()
+    assert quiet.ends()
+    assert follower.ends()
+    assert follower.got == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_follower_that_starts_later_gets_what_others_of_its_client_know(

@@ -146,6 +146,7 @@ class Followers:
             member.advance(beyond)
         self._driver.start(reading, reading.machine.start)
         self._driver.group.when_done(reading.completion, lambda: self._answered(followed, reading))
+        self._driver.group.announce()  # a leader that pauses would send the poll after its pause, up to 1 s later
 
     def wait_ns(self, now_ns: int, *, vain: bool) -> int:
         """Return for how long bookies may keep a poll sent now, so that the polls of all ledgers end together."""
