@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from pybk.flags import StorageHint
 from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.storage.store import Store
+from pybk.storage.store_parts import PartsOpener
 from tests.internals import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.real_store import QUICK, contents, numbered
@@ -37,6 +41,13 @@ def fill(manager: LedgerManager) -> None:
 def assert_whole(manager: LedgerManager) -> None:
     """Assert that what ``fill`` wrote is there."""
     assert [contents(manager, ledger_id) for ledger_id in range(3)] == [numbered(20)] * 3
+
+
+def descriptors() -> list[str]:
+    """Return the files that this process has open."""
+    gc.collect()
+    names = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sorted(os.readlink(name) for name in names if os.path.lexists(name))
 
 
 def content_of(path: Path) -> dict[Path, bytes | None]:
@@ -87,6 +98,30 @@ def test_a_store_that_lost_its_own_cookie_is_not_made_anew(tmp_path: Path) -> No
     with pytest.raises(CookieError, match="mount the device"):
         open_at(tmp_path / "a", elsewhere)
     assert content_of(tmp_path / "a") == before
+    with open_at(tmp_path / "a") as manager:
+        assert_whole(manager)
+
+
+# ---- an opening that was interrupted ---------------------------------------------------------------------------------
+
+
+def test_an_interrupt_right_after_the_parts_were_opened_closes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_at(tmp_path / "a") as manager:
+        fill(manager)
+    before = descriptors()
+    open_parts = PartsOpener.open
+
+    def interrupted(opener: PartsOpener, *arguments: Any) -> None:
+        open_parts(opener, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartsOpener, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            open_at(tmp_path / "a")
+    assert descriptors() == before
     with open_at(tmp_path / "a") as manager:
         assert_whole(manager)
 

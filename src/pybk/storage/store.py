@@ -212,8 +212,7 @@ class Store(StoreReader):
             PybkError, OSError: The store does not open. Everything but the lock is closed again.
         """
         with ExitStack() as undo:
-            parts = opener.open()
-            undo.callback(parts.close)
+            parts = opener.open(undo)
             try:
                 store = cls(lock, opener.cookie, config, parts, metrics, opener.lost)
             except CorruptError as error:

@@ -74,15 +74,6 @@ class StoreParts:
     newer: CatalogState | None
     new_watermark: bool
 
-    def close(self) -> None:
-        """Close all parts, the last one opened first."""
-        with ExitStack() as closing:
-            closing.callback(self.index_environment.close)
-            closing.callback(self.watermark.close)
-            for environment in self.entries.values():
-                closing.callback(environment.close)
-            closing.callback(self.catalog_and_index.close)
-
 
 @dataclass(slots=True)
 class PartsOpener:
@@ -104,21 +95,23 @@ class PartsOpener:
     environment: OpenEnvironment
     lost: list[str] | None
 
-    def open(self) -> StoreParts:
-        """Open the parts and compare them; the caller closes them.
+    def open(self, undo: ExitStack) -> StoreParts:
+        """Open the parts and compare them.
+
+        Args:
+            undo: Closes the parts, the last one opened first. Each part is added as soon as it is open, so that an
+                interrupt finds all of them there.
 
         Raises:
-            OlderIndexError: The index is older than the catalog and must be made again. All parts are closed.
-            PybkError, OSError: The parts cannot be opened or do not fit each other. All parts are closed.
+            OlderIndexError: The index is older than the catalog and must be made again.
+            PybkError, OSError: The parts cannot be opened or do not fit each other.
         """
-        with ExitStack() as undo:
-            parts = self._open_parts(undo)
-            try:
-                self._compare(parts)
-            except CorruptError as error:
-                self.raise_if_older(error, parts.newer)
-                raise
-            undo.pop_all()
+        parts = self._open_parts(undo)
+        try:
+            self._compare(parts)
+        except CorruptError as error:
+            self.raise_if_older(error, parts.newer)
+            raise
         return parts
 
     def raise_if_older(self, error: CorruptError, newer: CatalogState | None) -> None:
