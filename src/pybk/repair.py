@@ -38,7 +38,7 @@ def verify(
         The problems, none for a sound store, and what was checked. ``complete`` is False if a password was missing.
 
     Raises:
-        CookieError: There is no store at the path.
+        CookieError: There is no store at the path, or only one tier of a store; the error names what to give.
         UsageError: An argument is wrong, or entries are compressed and the extra ``pybk[zstd]`` is not installed.
 
     Threads: Any.

@@ -69,9 +69,21 @@ def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
     if cookie is not None and (cookie.tier != MAIN or cookie.salt is None or cookie.scrypt_cost is None):
         raise CookieError(
             f"{root} is directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()}, not "
-            "a store; open the store's own directory"
+            f"a store; give {_store_around(fs, root, cookie)}"
         )
     return cookie
+
+
+def _store_around(fs: FileSystem, root: str, cookie: Cookie) -> str:
+    """Return how an error message names the store of a tier's directory: by its path if the tier lies inside it."""
+    parent = os.path.dirname(root)
+    try:
+        found = read_cookie(fs, parent)
+    except (CorruptError, OSError):
+        found = None
+    if found is not None and found.tier == MAIN and found.store_id == cookie.store_id:
+        return f"the store's directory: {parent}"
+    return f"the store's directory, which has the files {COOKIE_NAME}, LOCK and watermark"
 
 
 def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> Cookie | None:

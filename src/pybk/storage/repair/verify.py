@@ -139,7 +139,7 @@ def verify_store(
         progress: Called with the bytes that were read and the bytes to read.
 
     Raises:
-        CookieError: There is no store.
+        CookieError: There is no store at ``root``, or it is the directory of one tier.
         UsageError: Entries are compressed and the extra ``pybk[zstd]`` is not installed.
 
     Cost: Reads every file once and every entry once more. Memory grows with the ledgers, not with the entries.
@@ -200,11 +200,17 @@ class _Check:
 
     def run(self, tiers: Mapping[StorageHint, str | Sequence[str]] | None) -> None:
         """Check everything."""
-        cookie = self._try(lambda: main_cookie(self._fs, self._root))
-        if cookie is None:
-            if not self._problems:
-                raise CookieError(f"there is no store at {self._root}; name the directory that was opened")
+        try:
+            cookie = main_cookie(self._fs, self._root)
+        except CookieError:
+            raise  # it is the directory of a tier: the caller named another one than meant, and nothing is damaged
+        except (*_DAMAGE, FileNotFoundError) as error:
+            self._add(_problem(error))
             return
+        if cookie is None:
+            raise CookieError(
+                f"there is no store at {self._root}; name the directory that LedgerManager.open was given"
+            )
         directories = self._try(lambda: store_directories(self._fs, self._root, cookie, tiers))
         if directories is None:
             return
