@@ -1,12 +1,12 @@
 """How a manager ends: when ``close`` may run, in which thread, and what happens to a manager that nobody closed.
 
-A close waits for locks and threads. A signal handler or a finaliser runs on top of whatever its thread was doing, so a
-close inside it would wait for the very frames that it interrupted. ``where_called`` looks down the stack of the calling
-thread and finds that out before anything is waited for; appends pay nothing for it.
+A close waits for locks and threads. A signal handler or a finaliser runs on top of the frames that it interrupted, so a
+close inside it could wait for locks that those frames hold. ``where_called`` examines the stack of the calling thread
+before the close waits for anything; appends do not pay for that.
 
-``Ending`` is the one close of one manager. It runs at most once, away from the main thread, because Python raises what
-signal handlers raise (KeyboardInterrupt, SystemExit) in the main thread alone: an interrupt ends the wait for the
-close, never the close. Whatever is still open when the interpreter ends is closed then, by ``atexit``.
+``Ending`` runs the one close of one manager, in a thread other than the main thread: Python raises the exceptions of
+signal handlers (KeyboardInterrupt, SystemExit) in the main thread alone, so an interrupt ends the wait for the close,
+but not the close. Managers that are still open when the interpreter ends are closed by ``atexit``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Final, Protocol
 from pybk.errors import IllegalOperationError
 
 _LOOK_SECONDS: Final = 1.0
-"""How often a thread that waits for a close looks whether it is over, should an interrupt have taken its wake-up."""
+"""How often a thread that waits for a close checks whether it has ended, because an interrupt may lose the wake-up."""
 
 _DROPPED_SECONDS: Final = 10.0
-"""How long an open waits for the close of managers that were dropped."""
+"""How long an open waits for the close of managers that were garbage-collected without a close."""
 
 _APPLICATIONS: Final = ("pybk.admin", "pybk.opening", "pybk.spark")
-"""Modules that use managers as applications do: their frames hold no lock of a store."""
+"""Modules that use managers as applications do: their frames do not hold locks of a store."""
 
 _HANDLES: Final = ("pybk.manager", "pybk.reader", "pybk.writer")
 
@@ -39,31 +39,31 @@ _GLOBAL_LOCKS: Final = {
     "concurrent.futures.thread": {"submit"},
     "logging": {"handle", "callHandlers"},
 }
-"""Functions of the standard library that hold locks which a close needs, too."""
+"""Functions of the standard library, by module, that hold locks which a close also takes."""
 
 
 class Where(Enum):
-    """What the calling thread was doing when it called ``close``."""
+    """The context from which ``close`` was called."""
 
     OUTSIDE = "outside"
-    """Nothing that a close waits for."""
+    """No frame of the thread holds anything that a close waits for."""
 
     CALLBACK = "callback"
-    """It runs callbacks of finished appends, so a close that another thread began waits for it."""
+    """The thread runs callbacks of finished appends, and a close waits for running callbacks."""
 
     LOGGING = "logging"
-    """It closes the handlers of ``logging``, whose reentrant locks it holds: no other thread may close for it."""
+    """The thread is in ``logging.shutdown`` and holds reentrant locks of ``logging``, so the close must run in it."""
 
 
 def where_called(what: str) -> Where:
-    """Return what the thread was doing when it called a public method, which calls this function directly.
+    """Return the context in which the thread called a public method; that method calls this function directly.
 
     Args:
-        what: Names the call in the error.
+        what: The name of the call, for the error.
 
     Raises:
         IllegalOperationError: The call comes from a signal handler or a finaliser that interrupted a call of pybk, or
-            of the standard library while that held a lock: it would wait for itself.
+            a call of the standard library that holds a lock, so it would wait for itself.
     """
     frame = sys._getframe(1).f_back
     found = Where.OUTSIDE
@@ -74,7 +74,7 @@ def where_called(what: str) -> Where:
         if module.startswith("pybk."):
             if name == "_run_callbacks" and not waits:
                 return Where.CALLBACK
-            leaving = module in _HANDLES and name == "__exit__"  # holds nothing, whatever stands between it and close
+            leaving = module in _HANDLES and name == "__exit__"  # ``__exit__`` holds no lock while it calls close
             if not leaving and not module.startswith(_APPLICATIONS):
                 inside = inside or f"{module}.{name}"
                 # Frames of ``pybk.futures`` lie between a callback and the code that runs it.
@@ -86,8 +86,8 @@ def where_called(what: str) -> Where:
         frame = frame.f_back
     if inside is not None:
         raise IllegalOperationError(
-            f"{what} was called from a signal handler or a finaliser that interrupted {inside}, for which it would "
-            "wait for ever; nothing was closed. Set a flag in the handler and close in the main program, or raise "
+            f"{what} was called from a signal handler or a finaliser that interrupted {inside}, so it would wait for "
+            "itself for ever; nothing was closed. Set a flag in the handler and close in the main program, or raise "
             "SystemExit in the handler: a manager that is still open is closed at the end of the program"
         )
     return found
@@ -103,7 +103,7 @@ class Closable(Protocol):
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened it."""
+        """Whether this process is a fork of the process that opened the backend."""
 
     @property
     def where(self) -> str:
@@ -116,12 +116,12 @@ class Closable(Protocol):
 class Ending:
     """The close of one manager.
 
-    Invariant: the backend is closed at most once, and ``_done`` is set when that is over, whatever it raised.
+    Invariant: the backend is closed at most once, and ``_done`` is set when that close has ended, even if it raised.
 
     Threads: any.
 
     Args:
-        backend: What is closed.
+        backend: The backend to close.
     """
 
     def __init__(self, backend: Closable) -> None:
@@ -134,37 +134,37 @@ class Ending:
         self._error: BaseException | None = None
 
     def watch(self, manager: object) -> None:
-        """Close at the latest when ``manager`` is collected, or when the interpreter ends."""
+        """Have the backend closed at the latest when ``manager`` is garbage-collected, or when the interpreter ends."""
         _open[self] = None
         weakref.finalize(manager, self._drop, repr(manager)).atexit = False
 
     def close(self, where: Where) -> None:
-        """Close, or wait until the close that is under way is over; afterwards it does nothing.
+        """Close the backend, or wait for the close that is under way; does nothing after a close.
 
         Raises:
             IllegalOperationError: The interpreter has stopped the threads that a close needs.
-            BaseException: What closing raised; the first caller gets it.
+            BaseException: The error of the backend's close; only the first caller gets it.
         """
         if self._done or self._backend.forked:
             return
         if sys.is_finalizing():
             raise IllegalOperationError(
-                f"{self._backend.where} cannot be closed any more, because the interpreter has stopped its threads; "
+                f"{self._backend.where} can no longer be closed, because the interpreter has stopped its threads; "
                 "close it before the main program ends"
             )
         self._begin(where)
         if where is Where.CALLBACK and not self._done:
-            return  # the thread that closes waits for the one that runs callbacks
+            return  # the closing thread waits for this one, which runs callbacks
         self._wait(None)
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def _begin(self, where: Where) -> None:
-        """Run the close, in another thread if this one is the main thread; may be repeated."""
+        """Run the close, in another thread if this is the main thread; a repeated call does nothing."""
         if where is Where.OUTSIDE and _thread.get_ident() == threading.main_thread().ident:
             try:
-                # Not threading.Thread: its locks may be held by what a signal handler interrupted.
+                # Not threading.Thread: the frames that a signal handler interrupted may hold its locks.
                 _thread.start_new_thread(self._run, ())
             except RuntimeError:  # the interpreter is ending, or the system has no more threads
                 self._run()
@@ -190,7 +190,7 @@ class Ending:
                 return
 
     def _drop(self, name: str) -> None:
-        """Close a manager that no reference is left to; the garbage collector may call this inside any other call."""
+        """Close the backend of a manager that was garbage-collected; the collector may run inside any other call."""
         if self._done or self._begun.locked() or self._backend.forked or sys.is_finalizing():
             return
         self._dropped = True
@@ -204,30 +204,34 @@ class Ending:
             )
 
     def settle(self) -> None:
-        """If the manager was dropped without a close, wait at most ``_DROPPED_SECONDS`` until it is closed."""
+        """Wait at most ``_DROPPED_SECONDS`` for the close of a manager that was garbage-collected without a close."""
         if self._dropped and not self._backend.forked:
             self._wait(_DROPPED_SECONDS)
 
 
 _open: Final[dict[Ending, None]] = {}
-"""The managers to close when the interpreter ends, in the order of opening."""
+"""The open managers, in the order of opening; closed when the interpreter ends."""
 
 
 def settle_dropped() -> None:
-    """Wait until managers that were dropped are closed, so that their directories can be opened.
+    """Wait until managers that were garbage-collected are closed, so that their directories can be opened again.
 
     Raises:
         IllegalOperationError: The interpreter has stopped the threads that an open manager needs.
     """
     if sys.is_finalizing():
-        raise IllegalOperationError("nothing can be opened any more, because the interpreter is ending")
+        raise IllegalOperationError("a manager cannot be opened any more, because the interpreter is ending")
     for ending in list(_open):
         ending.settle()
 
 
 @atexit.register
 def close_all() -> None:
-    """Close every manager that is still open; the last that was opened first, as another may have been made for it."""
+    """Close every open manager, in the reverse order of opening, because a later one may use an earlier one.
+
+    Raises:
+        Exception: The first error; the other managers are closed all the same.
+    """
     errors: list[BaseException] = []
     for ending in reversed(list(_open)):
         try:

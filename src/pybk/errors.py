@@ -1,24 +1,24 @@
-"""The one tree of errors.
+"""All errors of pybk, as one tree of classes.
 
-Each error answers three questions by attribute and class: did it happen all the same (``outcome_unknown``), is trying
-again worth it (``retryable``), and whose fault is it (the class). ``code`` is BookKeeper's where BookKeeper has one;
-where it has none, it is the code of the class above.
+Each error answers three questions: whether the operation may have taken effect (``outcome_unknown``), whether a retry
+may succeed (``retryable``), and what the cause is (the class). ``code`` is BookKeeper's code for the error; an error
+that BookKeeper does not have inherits the code of its base class.
 """
 
 from __future__ import annotations
 
 
 class PybkError(Exception):
-    """Base of all errors that pybk raises on purpose.
+    """Base class of all errors that pybk raises on purpose.
 
     Args:
-        message: What went wrong, with the values, the limit and the remedy.
-        outcome_unknown: Overrides the class's answer for this one error; None keeps it.
+        message: The cause, with the values, the limit and the remedy.
+        outcome_unknown: Overrides the class attribute for this one error; None keeps it.
 
     Attributes:
         code: BookKeeper's error code.
         outcome_unknown: The operation may have taken effect although it raised.
-        retryable: The same call may succeed later, with nothing else done about it.
+        retryable: The same call may succeed later without any other action.
     """
 
     code: int = -999
@@ -32,29 +32,29 @@ class PybkError(Exception):
 
 
 class UsageError(PybkError, ValueError):
-    """The caller gave something that can never work; raised before any effect."""
+    """An argument or a call is invalid and can never succeed; raised before any effect."""
 
     code = -14
 
 
 class ClosedError(PybkError):
-    """You closed this manager or reader; a closed writer raises LedgerClosedError."""
+    """The manager or reader was closed; a closed writer raises LedgerClosedError."""
 
     code = -19
 
 
 class IllegalOperationError(PybkError):
-    """The operation does not exist for this ledger, handle or manager."""
+    """This kind of ledger, handle or manager does not support the operation, or not in its present state."""
 
     code = -100
 
 
 class ForkedProcessError(IllegalOperationError):
-    """The manager was opened in a process of which this one is a fork; open another manager here."""
+    """This process was forked from the one that opened the manager; open another manager here."""
 
 
 class LedgerError(PybkError):
-    """Something about a ledger as a whole."""
+    """Base class of errors about a ledger as a whole."""
 
 
 class NoSuchLedgerError(LedgerError):
@@ -64,25 +64,25 @@ class NoSuchLedgerError(LedgerError):
 
 
 class LedgerDeletedError(NoSuchLedgerError):
-    """The ledger was deleted, which the metadata store proves; its id is never given again."""
+    """The metadata store records that the ledger was deleted; its id is never assigned again."""
 
 
 class LedgerExistsError(LedgerError):
-    """A ledger of this id was created before."""
+    """A ledger with this id already exists, or existed."""
 
     code = -20
 
 
 class LedgerClosedError(LedgerError):
-    """The ledger takes no more entries."""
+    """The ledger is closed and accepts no more entries."""
 
     code = -11
 
 
 class LedgerFencedError(LedgerError):
-    """Another client opened the ledger with recovery, which fenced it and so ended this writer.
+    """Another client opened the ledger with recovery, which fenced the ledger, so this writer cannot append any more.
 
-    The recovery may or may not have found what was being appended: treat it like a timeout.
+    The recovery may or may not have kept the entries that were being appended; handle the error like a timeout.
     """
 
     code = -101
@@ -90,45 +90,45 @@ class LedgerFencedError(LedgerError):
 
 
 class LedgerRecoveryError(LedgerError):
-    """The end of a ledger that nobody closed could not be established."""
+    """Recovery could not find the end of a ledger that was not closed."""
 
     code = -10
 
 
 class LedgerUnsealedError(LedgerError):
-    """A sealed ledger was asked for, and this one has no seal: it is open, or was closed without one."""
+    """The caller requires a sealed ledger, but this one is open or was closed without a seal."""
 
 
 class EntryError(PybkError):
-    """Something about entries of a ledger."""
+    """Base class of errors about entries of a ledger."""
 
 
 class NoSuchEntryError(EntryError):
-    """The ledger is known to have no such entry."""
+    """The ledger certainly does not have this entry."""
 
     code = -13
 
 
 class ReadRangeError(EntryError):
-    """The range to read does not lie within 0 and last add confirmed."""
+    """The range to read does not lie between 0 and the last add confirmed."""
 
     code = -1
 
 
 class EntryUnknownError(EntryError):
-    """It is not known now whether the entry exists: too few bookies answered, or one of them may have lost it."""
+    """Whether the entry exists is not known now: too few bookies answered, or one of them may have lost the entry."""
 
     code = -108
 
 
 class DuplicateEntryError(EntryError):
-    """An entry of this id was appended before."""
+    """An entry with this id was appended before."""
 
     code = -22
 
 
 class DigestMismatchError(EntryError):
-    """The bytes of an entry are not what its writer made: wrong key, wrong place, or changed since."""
+    """The digest of an entry does not match: the key is wrong, or the entry was changed or belongs to another place."""
 
     code = -5
 
@@ -141,13 +141,13 @@ class NotEnoughBookiesError(PybkError):
 
 
 class UnauthorizedError(PybkError):
-    """The password is not the ledger's."""
+    """The password is not that of the ledger."""
 
     code = -102
 
 
 class TooManyRequestsError(PybkError):
-    """The bound on what may be outstanding is reached; wait for some of it."""
+    """A limit is reached, such as the one on outstanding bytes; wait until some of the outstanding work is done."""
 
     code = -105
     retryable = True
@@ -161,11 +161,11 @@ class AppendTimeoutError(PybkError, TimeoutError):
 
 
 class OutOfMemoryError(PybkError, MemoryError):
-    """There is no memory for what was asked; nothing was changed, and it may be tried again."""
+    """There is not enough memory for the call, which changed nothing and can be repeated."""
 
 
 class VersionConflictError(PybkError):
-    """Another client changed the record meanwhile; ``version`` is its version now, None if it does not exist."""
+    """Another client changed the record meanwhile; ``version`` is its present version, None if it does not exist."""
 
     def __init__(self, message: str, *, version: int | None = None, outcome_unknown: bool | None = None) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown)
@@ -173,16 +173,16 @@ class VersionConflictError(PybkError):
 
 
 class StorageError(PybkError):
-    """Something about the disks of this store."""
+    """Base class of errors about the disks of this store."""
 
 
 class CorruptError(StorageError):
-    """Bytes on disk are not what was written, or are missing.
+    """Bytes on disk are missing, or differ from those that were written.
 
     Args:
-        message: What was found, what was expected, and the remedy.
-        path: The file, where one can be named.
-        offset: Where in the file, in bytes, where it can be said.
+        message: The found and the expected values, and the remedy.
+        path: The file; None if the error is not about one file.
+        offset: The offset in the file, in bytes; None if it is not known.
         outcome_unknown: As in PybkError.
     """
 
@@ -200,40 +200,40 @@ class CorruptError(StorageError):
 
 
 class SealMismatchError(CorruptError):
-    """A ledger's recorded kind or end is not what was sealed with its password: somebody or something changed it."""
+    """A ledger's recorded kind or end differs from the one that its seal proves, so it was changed after sealing."""
 
 
 class UnsupportedFormatError(StorageError):
-    """Sound bytes of a format that this version does not read."""
+    """The bytes are intact, but have a format that this version does not read."""
 
 
 class StorageRefusedError(StorageError):
-    """The storage refused something for now and changed nothing: descriptors, memory, threads or space ran out.
+    """The storage refused a call, which changed nothing: descriptors, memory, threads or space ran out.
 
-    The store serves on, and what was refused may be tried again.
+    The store continues to serve, and the call can be repeated.
     """
 
     retryable = True
 
 
 class StorageFullError(StorageRefusedError):
-    """A tier is short of space; deleting ledgers works meanwhile, and appends work again when there is space."""
+    """A tier is short of space. Ledgers can still be deleted; appends succeed again once there is space."""
 
     code = -104
 
 
 class StorageFailedError(StorageError):
-    """A write or a sync failed, now or earlier; the store takes no more appends until it is closed and opened again."""
+    """A write or a sync failed, now or earlier; the store refuses appends until it is closed and opened again."""
 
     outcome_unknown = True
 
 
 class StoreLockedError(StorageError):
-    """Another manager holds the directory.
+    """Another manager holds the lock of the directory.
 
     Args:
-        message: Which directory, and who holds it.
-        pid: The process that holds it, where it is known.
+        message: The directory, and the process that holds its lock.
+        pid: The id of that process; None if it is not known.
         outcome_unknown: As in PybkError.
     """
 
@@ -243,11 +243,11 @@ class StoreLockedError(StorageError):
 
 
 class CookieError(StorageError):
-    """A directory is not the one that the store left here: another store's, another place's, or an empty one."""
+    """The directory is not the expected one: it is empty, was moved or copied, or belongs to another store."""
 
 
 class MetadataError(PybkError):
-    """Something about the metadata store, or about what it holds."""
+    """Base class of errors about the metadata store, or about its contents."""
 
     code = -18
 
@@ -255,24 +255,24 @@ class MetadataError(PybkError):
 class MetadataUnreachableError(MetadataError):
     """The metadata store did not answer in time, or the connection to it was lost.
 
-    ``outcome_unknown`` is set if what was asked for may have taken effect, or may still.
+    ``outcome_unknown`` is set if the request may have taken effect, or may still do so.
     """
 
     retryable = True
 
 
 class MetadataVersionError(MetadataError):
-    """A compare-and-set met another version than the one it was to replace, or nothing; read again.
+    """A compare-and-set found another version than the expected one, or no value; read again.
 
-    ``outcome_unknown`` is set if an answer was lost before: the change may have been made, and changed since.
+    ``outcome_unknown`` is set if an earlier answer was lost: the change may have been made, and overwritten since.
     """
 
     code = -17
 
 
 class MetadataExistsError(MetadataError):
-    """The key exists already."""
+    """The key already exists in the metadata store."""
 
 
 class MetadataForgedError(MetadataError):
-    """A value in the metadata store was not written with the cluster secret that is given here."""
+    """A value in the metadata store was not written with the cluster secret that this process uses."""

@@ -1,4 +1,4 @@
-"""``Opening``: a handle that a thread opens for an event loop."""
+"""``Opening``: the awaitable for a handle that a thread opens, so that the event loop does not block."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any, Generic, Protocol, TypeVar
 
 class _Handle(Protocol):
     def close(self) -> None:
-        """Close it."""
+        """Close the handle."""
 
 
 H = TypeVar("H", bound=_Handle)
 
 
 class Opening(Generic[H], Awaitable[H]):
-    """A handle to be opened in a thread: ``await`` it, or use it with ``async with`` to have it closed at the end.
+    """A handle that a thread opens: ``await`` it, or use ``async with``, which also closes the handle at the end.
 
-    Nothing is opened before that. An ``Opening`` that is dropped unused warns, as a coroutine does.
+    The handle is opened only then. An ``Opening`` that is garbage-collected unused warns, as a coroutine does. If the
+    awaiting task is cancelled, the thread closes the handle once it is open.
 
     Args:
-        name: The call that made it, for the warning.
+        name: The method that returned this object, for the warning.
         call: Opens the handle.
     """
 
@@ -35,7 +36,7 @@ class Opening(Generic[H], Awaitable[H]):
         self._begun = False
 
     def __del__(self) -> None:
-        """Warn if it was never awaited."""
+        """Warn if the object was never awaited."""
         if not self._begun:
             warnings.warn(
                 f"{self._name}() was never awaited, so it did nothing: await it, or use async with",
@@ -45,12 +46,12 @@ class Opening(Generic[H], Awaitable[H]):
             )
 
     def __await__(self) -> Generator[Any, None, H]:
-        """Open it."""
+        """Open the handle; the await returns it."""
         self._begun = True
         return self._open().__await__()
 
     async def __aenter__(self) -> H:
-        """Open it."""
+        """Open and return the handle."""
         self._handle = await self._open()
         return self._handle
 
@@ -66,13 +67,13 @@ class Opening(Generic[H], Awaitable[H]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it as its own ``async with`` would."""
+        """Close the handle as its own ``__aexit__`` does."""
         handle: Any = self._handle
         await handle.__aexit__(kind, error, traceback)
 
 
 class _Delivery(Generic[H]):
-    """A handle on its way from the thread that opens it; it is closed if the awaiting task was cancelled meanwhile."""
+    """Hands a handle from the opening thread to the awaiting task; closes it if that task was cancelled meanwhile."""
 
     def __init__(self, call: Callable[[], H]) -> None:
         self._call = call
@@ -82,7 +83,7 @@ class _Delivery(Generic[H]):
         self._refused = False
 
     def make(self) -> H:
-        """Open the handle; called in the thread, which continues even if the caller was cancelled."""
+        """Open the handle; runs in the opening thread, which continues even if the awaiting task was cancelled."""
         handle = self._call()
         with self._lock:
             self._made = handle
@@ -92,7 +93,7 @@ class _Delivery(Generic[H]):
         return handle
 
     def refuse(self) -> None:
-        """Have the handle closed: by the thread that opens it, or by another if that one is done."""
+        """Have the handle closed: by the opening thread, or by a new thread if the handle is already open."""
         with self._lock:
             self._refused = True
             made = self._made

@@ -1,4 +1,4 @@
-"""Threads for calls that may take long, such as asking the metadata store."""
+"""Worker threads for calls that may take long, such as requests to the metadata store."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _Call = tuple[Future[None], Callable[[], None]]
 
 
 class Workers:
-    """A few threads that make calls, in the order in which they were submitted.
+    """A few threads that run calls in the order of submission.
 
-    The first thread is started with the object, the others when they are needed. If the operating system gives no more
-    threads then, the threads that run already make all calls, later. So a call that was accepted is always made, once.
-    ``concurrent.futures.ThreadPoolExecutor`` raises from ``submit`` instead, and has kept the call all the same.
+    The constructor starts the first thread; the others start when they are needed. If the operating system refuses to
+    start one, the running threads make all calls, only later. So an accepted call runs exactly once, unless ``close``
+    drops it. ``concurrent.futures.ThreadPoolExecutor`` is not used, because its ``submit`` raises in that case although
+    it has queued the call.
 
     Args:
-        most: The number of threads at most.
-        name: The threads' names begin with it.
+        most: The maximum number of threads.
+        name: The prefix of the threads' names.
 
     Raises:
-        StorageRefusedError: The operating system gives not even one thread.
+        StorageRefusedError: The operating system refuses to start the first thread.
 
     Threads: any.
     """
@@ -49,10 +50,11 @@ class Workers:
         self._start()
 
     def submit(self, call: Callable[[], None]) -> Future[None] | None:
-        """Have a call made by one of the threads.
+        """Queue a call for the threads.
 
         Returns:
-            A future that is done when the call was made; None if the workers are closed, and the call is not made.
+            A future that is done when the call has returned or raised; ``close`` cancels it if no thread has begun the
+            call. None if the workers are closed, so that the call was not accepted.
         """
         future: Future[None] = Future()
         with self._lock:
@@ -65,13 +67,13 @@ class Workers:
         return future
 
     def _start_another(self) -> None:
-        """Start one more thread, or leave the work to those that run; the caller holds the lock."""
+        """Start one more thread if the operating system allows it; the caller holds the lock."""
         try:
             self._start()
             self._short = False
         except StorageRefusedError as error:
             if not self._short:
-                logger.warning("%s: %d threads do the work of more: %s", self._name, len(self._threads), error)
+                logger.warning("%s: continuing with %d threads: %s", self._name, len(self._threads), error)
             self._short = True
 
     def _start(self) -> None:
@@ -80,11 +82,11 @@ class Workers:
         self._threads.append(thread)
 
     def _run(self) -> None:
-        """Body of a thread."""
+        """Make calls until the workers are closed; the body of each thread."""
         while (found := self._calls.get()) is not None:
             self._make(*found)
-            del found  # what the call holds is not kept while the thread waits for another
-        self._calls.put(None)  # for the next thread, which ``_threads`` may lack if an interrupt came as it started
+            del found  # otherwise the thread would keep the call's objects alive while it waits for the next call
+        self._calls.put(None)  # for the next thread; an interrupted start may have left it out of ``_threads``
 
     def _make(self, future: Future[None], call: Callable[[], None]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -92,7 +94,7 @@ class Workers:
             return
         try:
             call()
-        except BaseException as error:  # noqa: BLE001  # it belongs to the future
+        except BaseException as error:  # noqa: BLE001  # the future raises it
             self._finish()
             future.set_exception(error)
         else:
@@ -100,15 +102,15 @@ class Workers:
             future.set_result(None)
 
     def _finish(self) -> None:
-        """Count a call as finished; before its future is done, because the thread that waits may submit the next."""
+        """Count a call as finished, before its future is done: a waiter may submit the next call at once."""
         with self._lock:
             self._unfinished -= 1
 
     def close(self, *, wait: bool = False) -> None:
-        """Accept no more calls, and drop those that no thread has begun; may be repeated.
+        """Refuse further calls, and cancel the futures of calls that no thread has begun; may be repeated.
 
         Args:
-            wait: Return when those that have begun have ended, too.
+            wait: Also wait until the running calls have ended.
         """
         dropped: list[_Call] = []
         with self._lock:

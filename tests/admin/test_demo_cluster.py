@@ -33,7 +33,9 @@ def test_the_act_shows_what_it_says(source: Source, tmp_path: Path, capsys: pyte
     (tmp_path / "place").mkdir()
     cluster.run(str(tmp_path / "place"), source)
     text = capsys.readouterr().out
-    changed = re.search(r"Killed (\S+) with SIGKILL: the ensemble changed from (.*) to (.*), and writing went on", text)
+    changed = re.search(
+        r"Killed (\S+) with SIGKILL: the ensemble changed from (.*) to (.*), and writing continued", text
+    )
     assert changed is not None
     before, after = (set(names.split(", ")) for names in changed.groups()[1:])
     assert before - after == {changed[1]}

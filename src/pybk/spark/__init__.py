@@ -43,7 +43,7 @@ _WHEN_ASKED: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
+    """Import the module of a public name when the name is first used."""
     if name not in _WHEN_ASKED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_WHEN_ASKED[name]), name)

@@ -26,14 +26,14 @@ _LMDB: Final = "lmdb://"
 
 @dataclass(frozen=True, slots=True)
 class StoreOrCluster:
-    """Where ledgers are: either the directory of an embedded store, or a cluster.
+    """The location of ledgers: either the directory of an embedded store, or a cluster.
 
-    It may be sent to other processes, a secret that was given as such with it.
+    It can be pickled; a secret that was given directly, not by file or environment, is pickled with it.
 
     Attributes:
         path: The store's directory.
         metadata_uri: The URL of the cluster's metadata store.
-        secret: The cluster's.
+        secret: The secret of the cluster.
     """
 
     path: str | None = None
@@ -41,15 +41,15 @@ class StoreOrCluster:
     secret: Secret = field(default_factory=Secret)
 
     def __str__(self) -> str:
-        """Name the place; no secret is in it."""
+        """Return the directory or URL, without secrets."""
         return str(self.metadata_uri if self.path is None else self.path)
 
 
 class Connection(NamedTuple):
-    """A connection; closed when the process ends.
+    """A connection to a store or cluster; closed when the process ends.
 
     Attributes:
-        manager: The ledgers; read-only for an embedded store, which another process may be writing.
+        manager: The ledger manager; read-only for an embedded store, which another process may be writing.
         metadata: The cluster's metadata, None for an embedded store.
         backend: The manager's backend, for jobs that read single replicas.
     """
@@ -67,24 +67,24 @@ _lock = threading.Lock()
 
 
 def connection(where: StoreOrCluster, near: str | None = None, directory: str | None = None) -> Connection:
-    """Return this process's connection to a place, made at the first call.
+    """Return this process's connection to a store or cluster; the first call opens it.
 
     Args:
-        where: The place.
-        near: Name of the bookie that comes first in reads and new ensembles while it is there; None for none.
-        directory: That bookie's, whose files are read if they can be; None to ask it for everything.
+        where: The store or cluster.
+        near: The name of the bookie that reads and new ensembles prefer while it is registered; None for none.
+        directory: The directory of that bookie, whose files are read directly if possible; None to send it requests.
 
     Returns:
-        The connection; shared by the process, so do not close it. A process that was forked makes its own. A directory
-        that was replaced since is opened anew.
+        The connection. The process shares it, so do not close it. A forked process opens its own. A directory that was
+        replaced since the last call is opened again.
 
     Raises:
-        UsageError: The URL or the secret cannot be, or the directory is not there.
-        MetadataError: The cluster cannot be reached, or the secret is another.
+        UsageError: The URL or the secret is not valid, or the directory does not exist.
+        MetadataError: The cluster cannot be reached, or the secret is wrong.
         CookieError, CorruptError: The store cannot be read.
 
     Threads: any.
-    Cost: Nothing once it is there; else a few milliseconds.
+    Cost: A few milliseconds for the first call, a look-up afterwards.
     """
     global _opener
     with _lock:
@@ -100,21 +100,21 @@ def connection(where: StoreOrCluster, near: str | None = None, directory: str | 
 
 
 def _close_replaced(key: _Key) -> None:
-    """Close connections to what stood at a place before, as a file is open once in a process, by its name."""
+    """Close connections to a directory that was replaced, because a process may open a path only once."""
     for old in [old for old in _open if old[0] == key[0] and old[-1] != key[-1]]:
         _open.pop(old).manager.close()
 
 
 def task_connection(where: StoreOrCluster) -> Connection:
-    """Return this process's connection to a place, that prefers the bookie on this task's executor.
+    """Return this process's connection to a store or cluster, which prefers the bookie of this task's executor.
 
-    Entries of that bookie are read from its files, without asking it.
+    Entries of that bookie are read from its files, without requests.
 
     Args:
-        where: The place.
+        where: The store or cluster.
 
     Returns:
-        As ``connection``; no bookie is preferred outside of a task, or if the executor has none.
+        As ``connection``. Outside of a task, or if the executor has no bookie, no bookie is preferred.
 
     Raises:
         PybkError: As ``connection``.
@@ -124,7 +124,7 @@ def task_connection(where: StoreOrCluster) -> Connection:
 
 
 def _directory(where: StoreOrCluster) -> tuple[int, int] | None:
-    """Return which directory stands at the place now, as it may have been removed and made again; None if none does."""
+    """Return the identity of the store's directory now, because it may be replaced; None if it does not exist."""
     path = where.path
     if path is None and where.metadata_uri is not None and where.metadata_uri.startswith(_LMDB):
         path = where.metadata_uri.removeprefix(_LMDB).partition("?")[0]
@@ -150,15 +150,15 @@ def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> 
 
 
 def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:
-    """Return what checks a ledger's entries and seal, None if the password is another.
+    """Return the verifier of a ledger's entries and seal, None if the password is wrong.
 
     Args:
-        found: The ledger's place.
-        metadata: The ledger's.
+        found: The connection to the ledger's store or cluster.
+        metadata: The metadata of the ledger.
         password: The password.
 
     Raises:
-        SealMismatchError: The password is the ledger's, and the ledger's kind was changed after it was created.
+        SealMismatchError: The password is right, but the ledger's kind was changed after it was created.
 
     Cost: As ``pybk.seal.unlocked``; reads nothing.
     """
@@ -172,7 +172,7 @@ def _after_fork() -> None:
 
 @atexit.register
 def close_connections() -> None:
-    """Close what this process opened; connections are made anew when asked for."""
+    """Close all connections of this process; later calls of ``connection`` open new ones."""
     with _lock:
         if _opener == os.getpid():
             for found in _open.values():

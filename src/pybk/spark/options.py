@@ -1,4 +1,4 @@
-"""Options of readers and writers in Spark, checked, as values."""
+"""Parsing and validation of the options of Spark readers and writers."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where reading begins or ends in each ledger.
+    """The first or last entry to read of each ledger.
 
     Attributes:
-        latest: At the last add confirmed; else at the first entry, for ledgers that are not named.
-        entries: Entries by ledger, for those that are named.
+        latest: For ledgers that ``entries`` does not name: the last add confirmed if true, else the first entry.
+        entries: Entry ids by ledger id.
     """
 
     latest: bool = False
@@ -55,26 +55,26 @@ class Positions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What to read, and how.
+    """The options of a read.
 
     Attributes:
-        where: Where the ledgers are.
-        password: The ledgers'.
-        ledgers: Ids of the ledgers; None if a type says which.
-        ledger_type: Their type; None if ids say which.
+        where: The store or cluster.
+        password: The password of the ledgers.
+        ledgers: Ranges of ledger ids to read; None if ``ledger_type`` selects the ledgers.
+        ledger_type: The type of the ledgers to read; None if ``ledgers`` selects them.
         payload: Whether there is a payload column.
-        include_metadata: Whether there are columns of the ledger's metadata.
-        start_entry: First entry wanted of each ledger.
-        end_entry: Last entry wanted of each ledger; None for all.
-        starting: First entries by ledger.
-        ending: Last entries by ledger.
-        entries_per_partition: Entries of a task at most; None: as many as have about 128 MiB.
-        max_entries: Entries of the whole read at most.
-        batch_bytes: Bytes of entries in an Arrow batch, about.
-        fail_on_data_loss: Fail when a ledger that was to be read is gone; else continue with the others.
+        include_metadata: Whether there are columns of the ledgers' metadata.
+        start_entry: The first entry to read of each ledger.
+        end_entry: The last entry to read of each ledger; None for all.
+        starting: The first entries to read, by ledger.
+        ending: The last entries to read, by ledger.
+        entries_per_partition: The most entries of a task; None for about 128 MiB of entries.
+        max_entries: The most entries of the whole read.
+        batch_bytes: The approximate bytes of entries in an Arrow batch.
+        fail_on_data_loss: Fail if a ledger that is to be read no longer exists; otherwise skip it.
         require_seal: Refuse ledgers that are not closed and sealed.
-        max_entries_per_trigger: Entries of a micro-batch at most.
-        max_bytes_per_trigger: Payload bytes of a micro-batch at most, but for a single entry.
+        max_entries_per_trigger: The most entries of a micro-batch.
+        max_bytes_per_trigger: The most payload bytes of a micro-batch, unless a single entry is larger.
     """
 
     where: StoreOrCluster
@@ -98,21 +98,21 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where to write, and what kind of ledgers.
+    """The options of a write.
 
     Attributes:
         where: The cluster.
-        password: The new ledgers'.
-        ledger_type: The new ledgers'.
-        storage_hints: The new ledgers'.
-        ensemble_size: The new ledgers'; None for the cluster's default, here and below.
-        write_quorum: The new ledgers'.
-        ack_quorum: The new ledgers'.
-        digest_type: The new ledgers'.
-        insecure: Whether HMAC_SHA256 with an empty password is meant.
-        app_id: Identifies the stream's sink over restarts; None for the id of the query.
-        txn_app_id: Identifies the sink of batch writes that are to happen once; given together with ``txn_version``.
-        txn_version: Number of this write; numbers up to the last one that was committed are skipped.
+        password: The password of the new ledgers.
+        ledger_type: The type of the new ledgers.
+        storage_hints: The storage hints of the new ledgers.
+        ensemble_size: The ensemble size of the new ledgers; None for the cluster's default, as for the quorums.
+        write_quorum: The write quorum of the new ledgers.
+        ack_quorum: The ack quorum of the new ledgers.
+        digest_type: The digest type of the new ledgers.
+        insecure: Whether HMAC_SHA256 with an empty password is intended.
+        app_id: The id of the stream's sink over restarts; None for the id of the query.
+        txn_app_id: The id of the sink of idempotent batch writes; given together with ``txn_version``.
+        txn_version: The number of this write; a number up to the last committed one is skipped.
     """
 
     where: StoreOrCluster
@@ -130,7 +130,7 @@ class SinkOptions:
 
 
 class _RawOptions:
-    """Options as Spark hands them, which may have lower-cased their names."""
+    """Options as Spark passes them; Spark may have changed their names to lower case."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
         names = {name.lower(): name for name in known}
@@ -148,16 +148,16 @@ class _RawOptions:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """Return an option as it was given."""
+        """Return the text of an option."""
         return self._values.get(name)
 
     def whole(self, name: str, least: int = 1, most: int = LEDGER_ID_MAX) -> int | None:
-        """Return a whole number."""
+        """Return an option as a whole number."""
         text = self._values.get(name)
         return None if text is None else _whole(text, name, least, most)
 
     def size(self, name: str) -> int | None:
-        """Return a number of bytes, which may be written as ``8m``."""
+        """Return an option as a number of bytes; it may have a unit, as in ``8m``."""
         text = self._values.get(name)
         if text is None:
             return None
@@ -167,21 +167,21 @@ class _RawOptions:
         return int(found[1]) * _UNITS[found[2]]
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return true or false."""
+        """Return an option as true or false."""
         text = self._values.get(name, str(default)).strip().lower()
         if text not in ("true", "false"):
             raise UsageError(f"option {name} is {text!r:.100}; it takes true or false")
         return text == "true"
 
     def secret(self, name: str, variable: str | None = None) -> Secret:
-        """Return a secret that comes as such or by file."""
+        """Return a secret that is given directly or by file."""
         if name in self and f"{name}File" in self:
             raise UsageError(f"options {name} and {name}File are both given; give one")
         text = self._values.get(name)
         return Secret(None if text is None else text.encode(), self._values.get(f"{name}File"), variable)
 
     def name(self, name: str) -> str | None:
-        """Return a name that metadata keep."""
+        """Return an option as a name for metadata."""
         text = self._values.get(name)
         if text is not None and not 0 < len(text.encode()) <= _NAME_BYTES_MAX:
             raise UsageError(f"option {name} is {text!r:.40}; it takes 1 to {_NAME_BYTES_MAX} bytes")
@@ -189,7 +189,7 @@ class _RawOptions:
 
 
 def _unknown(name: str, names: Mapping[str, str], what: str) -> str:
-    """Say what is wrong with an option that is not known: the value is left out, as it may be a secret."""
+    """Return the error text for an unknown option; it does not contain the value, which may be a secret."""
     every = {
         known.lower(): known for known in (*_WHERE, *_READ, *_BATCH, *_STREAM, *_SINK, *_SINK_BATCH, *_SINK_STREAM)
     }
@@ -207,14 +207,14 @@ def _whole(text: str, name: str, least: int, most: int) -> int:
 
 
 def source_options(options: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
-    """Check the options of a read.
+    """Parse and check the options of a read.
 
     Args:
-        options: As Spark hands them.
-        streaming: Whether they are those of a stream; None if that cannot be known yet.
+        options: The options, as Spark passes them.
+        streaming: Whether the read is a stream; None if that is not known yet.
 
     Raises:
-        UsageError: An option is unknown, of the other kind of read, or has a value that cannot be.
+        UsageError: An option is unknown, belongs to the other kind of read, or has a value that is not valid.
     """
     what, more = {
         None: ("a read", (*_BATCH, *_STREAM)),
@@ -260,14 +260,15 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
 
 
 def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Check the options of a write.
+    """Parse and check the options of a write.
 
     Args:
-        options: As Spark hands them.
-        streaming: Whether they are those of a stream.
+        options: The options, as Spark passes them.
+        streaming: Whether the write is a stream.
 
     Raises:
-        UsageError: An option is unknown, of the other kind of write, or has a value that cannot be; or it names a path.
+        UsageError: An option is unknown, belongs to the other kind of write, names a path, or has a value that is not
+            valid.
     """
     what, more = ("a streaming write", _SINK_STREAM) if streaming else ("a batch write", _SINK_BATCH)
     given = _RawOptions(options, (*_WHERE, *_SINK, *more), what)
@@ -319,7 +320,7 @@ def _where(given: _RawOptions) -> StoreOrCluster:
 
 
 def _which(given: _RawOptions) -> tuple[Ranges | None, str | None]:
-    """Return the ids of ledgers, or their type."""
+    """Return the ranges of ledger ids, or the ledger type; the other is None."""
     names = [name for name in ("ledger", "ledgers", "ledgerType") if name in given]
     if len(names) != 1:
         raise UsageError(f"give exactly one of ledger, ledgers and ledgerType; given are {', '.join(names) or 'none'}")
@@ -333,7 +334,7 @@ def _which(given: _RawOptions) -> tuple[Ranges | None, str | None]:
 
 
 def _ranges(text: str) -> Ranges:
-    """Return what ``3,5,7-9`` says, in order and joined where they meet."""
+    """Return the ranges of a text such as ``3,5,7-9``, in ascending order, with adjacent ranges joined."""
     found: list[tuple[int, int]] = []
     for part in text.split(","):
         ids = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part, re.ASCII)
@@ -385,7 +386,7 @@ def _hint(text: str) -> StorageHint:
 
 
 def _digest_type(text: str | None) -> DigestType:
-    """Return the digest type of new ledgers; the one that checks nothing is not to be had here."""
+    """Return the digest type of new ledgers; NONE is not allowed."""
     if text is None:
         return DigestType.HMAC_SHA256
     known = {member.name: member for member in DigestType if member is not DigestType.NONE}

@@ -212,7 +212,7 @@ def test_what_is_confirmed_of_an_open_ledger_is_checked(
         assert found.replicas == 3
         assert found.entries >= 20 * 2
         unknown = verify(spark, cluster.url, cluster_secret=SECRET, password=b"another")
-        assert unknown.left == (f"ledger {writer.ledger_id} is open, and its password is another",)
+        assert unknown.left == (f"ledger {writer.ledger_id} is open, and the password is wrong",)
         assert not unknown.sound
         blind = verify(spark, cluster.url, cluster_secret=SECRET)
         assert (blind.unread, blind.entries, blind.left) == ((writer.ledger_id,), 0, ())

@@ -211,7 +211,7 @@ def test_the_first_entries_are_taken_before_filters_pushed_or_not(spark: SparkSe
     [
         ({"ledger": "0", "maxEntrys": "5"}, "did you mean maxEntries"),
         ({"ledger": "0", "maxEntriesPerTrigger": "5"}, "not one of a batch read"),
-        ({"ledger": "77"}, "ledger 77 was deleted or never there.*failOnDataLoss=false"),
+        ({"ledger": "77"}, "ledger 77 was deleted or never existed.*failOnDataLoss=false"),
         ({"ledgers": "0,77,3-9"}, "ledger 77 was deleted"),
         ({"ledger": "0", "password": "another"}, "UnauthorizedError: the password is not that of ledger 0"),
         ({"ledger": "0", "path": "/nowhere"}, "no directory /nowhere"),

@@ -177,7 +177,7 @@ def test_reads_refuse_positions_that_fit_nothing(cluster: Inside, streaming: boo
 
     with pytest.raises(UsageError, match=f"names ledger {other} of type 'unfit'"):
         plan(other)
-    with pytest.raises(NoSuchLedgerError, match="ledger 7777 is to be read, but was deleted or never existed"):
+    with pytest.raises(NoSuchLedgerError, match="ledger 7777 was deleted or never existed"):
         plan(7777)
     assert plan(7777, failOnDataLoss="false")
 

@@ -77,5 +77,5 @@ def test_what_nobody_knows_of_is_told(
         read(options, EntryRange(writer.ledger_id, 0, 99))
     writer.close()
     monkeypatch.setattr(reading, "_LATE_SECONDS", 60.0)
-    with pytest.raises(EntryUnknownError, match="those who answer know of 19"):
+    with pytest.raises(EntryUnknownError, match="the bookies that answer know of 19"):
         read(options, EntryRange(writer.ledger_id, 0, 99))

@@ -251,10 +251,10 @@ def test_a_ledger_that_goes_after_it_was_begun(store: Store) -> None:
     query = Query(store.options, maxEntriesPerTrigger=3)
     query.batch()
     store.delete("one")
-    with pytest.raises(NoSuchLedgerError, match=f"ledger {one} is to be read, but was deleted or never existed"):
+    with pytest.raises(NoSuchLedgerError, match=f"ledger {one} was deleted or never existed"):
         query.latest()
     query.start()
-    with pytest.raises(NoSuchLedgerError, match=f"ledger {one} is to be read, but was deleted or never existed"):
+    with pytest.raises(NoSuchLedgerError, match=f"ledger {one} was deleted or never existed"):
         query.latest()
 
 
@@ -264,7 +264,7 @@ def test_a_ledger_that_goes_after_it_was_listed(store: Store) -> None:
     query = Query(store.options, maxEntriesPerTrigger=3)
     query.batch()
     store.delete("two")
-    with pytest.raises(NoSuchLedgerError, match=f"ledger {two} is to be read, but was deleted or never existed"):
+    with pytest.raises(NoSuchLedgerError, match=f"ledger {two} was deleted or never existed"):
         query.latest()
 
 
@@ -277,7 +277,7 @@ def test_a_ledger_that_goes_unread_while_no_query_runs(store: Store, count: int)
     query.batch()
     query.start()
     store.delete("two")
-    with pytest.raises(NoSuchLedgerError, match=f"ledger {two} is to be read, but was deleted or never existed"):
+    with pytest.raises(NoSuchLedgerError, match=f"ledger {two} was deleted or never existed"):
         query.latest()
     query.options = replace(query.options, fail_on_data_loss=False)
     query.start()

@@ -395,7 +395,7 @@ def test_the_command_leaves_links_alone_and_says_so(tmp_path: Path, capsys: pyte
     assert main(["permissions", str(store), "--narrow"]) == 1
     out = capsys.readouterr().out
     assert "cookie.hard: 0644" in out
-    assert "it has 2 names" in out
+    assert "it has 2 hard links" in out
     assert "a symbolic link is not followed" in out
     assert stat.S_IMODE(other.stat().st_mode) == 0o644
 

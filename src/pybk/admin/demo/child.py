@@ -1,4 +1,4 @@
-"""Child processes that are here to be killed: tasks, orders and reports are lines of JSON on their pipes."""
+"""Child processes of the demonstration; tasks, orders and reports are lines of JSON on their pipes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any, Final, Self
 from pybk.errors import PybkError
 
 SECONDS_MAX: Final = 300.0
-"""After which a child is taken to hang and is killed."""
+"""The lifetime of a child; after it, the child is assumed to hang and is killed."""
 
 
 class Child:
-    """A module of the demonstration in a process of its own; killed when the context is left.
+    """A module of the demonstration that runs in its own process; killed when the context is left.
 
     Args:
-        module: The module's name; it has a ``main``.
-        task: What it is to do, as JSON has it; goes through its standard input, so that no secret stands in a process
-            list.
+        module: The name of the module, which has a function ``main``.
+        task: The first order, a JSON value; it is sent through standard input, so that its secrets do not appear in
+            process lists.
     """
 
     def __init__(self, module: str, task: object) -> None:
-        # A session of its own: Ctrl-C is for the parent, which then ends the child.
+        # In its own session, the child does not receive Ctrl-C; the parent receives it and ends the child.
         self._process = subprocess.Popen(
             [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -37,39 +37,39 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The id of the child process."""
         return self._process.pid
 
     def send(self, order: object) -> None:
-        """Send an order to its standard input."""
+        """Send an order to the child's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
 
     def reports(self) -> Iterator[Any]:
-        """Yield what it reports until it has nothing more to report, or is dead."""
+        """Yield the child's reports until it ends or closes its output."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            # A kill may have cut off the last line; an incomplete report counts as not sent.
+            # A kill may have cut off the last line; an incomplete report is ignored.
             if line.endswith(b"\n"):
                 yield json.loads(line)
 
     def answer(self) -> Any:
-        """Return its next report.
+        """Return the child's next report.
 
         Raises:
-            PybkError: There is none.
+            PybkError: The child ended before its next report.
         """
         for report in self.reports():
             return report
         raise PybkError(f"process {self.pid} ended with exit code {self._process.wait()}; its error is above")
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the child."""
         self._process.send_signal(number)
 
     def end(self) -> int:
-        """Let it end by itself, as nothing more is ordered; returns its exit code."""
+        """Close the child's standard input, so that it ends by itself, and return its exit code."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         return self._process.wait()
@@ -81,24 +81,24 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Kill it, if it still runs."""
+        """Kill the child if it still runs."""
         self._watchdog.cancel()
         self._process.kill()
         self._process.__exit__(kind, error, traceback)
 
 
 def task() -> Any:
-    """Return this process's task: its first order."""
+    """Return the task of this process, its first order."""
     return json.loads(sys.stdin.buffer.readline())
 
 
 def orders() -> Iterator[Any]:
-    """Yield this process's orders until there are no more."""
+    """Yield the orders to this process until the parent closes the pipe."""
     for line in sys.stdin.buffer:
         yield json.loads(line)
 
 
 def report(content: object) -> None:
-    """Report to the parent."""
+    """Send a report to the parent."""
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()

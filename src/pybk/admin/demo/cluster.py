@@ -1,4 +1,4 @@
-"""The second act: four embedding processes and writers on real sockets, of which some are killed or stopped."""
+"""The second act: a cluster of four processes and two writers; one bookie and one writer are killed, one is paused."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ HEADERS: Final = ["ledger", "entries", "bookie", "held", "bytes", "replica"]
 
 @dataclass(slots=True)
 class WriterReport:
-    """What a writer process reported of its ledger.
+    """The sum of a writer process's reports about its ledger.
 
     Attributes:
         ledger_id: The ledger.
-        confirmed: Last entry that was acknowledged.
-        entries: Entries that were reported.
+        confirmed: The last acknowledged entry.
+        entries: The number of written entries.
         payload_bytes: Their payload bytes.
-        seconds: What writing them took.
-        latencies: Seconds of each single append.
-        pause: Seconds of the longest call since the bookie was killed.
+        seconds: The time that writing them took.
+        latencies: The seconds of each single append.
+        pause: The seconds of the longest call since the bookie was killed.
     """
 
     ledger_id: int
@@ -59,7 +59,7 @@ class WriterReport:
     pause: float = 0.0
 
     def add(self, progress: Progress) -> None:
-        """Add what was reported."""
+        """Add a report."""
         self.confirmed = progress.confirmed
         self.entries += progress.entries
         self.payload_bytes += progress.payload_bytes
@@ -68,12 +68,12 @@ class WriterReport:
 
 
 class Cluster:
-    """Four nodes, and this process as a client that looks on.
+    """Four processes with a bookie each, and a client in this process.
 
     Args:
-        directory: Where all of it lies.
-        source: What is written.
-        stack: Ends the processes.
+        directory: The directory of the metadata store and of the bookies.
+        source: The lines to write.
+        stack: The exit stack that ends the processes.
     """
 
     def __init__(self, directory: str, source: Source, stack: ExitStack) -> None:
@@ -92,13 +92,13 @@ class Cluster:
         self.client = stack.enter_context(LedgerManager.connect(self.url, cluster_secret=self.secret))
 
     def writer(self) -> Child:
-        """Start a writer process."""
+        """Start and return a writer process."""
         source, password = self.source, self.password.hex()
         task = {"files": source.files, "bytes": source.file_bytes, "password": password}
         return Child(WRITER, {**task, "metadata": self.url, "secret": self.secret.hex()})
 
     def fragments(self, ledger_id: int) -> list[list[str]]:
-        """Return the bookies of each fragment of a ledger, as the metadata store has them now."""
+        """Return the bookies of each fragment of a ledger, as the metadata store names them now."""
         found = self.client.ledger_metadata(ledger_id).fragments
         return [[bookie.bookie_id for bookie in fragment.ensemble] for fragment in found]
 
@@ -109,7 +109,7 @@ class Cluster:
         node.end()
 
     def recover(self, ledger_id: int) -> tuple[str, int]:
-        """Have the first node that lives open a ledger; return which one, and the last entry that it found."""
+        """Have the first living node open a ledger with recovery; return the node's name and the last entry."""
         name, node = next(iter(self.nodes.items()))
         node.send({"ledger": ledger_id, "password": self.password.hex()})
         found = node.answer()
@@ -120,14 +120,14 @@ class Cluster:
         return name, found["last"]
 
     def end(self) -> None:
-        """Have all nodes close their managers, and wait for that."""
+        """Have all nodes close their managers, and wait until they have ended."""
         for name, node in self.nodes.items():
             if node.end():
                 raise PybkError(f"{name} ended with an error; it is above")
 
 
 def write_and_kill(cluster: Cluster) -> WriterReport:
-    """Have a writer write; kill a bookie of its ensemble, then, once writing has resumed, the writer."""
+    """Kill a bookie while a writer writes, and the writer once writing has resumed; return the writer's reports."""
     total = min(cluster.source.file_bytes, INPUT_BYTES)
     victim = ""
     killed_at = 0.0
@@ -143,27 +143,27 @@ def write_and_kill(cluster: Cluster) -> WriterReport:
                 if changed and written.payload_bytes >= total:
                     break
                 if not changed and time.monotonic() > killed_at + CHANGE_SECONDS_MAX:
-                    raise PybkError(f"{victim} was killed {CHANGE_SECONDS_MAX:.0f} s ago and is in the ensemble still")
+                    raise PybkError(f"{victim} was killed {CHANGE_SECONDS_MAX:.0f} s ago and is still in the ensemble")
             elif written.payload_bytes * 2 >= total:
                 victim = cluster.fragments(written.ledger_id)[0][1]
                 cluster.kill(victim)
                 killed_at = time.monotonic()
         writer.signal(signal.SIGKILL)
-        for report in writer.reports():  # what it had reported before the kill came
+        for report in writer.reports():  # reports from before the kill
             written.add(Progress(*report["progress"]))
         if writer.end() != -signal.SIGKILL:
             raise PybkError("the writer process ended by itself; its error is above")
     before, after, *_ = cluster.fragments(written.ledger_id)
     print(
         f"Killed {victim} with SIGKILL: the ensemble changed from {', '.join(before)} to {', '.join(after)}, and "
-        f"writing went on; its longest pause was {written.pause * 1e3:,.0f} ms.\n"
+        f"writing continued; its longest pause was {written.pause * 1e3:,.0f} ms.\n"
         f"Killed writer process {writer.pid} with SIGKILL after it had acknowledged {written.confirmed + 1:,} entries."
     )
     return written
 
 
 def check_kept(written: WriterReport, last: int) -> None:
-    """Raise unless all that was acknowledged is in a recovered ledger."""
+    """Raise LostEntryError unless a recovered ledger has all acknowledged entries."""
     if written.confirmed > last:
         raise LostEntryError(
             f"ledger {written.ledger_id} ends with entry {last} after its recovery, but {written.confirmed} was "
@@ -172,7 +172,7 @@ def check_kept(written: WriterReport, last: int) -> None:
 
 
 def pause_and_refuse(cluster: Cluster) -> WriterReport:
-    """Stop a writer, have its ledger recovered meanwhile, resume it, and see it refused."""
+    """Stop a writer, recover its ledger, resume the writer, and check that its next append is refused."""
     with cluster.writer() as writer:
         written = WriterReport(writer.answer()["ledger"])
         for report in islice(writer.reports(), PAUSED_AFTER):
@@ -190,7 +190,7 @@ def pause_and_refuse(cluster: Cluster) -> WriterReport:
         status = writer.end()
     check_kept(written, last)
     if not refused:
-        raise PybkError(f"the writer that was paused was not refused; it ended with exit code {status}")
+        raise PybkError(f"the paused writer was not refused; it ended with exit code {status}")
     print(
         f"It continued after SIGCONT; its next append raised LedgerFencedError: {refused}.\n"
         f"None of its {written.confirmed + 1:,} acknowledged entries is lost, and none was acknowledged since."
@@ -215,7 +215,7 @@ def check_replicas(
     """Check every surviving replica of every fragment of a ledger.
 
     Returns:
-        The table's rows, and how often an entry was missing on one of them.
+        The rows of the table, and the number of missing entries, counted once per replica.
 
     Raises:
         LostEntryError: An entry differs, or fewer surviving bookies than the ack quorum hold it.
@@ -253,7 +253,7 @@ def run(directory: str, source: Source) -> None:
 
     Raises:
         LostEntryError: An acknowledged entry is missing or different.
-        PybkError: Something did not happen that was to be shown.
+        PybkError: An expected event, such as an ensemble change, did not happen.
     """
     with ExitStack() as stack:
         begin = time.perf_counter()

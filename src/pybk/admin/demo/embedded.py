@@ -1,4 +1,4 @@
-"""The first act: one process with an embedded store is killed while it writes, and nothing is lost."""
+"""The first act: a process with an embedded store is killed while it writes, and no acknowledged entry is lost."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ HEADERS: Final = [
 
 @dataclass(slots=True)
 class LedgerProgress:
-    """What is known of one ledger that was written.
+    """The sum of the reports about one ledger.
 
     Attributes:
-        kind: Its kind, as an index.
+        kind: The index of its kind in ``KINDS``.
+        skip: The number of lines of its kind that are in an earlier ledger.
         ledger_id: The ledger; -1 until it is known.
-        skip: Lines of its kind that are in an earlier ledger.
-        confirmed: Last entry that was acknowledged.
-        entries: Entries that were reported.
+        confirmed: The last acknowledged entry.
+        entries: The number of written entries.
         payload_bytes: Their payload bytes.
-        seconds: What writing them took.
-        latencies: Seconds of each single append.
+        seconds: The time that writing them took.
+        latencies: The seconds of each single append.
     """
 
     kind: int
@@ -64,7 +64,7 @@ class LedgerProgress:
     latencies: list[float] = field(default_factory=list)
 
     def add(self, progress: Progress) -> None:
-        """Add what was reported."""
+        """Add a report."""
         self.ledger_id = progress.ledger_id
         self.confirmed = progress.confirmed
         self.entries += progress.entries
@@ -74,7 +74,7 @@ class LedgerProgress:
 
 
 def write_and_kill(store: str, source: Source, password: bytes) -> list[LedgerProgress]:
-    """Have a child process write everything, and kill it when it is half-way; return what it acknowledged."""
+    """Have a child process write the whole input, kill it half-way, and return its reports by kind."""
     written = [LedgerProgress(kind) for kind in range(len(KINDS))]
     seen = 0
     killed = False
@@ -97,7 +97,7 @@ def write_and_kill(store: str, source: Source, password: bytes) -> list[LedgerPr
 
 
 def recover(manager: LedgerManager, source: Source, password: bytes, written: Iterable[LedgerProgress]) -> list[int]:
-    """Recover the killed process's ledgers and prove that all it acknowledged is there; return each kind's lines."""
+    """Recover the ledgers of the killed process and check their entries; return their number of lines by kind."""
     kept = [0] * len(KINDS)
     for one in written:
         with manager.open_ledger(one.ledger_id, password=password) as reader:
@@ -112,7 +112,7 @@ def recover(manager: LedgerManager, source: Source, password: bytes, written: It
 
 
 def write_rest(manager: LedgerManager, source: Source, password: bytes, kept: list[int]) -> list[LedgerProgress]:
-    """Write what the killed process did not get to into new ledgers."""
+    """Write the lines that the killed process did not write into new ledgers."""
     written = [LedgerProgress(kind, skip) for kind, skip in enumerate(kept)]
     with meter("writing the rest", source.file_bytes // 2, "B") as bar:
 
@@ -131,7 +131,7 @@ def read_all(
     written: list[LedgerProgress],
     tier: StorageHint | None = None,
 ) -> list[ReadBack]:
-    """Move all ledgers to a tier, or each to the one that its hint asks for, and read them there."""
+    """Move all ledgers to a tier, or each to the tier of its hint, and read them from there."""
     results = []
     with meter(f"reading from {tier.name if tier else 'its own tier'}", len(written), " ledgers") as bar:
         for one in written:
@@ -143,14 +143,14 @@ def read_all(
 
 
 def check_total(results: list[ReadBack], lines: int) -> None:
-    """Raise unless as many entries were read as there are lines."""
+    """Raise LostEntryError unless the number of entries that were read equals the number of lines."""
     total = sum(read.entries for read in results)
     if total != lines:
         raise LostEntryError(f"{total:,} entries were read, but the input has {lines:,} lines")
 
 
 def row(manager: LedgerManager, one: LedgerProgress, read: ReadBack) -> list[object]:
-    """Return a ledger's row of the table."""
+    """Return the row of a ledger in the table."""
     kind: LedgerKind = KINDS[one.kind]
     metadata = manager.ledger_metadata(one.ledger_id)
     latencies = sorted(one.latencies)

@@ -12,7 +12,7 @@ from pybk.manager import LedgerManager
 
 
 def main() -> None:
-    """Write the whole input, then wait for the parent's end: this process is here to be killed."""
+    """Write the whole input, then wait until the parent closes the pipe or kills this process."""
     todo = task()
     with LedgerManager.open(todo["store"]) as manager:
         source = Source(tuple(todo["files"]), todo["bytes"])

@@ -1,4 +1,4 @@
-"""An embedding process of the cluster act: a bookie and a client at once, which recovers ledgers on request."""
+"""A node of the cluster act: a process with a bookie and a client, which recovers ledgers on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pybk.manager import LedgerManager
 
 
 def main() -> None:
-    """Join the cluster, and open with recovery each ledger that is ordered."""
+    """Join the cluster, and open with recovery each ledger that the parent orders."""
     todo = task()
     with LedgerManager.open(
         todo["path"],

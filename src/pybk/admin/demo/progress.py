@@ -1,4 +1,4 @@
-"""Progress that makes sense on a terminal and in a file."""
+"""Display of progress: a bar on a terminal, a few lines in a file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LINES: Final = 4
 
 
 class Meter(Protocol):
-    """Takes note of progress."""
+    """Counts progress."""
 
     def update(self, amount: int) -> object:
-        """Add to what is done."""
+        """Add an amount of finished work."""
 
 
 class _Lines:
-    """Says by whole lines how far it is, a few times at most."""
+    """Prints progress as lines, at most ``_LINES`` of them."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -29,7 +29,7 @@ class _Lines:
         self._said = 0
 
     def update(self, amount: int) -> None:
-        """Add to what is done."""
+        """Add an amount of finished work."""
         self._done += amount
         share = min(self._done, self._total) * _LINES // self._total
         if share > self._said:
@@ -39,7 +39,7 @@ class _Lines:
 
 @contextmanager
 def meter(what: str, total: int, unit: str) -> Iterator[Meter]:
-    """Show progress from 0 to ``total``: a bar on a terminal, a few lines elsewhere."""
+    """Yield a meter that shows progress from 0 to ``total``: as a bar on a terminal, as a few lines elsewhere."""
     if not sys.stderr.isatty():
         yield _Lines(what, max(total, 1))
         return

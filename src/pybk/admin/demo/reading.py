@@ -1,4 +1,4 @@
-"""Reading ledgers back and comparing them with what was written."""
+"""Reading of ledgers and comparison with the input."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ BATCH_BYTES: Final = 1 << 20
 
 
 class LostEntryError(PybkError):
-    """The demonstration found an entry to be missing or different from what was written."""
+    """An entry is missing, or differs from the line that was written."""
 
 
 class ReadBack(NamedTuple):
-    """What reading a ledger gave.
+    """The result of reading a ledger.
 
     Attributes:
-        entries: Number of entries, all of them equal to the input.
+        entries: The number of entries; all equal the input.
         payload_bytes: Their payload bytes.
-        seconds: How long reading and verifying took, without the comparison with the input.
+        seconds: The time of reading and verifying, without the comparison with the input.
     """
 
     entries: int

@@ -1,4 +1,4 @@
-"""Looking into the directories of bookies that have ended: what each replica holds, entry by entry."""
+"""Check of the replicas in the directories of bookies that have ended, entry by entry."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ READ_BYTES: Final = 1 << 20
 
 
 class ReplicaContents(NamedTuple):
-    """What a bookie was found to hold of a fragment.
+    """The entries of a fragment that a bookie holds.
 
     Attributes:
         bookie_id: The bookie.
-        entries: How many of the fragment's entries, all with sound digests and equal to the input.
+        entries: The number of entries that it holds, all with valid digests and equal to the input.
         payload_bytes: Their payload bytes.
-        missing: Ids of those that it does not hold.
+        missing: The ids of the fragment's entries that it does not hold.
     """
 
     bookie_id: str
@@ -47,7 +47,7 @@ def fragments_of(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int, int]
 
 
 def unlocked(metadata: LedgerMetadata, identity: ClusterIdentity, password: bytes) -> RemoteLedger:
-    """Return a ledger that checks entries' digests."""
+    """Return the ledger with the key that verifies its entries' digests."""
     ring = KeyRing(identity.cluster_id, identity.salt, cost=identity.cost)
     keys = keys_of(ring, password, metadata)
     ledger = RemoteLedger(metadata, 0, b"")
@@ -69,15 +69,15 @@ class BookieDirectory:
         """The replicas in the directory."""
 
     def close(self) -> None:
-        """Give it free."""
+        """Close the directory, so that another process can open it."""
         self.replicas.close()
 
     def check(self, ledger: RemoteLedger, first: int, last: int, source: Source) -> ReplicaContents:
-        """Read what it holds of a ledger, check each digest, and compare each entry with the input's line.
+        """Read the entries of a fragment, verify each digest, and compare each entry with its line of the input.
 
         Raises:
-            DigestMismatchError: An entry is not what its writer made.
-            LostEntryError: An entry is not the line that was written, or cannot be read.
+            DigestMismatchError: The digest of an entry does not match.
+            LostEntryError: An entry differs from the line that was written, or cannot be read.
         """
         lines = islice(chain.from_iterable(source.repeated()), first, None)
         missing = []
@@ -103,7 +103,7 @@ class BookieDirectory:
         return ReplicaContents(self.bookie_id, last - first + 1 - len(missing), payload_bytes, missing)
 
     def _read(self, ledger: RemoteLedger, first: int, last: int) -> EntryBatch | None:
-        """Read some entries from one on; None if that one is not here."""
+        """Return entries from ``first`` on; None if the bookie does not hold entry ``first``."""
         status, run = self.replicas.read(ledger.ledger_id, first, last, 1, READ_BYTES)
         if run is not None:
             return ledger.batch_of(run, whole(run))

@@ -1,4 +1,4 @@
-"""What the demonstration writes: the lines of files."""
+"""The input of the demonstration: the lines of files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Source:
     """Files whose lines are written, in a fixed order.
 
     Attributes:
-        files: Their paths.
-        file_bytes: What they hold in total.
+        files: The paths of the files.
+        file_bytes: Their total size.
     """
 
     files: tuple[str, ...]
@@ -32,10 +32,10 @@ class Source:
 
     @classmethod
     def of(cls, path: str | None) -> Source:
-        """Take a file, or all files below a folder, or the source files of this Python's standard library.
+        """Return a source of one file, of all files below a folder, or, for None, of the standard library's code.
 
         Raises:
-            UsageError: There is nothing to write.
+            UsageError: The files are missing or empty.
         """
         if path is None:
             found = [name for name in _files_below(sysconfig.get_path("stdlib")) if name.endswith(".py")]
@@ -46,32 +46,32 @@ class Source:
         total = sum(os.path.getsize(name) for name in found)
         if not total:
             raise UsageError(
-                f"{path or 'the standard library'} is no file or folder with anything in it; name another: INPUT=path"
+                f"{path or 'the standard library'} is not a file or folder with content; name another one: INPUT=path"
             )
         return cls(tuple(found), total)
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of all files, with their line ends; a line beyond 1 MiB comes in pieces of 1 MiB."""
+        """Yield the lines of all files, with their line ends; a line longer than 1 MiB comes in pieces of 1 MiB."""
         for name in self.files:
             with open(name, "rb") as file:
                 while line := file.readline(LINE_BYTES_MAX):
                     yield line
 
     def chunks(self, ledgers: int, ledger: int) -> Iterator[list[bytes]]:
-        """Yield the lines of one of several ledgers, among which chunks of lines are dealt in turn."""
+        """Yield the chunks of one of several ledgers, to which all chunks are dealt in turn."""
         for number, chunk in enumerate(self.dealt()):
             if number % ledgers == ledger:
                 yield chunk
 
     def dealt(self) -> Iterator[list[bytes]]:
-        """Yield all lines in chunks of 1024; of 32 when there are few, so that each ledger gets some."""
+        """Yield all lines in chunks of 1024; in chunks of 32 if the input is small, so that each ledger gets some."""
         lines = self.lines()
         size = CHUNK_LINES if self.file_bytes >= SMALL_BYTES else SMALL_CHUNK_LINES
         while chunk := list(islice(lines, size)):
             yield chunk
 
     def repeated(self) -> Iterator[list[bytes]]:
-        """Yield all lines in the same chunks, over and over."""
+        """Yield the chunks of ``dealt`` again and again, without end."""
         while True:
             yield from self.dealt()
 

@@ -1,4 +1,4 @@
-"""Writing lines into ledgers of different kinds, and reporting what is acknowledged."""
+"""Writing of lines into ledgers of different kinds, with reports of acknowledged entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORCE_CHUNKS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class LedgerKind:
-    """A kind of ledger that the demonstration writes."""
+    """The type, hint, digest and flags of one of the demonstration's ledgers."""
 
     ledger_type: str
     hint: StorageHint
@@ -37,17 +37,17 @@ KINDS: Final = (
 
 
 class Progress(NamedTuple):
-    """What was acknowledged of one ledger.
+    """A report about one ledger: the acknowledged entries, and the work since the last report.
 
     Attributes:
-        kind: Which of ``KINDS``.
+        kind: The index in ``KINDS``.
         ledger_id: The ledger.
-        confirmed: Its entries 0 to this one are acknowledged as durable.
-        entries: Entries written since the last report.
-        payload_bytes: Payload bytes written since.
-        seconds: How long that took.
-        latencies: Seconds that each of the single appends among them took.
-        longest: Seconds that the longest call took.
+        confirmed: The last entry up to which all are acknowledged as durable.
+        entries: The number of entries written since the last report.
+        payload_bytes: Their payload bytes.
+        seconds: The time that writing them took.
+        latencies: The seconds of each single append among them.
+        longest: The seconds of the longest call.
     """
 
     kind: int
@@ -79,17 +79,17 @@ def write_lines(
     skip: Sequence[int],
     report: Callable[[Progress], None],
 ) -> list[int]:
-    """Write all lines into one new ledger per kind, dealt in chunks, and close the ledgers.
+    """Write all lines, dealt in chunks, into one new ledger per kind, and close the ledgers.
 
     Args:
-        manager: The store.
+        manager: The manager of the store.
         source: The lines.
-        password: Of the new ledgers.
-        skip: Lines of each kind that are written already.
-        report: Called when a chunk is acknowledged.
+        password: The password of the new ledgers.
+        skip: The number of lines of each kind that were written before.
+        report: Called after each chunk is acknowledged.
 
     Returns:
-        The ledgers' ids.
+        The ids of the ledgers.
     """
     writers = [create(manager, kind, password) for kind in KINDS]
     left = list(skip)
@@ -109,9 +109,9 @@ def write_lines(
 
 
 def write_chunk(writer: LedgerWriter, kind: int, lines: list[bytes], *, force: bool) -> Progress:
-    """Append some lines one by one and the others in batches.
+    """Append some lines one by one and the others in batches; return the report.
 
-    A ledger with ``DEFERRED_FORCE`` is forced only when ``force`` is set.
+    A ledger with ``DEFERRED_FORCE`` is forced only if ``force`` is set.
     """
     latencies = []
     begin = now = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Bookies that run on the hosts of executors, one for each, and how a task finds the nearest."""
+"""Bookies that run next to executors, one for each, and the discovery of them by tasks."""

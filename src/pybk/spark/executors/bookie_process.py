@@ -1,7 +1,8 @@
-"""The process of an executor's bookie: serves until the executor's end, or SIGTERM.
+"""The process of an executor's bookie: serves until the executor ends or SIGTERM arrives.
 
-``python -m pybk.spark.executors.bookie_process SETTINGS PID STARTED`` inherits the executor's lock, open, from the task
-that starts it. If it cannot start, it writes the reason to its standard error; if it serves, it writes nothing.
+``python -m pybk.spark.executors.bookie_process SETTINGS PID STARTED`` inherits the locked descriptor of the executor's
+lock file from the task that starts it. If the bookie cannot start, it writes the reason to its standard error; once it
+serves, it closes standard error without output.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _NAME_BYTES: Final = 2
 
 
 def main(settings: BookieSettings, executor: Executor) -> None:
-    """Serve as the bookie of an executor until that ends, or SIGTERM; then close. The process is to end then, too.
+    """Serve as the bookie of an executor until the executor ends or SIGTERM arrives; the process must end afterwards.
 
     Args:
-        settings: What the bookie is to be.
+        settings: The settings of the bookie.
         executor: The executor.
 
     Raises:
-        PybkError, OSError: It cannot begin, or serves no more.
+        PybkError, OSError: The bookie cannot start, or has stopped serving.
     """
     with ExitStack() as stack:
         stack.callback(_forget, executor, settings.metadata, "lock")
@@ -77,7 +78,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
 
 
 def _serve(bookie: BookieServer, end: _Shutdown, linger_s: float) -> None:
-    """Serve until SIGTERM or the executor's end, then read-only for ``linger_s``, so that others can re-replicate."""
+    """Serve until SIGTERM or the executor's end; after the latter, serve reads for ``linger_s``, for re-replication."""
     retired_until: float | None = None
     while not end.requested(_LOOK_MS):
         if not bookie.serving:
@@ -98,7 +99,7 @@ def _retire(bookie: BookieServer) -> None:
 
 
 class _Shutdown:
-    """What ends the process: SIGTERM, or the end of the executor; watched until the process ends."""
+    """Waits for the two events that end the process: SIGTERM, and the end of the executor."""
 
     def __init__(self, executor: Executor) -> None:
         self._requested = os.eventfd(0, os.EFD_CLOEXEC)
@@ -114,7 +115,7 @@ class _Shutdown:
             self._poll.register(self._executor, select.POLLIN)
 
     def requested(self, wait_ms: int) -> bool:
-        """Wait for either; return whether SIGTERM came."""
+        """Wait for either event; return whether SIGTERM arrived."""
         found = [fd for fd, _ in self._poll.poll(wait_ms)]
         if self._executor in found:
             self.executor_ended = True
@@ -126,9 +127,9 @@ class _Shutdown:
 
 
 def _take_slot(directory: str, executor: Executor) -> str:
-    """Return a directory for the bookie, which is this process's until it ends: the first that no other process has.
+    """Lock and return the first free directory on this host for the bookie; the lock is held until the process ends.
 
-    One whose executor is no more is asked for, and waited for while its bookie ends.
+    A directory whose executor has ended is claimed: its bookie is asked to end, and waited for.
     """
     os.makedirs(directory, 0o700, exist_ok=True)
     for number in itertools.count():
@@ -143,7 +144,7 @@ def _take_slot(directory: str, executor: Executor) -> str:
 
 
 def _is_leaving(place: str) -> bool:
-    """Return whether the executor that has a slot has ended; if so, end its bookie."""
+    """Return whether the executor of a slot has ended; if so, ask its bookie to end."""
     found = read_state(f"{place}.json")
     if found is None or Process(*found["executor"]).alive:
         return False
@@ -155,16 +156,16 @@ def _is_leaving(place: str) -> bool:
 
 
 def _name(executor: Executor, place: str) -> str:
-    """Return a name for a new bookie; never that of a directory that was lost, whose entries it has not."""
+    """Return an unused name for a new bookie; the name of a lost directory would promise entries that are lost."""
     return f"{executor.host}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
 
 
 def _own_host(metadata: str) -> str:
-    """Return the address of this host that others reach it at.
+    """Return the address of this host at which other hosts can reach it.
 
     Raises:
-        UsageError: ZooKeeper is reached by IPv6 only, and bookies listen on IPv4.
-        OSError: It is not known where ZooKeeper is.
+        UsageError: ZooKeeper can be reached by IPv6 only, but bookies listen on IPv4.
+        OSError: The address of ZooKeeper cannot be resolved, or there is no route to it.
     """
     parts = urlsplit(metadata)
     if parts.scheme == "lmdb":
@@ -177,7 +178,7 @@ def _own_host(metadata: str) -> str:
             return "127.0.0.1"
         raise UsageError(f"{host} has an IPv6 address only, and bookies listen on IPv4: name ZooKeeper by an IPv4 one")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(there[socket.AF_INET])  # nothing is sent: the way there says which address is ours
+        probe.connect(there[socket.AF_INET])  # sends nothing, but selects the local address of the route
         return str(probe.getsockname()[0])
 
 
@@ -185,7 +186,7 @@ def _own_host(metadata: str) -> str:
 
 
 def _forget(executor: Executor, metadata: str, kind: str) -> None:
-    """Remove the file by which tasks find the bookie."""
+    """Remove the state file, by which tasks find the bookie."""
     with suppress(FileNotFoundError):
         os.unlink(executor.file(metadata, kind))
 

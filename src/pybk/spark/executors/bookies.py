@@ -1,10 +1,10 @@
-"""One bookie for each executor: its settings, and how it is started.
+"""Bookies of executors: their settings, and how each is started.
 
-Theory of operation: a bookie is started by the first task that needs it (``ensure_bookie``). Any number of tasks of an
-executor may try at once. The one that gets the executor's lock file starts the process, which inherits the locked
-descriptor; the others wait. The process holds the lock until it ends, so the lock says that a bookie is starting or
-serving, and cannot be left over by a crash. Once it serves, it writes its state file, which the waiting tasks read.
-A state file without a lock is of a bookie that was killed, and the next starter removes it.
+Theory of operation: the first task that needs a bookie starts it (``ensure_bookie``). Any number of tasks of an
+executor may try at once. The one that takes the lock of the executor's lock file starts the process, which inherits the
+locked descriptor; the others wait. The process holds the lock until it ends, so a held lock means that a bookie is
+starting or serving, and a crash cannot leave it behind. Once the bookie serves, it writes its state file, which the
+waiting tasks read. A state file without a held lock is that of a killed bookie, and the next starter removes it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _WATCH_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieSettings:
-    """What the bookies of executors are to be; no secret is in it.
+    """The settings of the bookies of executors, without secrets.
 
     Attributes:
         metadata: The URL of the cluster's metadata.
-        directory: The directory on each host that has the bookies' directories in it.
-        secret_file: A file on each host with the cluster's secret; None for the environment's.
-        rack: Where they stand.
-        linger_s: How long they serve on after their executors' end, seconds.
+        directory: The directory on each host that contains the bookies' directories.
+        secret_file: A file on each host with the cluster's secret; None for the secret in the environment.
+        rack: The rack of the bookies.
+        linger_s: How long a bookie still serves after its executor has ended, in seconds.
     """
 
     metadata: str
@@ -57,7 +57,7 @@ class BookieSettings:
     linger_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise UsageError if a value is not valid."""
         if not self.metadata.startswith(("lmdb://", "zk://")):
             raise UsageError(f"metadata is {self.metadata!r:.200}; it takes lmdb:///path or zk://host:port/path")
         for name, path in (("directory", self.directory), ("cluster_secret_file", self.secret_file)):
@@ -69,38 +69,38 @@ class BookieSettings:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Return the settings that a text gives; raises UsageError if it gives none."""
+        """Return the settings that ``str`` wrote as a text; raises UsageError for another text."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
             raise UsageError(f"settings of bookies are {text!r:.200}: {error}") from error
 
     def __str__(self) -> str:
-        """Write them as a text."""
+        """Return the settings as a text, which ``of`` reads."""
         return json.dumps(asdict(self))
 
     @property
     def secret(self) -> Secret:
-        """The cluster's secret: in the file, or else in this process's environment."""
+        """The cluster's secret, from the file, or else from this process's environment."""
         return Secret(file=self.secret_file, variable=CLUSTER_SECRET)
 
 
 def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) -> ExecutorBookie:
-    """Return the bookie of an executor in a cluster, and start it if it does not serve; safe to call repeatedly.
+    """Return the bookie of an executor in a cluster; start it if it does not serve. May be repeated.
 
     Args:
-        settings: What it is to be.
+        settings: The settings of the bookie.
         executor: The executor, on this host; None for that of this task.
 
     Returns:
-        The bookie; it serves until the executor's end.
+        The bookie; it serves until the executor ends.
 
     Raises:
-        IllegalOperationError: This is no task.
-        UsageError: One with another directory serves already.
-        PybkError: It could not be started; the text says what it said.
+        IllegalOperationError: ``executor`` is None, and this process does not run a task.
+        UsageError: The executor's bookie serves from another directory.
+        PybkError: The bookie could not be started; the message contains its output.
 
-    Cost: 0.1 ms if it serves, else about half a second.
+    Cost: 0.1 ms if the bookie serves, else about half a second.
     """
     executor = executor or Executor.of_task()
     until = time.monotonic() + _START_SECONDS
@@ -121,9 +121,9 @@ def ensure_bookie(settings: BookieSettings, executor: Executor | None = None) ->
 
 
 def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
-    """Start the process of a bookie, and wait until it serves; it has the lock from then on."""
+    """Start the process of a bookie, which inherits the lock, and wait until it serves."""
     with suppress(FileNotFoundError):
-        os.unlink(executor.file(settings.metadata, "json"))  # of one that was killed
+        os.unlink(executor.file(settings.metadata, "json"))  # left by a bookie that was killed
     try:
         started = subprocess.run(
             [sys.executable, "-m", "pybk.spark.executors.bookie_process", str(settings), *map(str, executor)],
@@ -132,7 +132,7 @@ def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
             cwd="/",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
             pass_fds=(lock,),
-            start_new_session=True,  # Spark hangs up the group of its workers
+            start_new_session=True,  # Spark sends signals to the process group of its workers
             timeout=_START_SECONDS,
             check=False,
         )
@@ -155,30 +155,31 @@ def configure(
     rack: str = "",
     linger_s: float = 0.0,
 ) -> SparkSession.Builder:
-    """Have each executor of a session start a bookie at its first Python task, and filters pushed down to ledgers.
+    """Configure a session so that each executor starts a bookie at its first Python task, and filters are pushed down.
 
-    Python and the JVM also talk over Unix sockets then, which makes reading quicker.
+    The JVM and Python workers are also configured to use Unix sockets, which makes reading faster.
 
     Args:
-        builder: The session's, before it is created.
+        builder: The builder of the session, which is not created yet.
         metadata: The URL of the cluster's metadata: ``zk://host:port,host:port/path``, or ``lmdb:///path`` if all
-            executors are on one host. The cluster is made if there is none.
-        directory: An absolute path on each host, on its own disk; each bookie has a directory in it.
-        cluster_secret_file: An absolute path on each host of a file with the cluster's secret; None for what the
-            executors' environment has as ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE``, or no secret.
-        rack: Where the bookies stand, such as ``/room/rack``.
-        linger_s: How long a bookie whose executor has ended serves on, seconds, read-only, so that others can copy what
-            it has; if another executor of the host takes its directory, it ends then.
+            executors are on one host. The cluster is created if it does not exist.
+        directory: An absolute path on a local disk of each host; each bookie has a directory in it.
+        cluster_secret_file: The absolute path, on each host, of a file with the cluster's secret. With None, the
+            executors' environment variable ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE`` gives the secret;
+            if neither is set, there is none.
+        rack: The rack of the bookies, such as ``/room/rack``.
+        linger_s: How long, in seconds, a bookie whose executor has ended still serves reads, so that its entries can
+            be re-replicated. It ends earlier if another executor of the host takes its directory.
 
     Returns:
-        The builder. The secret itself is not set here, as Spark would put it in the command line of its JVM.
+        The builder. The secret itself is never a setting, because Spark puts settings in the command line of its JVM.
     """
     settings = BookieSettings(
         metadata=metadata, directory=directory, secret_file=cluster_secret_file, rack=rack, linger_s=linger_s
     )
     values = {
         "spark.python.daemon.module": "pybk.spark.executors.daemon",
-        "spark.python.unix.domain.socket.enabled": "true",  # reads gain a quarter
+        "spark.python.unix.domain.socket.enabled": "true",  # makes reads about a quarter faster
         "spark.sql.python.filterPushdown.enabled": "true",
         f"{_EXECUTOR}{SETTINGS}": str(settings),
     }
@@ -201,34 +202,34 @@ def start_bookies(
     hold_slot: bool = False,
     timeout_s: float = 60.0,
 ) -> list[ExecutorBookie]:
-    """Start a bookie for each executor that is running, and return them; safe to call repeatedly.
+    """Start a bookie for each running executor, and return the bookies. May be repeated.
 
-    The bookies are processes of their own and hold no task slot. Each ends when its executor does; a bookie of a later
-    executor on the host takes its directory over, and with it its name and its entries.
+    The bookies are processes of their own and do not occupy task slots. Each ends when its executor ends; the bookie of
+    a later executor on the host takes over its directory, and with it its name and its entries.
 
     Args:
         spark: The session.
-        metadata: As for ``configure``; None for what was given there.
+        metadata: As for ``configure``; None for the settings that were given there.
         directory: As for ``configure``.
         cluster_secret_file: As for ``configure``.
         rack: As for ``configure``.
         linger_s: As for ``configure``.
-        executors: How many executors to wait for at least.
-        hold_slot: Have a task run on each executor for as long as its bookie serves, so that dynamic allocation does
-            not take executors that are idle but for their bookies. Each takes one of the executor's task slots; cancel
-            the job group ``pybk-bookies`` to have them back.
-        timeout_s: How long to wait for them and their bookies, seconds.
+        executors: The minimum number of executors to wait for.
+        hold_slot: Run a task on each executor for as long as its bookie serves, so that dynamic allocation does not
+            remove executors that only run a bookie. The task occupies one of the executor's task slots; cancel the
+            job group ``pybk-bookies`` to free the slots.
+        timeout_s: How long to wait for executors and bookies, in seconds.
 
     Returns:
         The bookies, by executor.
 
     Raises:
-        UsageError: Something given cannot be.
+        UsageError: An argument is not valid.
         NotEnoughBookiesError: There were too few executors in time.
         PybkError: A bookie did not start, or the secret is not the cluster's.
 
-    A task of Spark's starts each of them, so that an executor is waited for until it has a free task slot. With Spark
-    Connect, where executors cannot be listed, those that have none are left out.
+    A Spark task starts each bookie, so the call waits until each executor has a free task slot. Spark Connect does not
+    list executors; with it, executors without a free slot are left out.
     """
     if metadata is None or directory is None:
         configured = spark.conf.get(f"{_EXECUTOR}{SETTINGS}", None)
@@ -250,14 +251,14 @@ def start_bookies(
             return found
         if time.monotonic() > until:
             raise NotEnoughBookiesError(
-                f"{len(found)} executors have a bookie after {timeout_s} seconds, not {wanted}: see whether the "
-                "cluster has more, or ask for fewer, or wait until executors have a free task slot"
+                f"{len(found)} executors have a bookie after {timeout_s} seconds, not {wanted}: check whether the "
+                "cluster has more, request fewer, or wait until executors have a free task slot"
             )
         time.sleep(_LOOK_SECONDS)
 
 
 def _ensure(settings: str) -> str:
-    """Start the bookie of a task's executor unless it runs; return its description as JSON."""
+    """Start the bookie of this task's executor unless it serves; return its description as JSON."""
     try:
         wanted = BookieSettings.of(settings)
         bookie = ensure_bookie(wanted)
@@ -268,20 +269,21 @@ def _ensure(settings: str) -> str:
 
 
 def _check_secret(settings: BookieSettings) -> None:
-    """Raise PybkError if the secret is not the cluster's: a bookie that served before was given another."""
-    from pybk.connect import open_cluster  # here, as every worker imports this module and few ask for it
+    """Raise PybkError if the cluster's secret is another; a bookie that serves already did not check this one."""
+    # Imported here, because every worker imports this module and few call this function.
+    from pybk.connect import open_cluster
 
     open_cluster(settings.metadata, settings.secret.read(), create=False)[0].close()
 
 
 def _watch(metadata: str) -> None:
-    """Return when the bookie of this task's executor serves no more."""
+    """Return once the bookie of this task's executor has stopped serving."""
     while local_bookie(metadata) is not None:
         time.sleep(_WATCH_SECONDS)
 
 
 def _started(answers: Iterable[str]) -> list[ExecutorBookie]:
-    """Return the bookies that tasks found, each once; raises PybkError if one of them found none."""
+    """Return the bookies that tasks reported, without duplicates; raises PybkError if a task reported an error."""
     found = {}
     for answer in map(json.loads, answers):
         if "error" in answer:

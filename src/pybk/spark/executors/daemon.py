@@ -1,6 +1,7 @@
 """The module for ``spark.python.daemon.module``: Spark's daemon of Python workers, which also starts a bookie.
 
-Spark starts it at an executor's first Python task. Everything imported here is in all workers, and no thread may run.
+Spark starts the daemon at an executor's first Python task. It forks the workers, so they all inherit the modules that
+are imported here, and it must not run threads.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _WORKER: Final = "pyspark.worker"
 
 
 def start_bookie() -> None:
-    """Start the bookie of this daemon's executor if settings ask for it; an error goes to the executor's log.
+    """Start the bookie of this daemon's executor if the settings demand one; errors are written to the executor's log.
 
-    The driver runs daemons, too, for planning: those are of other workers, and get none.
+    A daemon that the driver runs for planning does not start a bookie.
     """
     settings = os.environ.get(SETTINGS)
     if settings is None or sys.argv[1:2] != [_WORKER]:
@@ -32,7 +33,7 @@ def start_bookie() -> None:
     try:
         ensure_bookie(BookieSettings.of(settings), Executor.of_daemon())
     except (PybkError, OSError) as error:
-        # An exception would leave the executor without Python.
+        # An exception would end the daemon, and the executor could not run Python tasks.
         logger.warning("pybk: this executor has no bookie: %s: %s", type(error).__name__, error)
 
 

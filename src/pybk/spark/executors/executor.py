@@ -1,10 +1,10 @@
-"""Which executor a Python process of Spark belongs to, and which bookie runs on that executor's behalf.
+"""The executor that a Python process of Spark belongs to, and the bookie of that executor.
 
-Theory of operation: a bookie and the tasks of its executor find each other by two small files in a directory of this
-user's, named after the executor's JVM and the cluster: a lock, which the bookie's process holds for as long as it
-lives, and a state file (``ExecutorBookie`` as JSON), which it writes once it serves. A state file counts only while
-the lock is held, so when the process ends, in whatever way, its executor has no bookie any more. Executors are named
-by pid and start time, because pids are reused.
+Theory of operation: a bookie and the tasks of its executor find each other by two small files in a directory of the
+user, named after the executor's JVM and the cluster: a lock file, which the bookie's process keeps locked as long as it
+lives, and a state file (``ExecutorBookie`` as JSON), which it writes once it serves. A state file is valid only while
+the lock is held, so an executor has no bookie any more as soon as the bookie's process has ended in any way. Executors
+are named by pid and start time, because pids are reused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Process(NamedTuple):
     """A process on this host.
 
     Attributes:
-        pid: Its number.
-        started: When it began, in ticks since the host did, so that a later process of the same number is another.
+        pid: The process id.
+        started: The start time, in clock ticks since the host's boot; it distinguishes processes that reuse a pid.
     """
 
     pid: int
@@ -48,10 +48,10 @@ class Process(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Return the process that has a number now.
+        """Return the process that has this pid now.
 
         Raises:
-            IllegalOperationError: None has.
+            IllegalOperationError: There is no such process.
         """
         status = _status(pid)
         if status is None:
@@ -60,7 +60,7 @@ class Process(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         status = _status(self.pid)
         return status is not None and int(status[19]) == self.started and status[0] not in (b"Z", b"X")
 
@@ -72,16 +72,16 @@ class Executor(Process):
 
     @classmethod
     def of_task(cls) -> Self:
-        """Return the executor that this Python process works for.
+        """Return the executor that this Python worker belongs to.
 
         Raises:
-            IllegalOperationError: This is no Python worker or daemon of Spark.
+            IllegalOperationError: This process is not a Python worker of Spark.
         """
         return cls.of_daemon() if _is_jvm(os.getppid()) else cls._over(os.getppid())
 
     @classmethod
     def of_daemon(cls) -> Self:
-        """Return the executor that started this very process; raises as ``of_task``."""
+        """Return the executor that started this daemon; raises as ``of_task``."""
         return cls._jvm(os.getppid())
 
     @classmethod
@@ -100,28 +100,28 @@ class Executor(Process):
 
     @property
     def name(self) -> str:
-        """Spark's id of the executor; ``driver`` with ``local[N]``."""
+        """The executor's id in Spark; ``driver`` with ``local[N]``."""
         return self._option("--executor-id") or os.environ.get("SPARK_EXECUTOR_ID", DRIVER)
 
     @property
     def location(self) -> str | None:
-        """Where Spark places tasks that prefer this executor; None if that is not known."""
+        """The location by which Spark places tasks on this executor; None if it is not known."""
         host = self._option("--hostname")
         return f"executor_{host}_{self.name}" if host else None
 
     @property
     def host(self) -> str:
-        """What Spark calls this host."""
+        """The name of this host in Spark."""
         return self._option("--hostname") or socket.gethostname()
 
     def _option(self, option: str) -> str:
-        """Return an option of the executor's command line, empty for none."""
+        """Return the value of an option in the executor's command line; empty if it is missing."""
         parts = _command(self.pid)
         place = parts.index(option.encode()) + 1 if option.encode() in parts else len(parts)
         return os.fsdecode(parts[place]) if place < len(parts) else ""
 
     def file(self, metadata: str, kind: str) -> str:
-        """Return the path of a file that the executor's bookie and tasks find each other by.
+        """Return the path of the lock file or state file of the executor's bookie.
 
         Args:
             metadata: The URL of the cluster's metadata, in any spelling.
@@ -136,13 +136,13 @@ class ExecutorBookie:
     """The bookie of an executor, a process on the same host.
 
     Attributes:
-        executor: Spark's id of the executor; ``driver`` with ``local[N]``.
-        location: Where Spark places tasks that prefer the executor; None if that is not known.
+        executor: The executor's id in Spark; ``driver`` with ``local[N]``.
+        location: The location by which Spark places tasks on the executor; None if it is not known.
         bookie_id: The bookie's name in the cluster.
-        instance: Its instance, in hex.
-        address: Where it listens.
-        directory: What it keeps its entries in.
-        pid: Its process.
+        instance: The bookie's instance, in hex.
+        address: The address at which the bookie listens.
+        directory: The directory of the bookie.
+        pid: The id of the bookie's process.
     """
 
     executor: str
@@ -155,11 +155,11 @@ class ExecutorBookie:
 
     @property
     def bookie(self) -> Bookie:
-        """The bookie as ledgers' metadata name it."""
+        """The bookie as in the metadata of ledgers."""
         return Bookie(self.bookie_id, bytes.fromhex(self.instance))
 
     def write(self, path: str) -> None:
-        """Say so in a file, for tasks to find."""
+        """Write the state file, which tasks read."""
         write_state(path, asdict(self))
 
 
@@ -215,10 +215,10 @@ def _canonical(metadata: str) -> str:
 
 
 def _state_directory() -> str:
-    """Return the directory of this user's for files that do not outlive the host's uptime, made if it is missing.
+    """Return this user's directory for lock and state files, which are not needed after a reboot; make it if missing.
 
     Raises:
-        UsageError: Another user owns it, or other users may open it.
+        UsageError: Another user owns the directory, or other users have access to it.
     """
     path = os.path.join(tempfile.gettempdir(), f"pybk-{os.getuid()}")
     try:
@@ -233,10 +233,10 @@ def _state_directory() -> str:
 
 
 def take_lock(path: str) -> int | None:
-    """Take the lock of a file, made if it is missing; processes that inherit the descriptor share the lock.
+    """Lock a file, which is made if it is missing; processes that inherit the descriptor share the lock.
 
     Returns:
-        The descriptor to close; None if another process has it.
+        The descriptor, to be closed by the caller; None if another process holds the lock.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -248,7 +248,7 @@ def take_lock(path: str) -> int | None:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(fd)):
                 return fd
-        os.close(fd)  # it was removed meanwhile, so the next process locks another file
+        os.close(fd)  # the file was removed meanwhile, so another process would lock another file of this name
 
 
 def is_locked(path: str) -> bool:
@@ -267,7 +267,7 @@ def is_locked(path: str) -> bool:
 
 
 def write_state(path: str, state: dict[str, Any]) -> None:
-    """Replace a file's contents."""
+    """Replace the contents of a file in one step."""
     new = f"{path}.{os.getpid()}"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump(state, file)
@@ -275,7 +275,7 @@ def write_state(path: str, state: dict[str, Any]) -> None:
 
 
 def read_state(path: str) -> dict[str, Any] | None:
-    """Return a file's contents; None if there is no such file."""
+    """Return the contents of a file; None if it does not exist."""
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read(_STATE_BYTES_MAX) or b"null")
@@ -288,7 +288,7 @@ def read_state(path: str) -> dict[str, Any] | None:
 
 
 def _status(pid: int) -> list[bytes] | None:
-    """Return the fields of ``/proc/<pid>/stat`` after the command's name; None if there is no such process."""
+    """Return the fields of ``/proc/<pid>/stat`` after the command's name; None if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -297,7 +297,7 @@ def _status(pid: int) -> list[bytes] | None:
 
 
 def _command(pid: int) -> list[bytes]:
-    """Return the command line of a process; empty if there is none."""
+    """Return the command line of a process; empty if the process does not exist."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read().split(b"\0")

@@ -1,4 +1,4 @@
-"""Tasks on executors of one's choice: what Spark's own interface for Python does not offer."""
+"""Placement of tasks on given executors, which PySpark does not offer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _held: dict[str, set[str]] = {}
 
 
 def spark_context(spark: SparkSession) -> SparkContext | None:
-    """Return a session's context, None with Spark Connect, which has none."""
+    """Return a session's SparkContext; None with Spark Connect, whose sessions have none."""
     from pyspark.errors import PySparkException
 
     try:
@@ -37,7 +37,7 @@ def spark_context(spark: SparkSession) -> SparkContext | None:
 
 
 def executor_locations(spark: SparkSession) -> list[str] | None:
-    """Return the locations of the executors that are there; None with Spark Connect, where that cannot be known."""
+    """Return the locations of the running executors; None with Spark Connect, which does not list them."""
     sc = spark_context(spark)
     if sc is None:
         return None
@@ -45,12 +45,12 @@ def executor_locations(spark: SparkSession) -> list[str] | None:
     found = [listed.apply(place) for place in range(listed.size())]
     locations = {entry.id(): f"executor_{entry.hostPort().rpartition(':')[0]}_{entry.id()}" for entry in found}
     if len(locations) > 1:
-        locations.pop("driver", None)  # it runs tasks only where it is alone
+        locations.pop("driver", None)  # the driver runs tasks only in local mode, where it is the only executor
     return sorted(locations.values())
 
 
 def located_rdd(sc: SparkContext, items: Sequence[tuple[bytes, Sequence[str]]]) -> RDD[bytes]:
-    """Return an RDD with an item per partition, and preferred locations of each: hosts, or ``executor_<host>_<id>``."""
+    """Return an RDD with one item per partition, each with preferred locations: hosts, or ``executor_<host>_<id>``."""
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
@@ -70,13 +70,13 @@ def located_rdd(sc: SparkContext, items: Sequence[tuple[bytes, Sequence[str]]]) 
 
 
 def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Callable[[], str]) -> list[str]:
-    """Call a function on executors and return what it returned.
+    """Call a function on executors and return its results.
 
     Args:
         spark: The session.
-        locations: Theirs; a task that has to wait for one too long goes to another. None: as many tasks as there are
-            slots, each of which takes a moment, so that they spread.
-        ask: The function; it can be pickled.
+        locations: The locations of the executors; a task that waits too long for one runs on another. With None, there
+            are as many tasks as task slots, and each takes a moment, so that they spread over all executors.
+        ask: The function; it must be picklable.
     """
     sc = spark_context(spark)
     if sc is not None:
@@ -87,12 +87,12 @@ def ask_executors(spark: SparkSession, locations: Sequence[str] | None, ask: Cal
 
 
 def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: Callable[[], None]) -> None:
-    """Have a task run on each executor until it returns from a function; on those that have one, no other.
+    """Run a task on each executor that does not have one yet; each ends when the function returns.
 
     Args:
         spark: The session.
-        locations: The executors'.
-        watch: The function; it can be pickled.
+        locations: The locations of the executors.
+        watch: The function; it must be picklable.
 
     Raises:
         IllegalOperationError: The session is one of Spark Connect.
@@ -101,7 +101,7 @@ def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: 
 
     sc = spark_context(spark)
     if sc is None:
-        raise IllegalOperationError("hold_slot=True needs a session that is none of Spark Connect; leave it out")
+        raise IllegalOperationError("hold_slot=True is not possible in a session of Spark Connect; leave it out")
     held = _held.setdefault(str(sc.applicationId), set())
     wanted = sorted(set(locations or ()) - held)
     if not wanted:
@@ -114,7 +114,7 @@ def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: 
             items = [(location.encode(), [location]) for location in wanted]
             located_rdd(sc, items).foreachPartition(partial(_hold, watch))
         except Exception as error:  # noqa: BLE001  # cancelled, or the session ended
-            logger.info("executors are held no more: %s", type(error).__name__)
+            logger.info("the tasks that hold executors have ended: %s", type(error).__name__)
         finally:
             held.difference_update(wanted)
 
@@ -122,7 +122,7 @@ def hold_executors(spark: SparkSession, locations: Sequence[str] | None, watch: 
 
 
 def _hold(watch: Callable[[], None], locations: Iterator[bytes]) -> None:
-    """Hold the executor of a location; a task that Spark has moved to another, as that one is lost, holds none."""
+    """Run ``watch`` if this task is on the executor of a location; Spark moves tasks of a lost executor to others."""
     location = Executor.of_task().location or ""
     if location.encode() in locations:
         watch()

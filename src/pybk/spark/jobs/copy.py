@@ -1,4 +1,4 @@
-"""A copy of ledgers in another cluster: a backup, which resumes where it was interrupted."""
+"""Copies of ledgers in another cluster, as a backup; an interrupted copy resumes."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 _ROUND_BYTES: Final = 4 << 30
 _ROUND_LEDGERS: Final = 1000
-"""What is copied before it counts: an interrupted copy begins with the last round again."""
+"""The most that is copied before a commit; an interrupted copy repeats the round that was not committed."""
 
 _BATCH_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What a copy did.
+    """The result of a copy.
 
     Attributes:
-        ledgers: All ledgers of the source that are in the target now, with their ids there.
-        copied: Those that were copied now.
+        ledgers: The id of each selected source ledger that the target now has, with the id of its copy.
+        copied: Source ids of the ledgers that this call copied.
         bytes: Their payload bytes.
-        not_opened: Ledgers whose password is another.
-        open: Ledgers that were left out because they are not closed.
-        failed: Ledgers that could not be copied, and why.
+        not_opened: Ids of ledgers left out because they have another password.
+        open: Ids of ledgers left out because they are not closed.
+        failed: Ids of ledgers that could not be copied, each with the reason.
     """
 
     ledgers: dict[int, int]
@@ -72,43 +72,43 @@ def copy(
     quorums: Quorums | None = None,
     quiet: bool = False,
 ) -> Copied:
-    """Copy ledgers to another cluster: entries, type, hints, digest, custom metadata; their ids there are new.
+    """Copy ledgers to another cluster: entries, type, hints, digest and custom metadata; the copies have new ids.
 
-    Ledgers that the target already has with as many entries and bytes are left. Copies count in rounds of
-    some gigabytes: one that was interrupted resumes when this is called again.
+    Ledgers of which the target has a copy with as many entries and bytes are skipped. Copies are committed in rounds
+    of some gigabytes, so a call after an interruption copies only the remaining ledgers.
 
     Args:
         spark: The session whose executors copy.
         source: A store's directory, or a cluster's metadata URL.
         target: Another cluster's metadata URL.
-        cluster_secret: The source's.
-        target_secret: The target's.
-        password: The ledgers', here and there; None stands for the empty one.
-        ledgers: Only ledgers of these ids.
-        ledger_type: Only those of this type.
-        open_too: Copy ledgers that are not closed, too, as far as they are confirmed now; the copies are closed. When
-            such a ledger has become longer, a copy of all of it takes the place of the one before, which is deleted
-            a moment after the longer one counts; readers of the target have both in between. A copy that was
-            interrupted there leaves both, until copying is called again.
+        cluster_secret: The secret of the source cluster.
+        target_secret: The secret of the target cluster.
+        password: The password of the ledgers and of their copies; None stands for the empty one.
+        ledgers: Ids of the ledgers to copy; None for all.
+        ledger_type: Copy only ledgers of this type.
+        open_too: Also copy ledgers that are not closed, up to their last add confirmed; the copies are closed. If such
+            a ledger is longer at a later call, a new copy of the whole ledger replaces the old copy, which is
+            deleted just after the new one is committed; in between, readers of the target see both. If the call is
+            interrupted there, both remain until the next call.
         quorums: Ensemble size, write quorum and ack quorum of the copies; None for those of the source's ledgers, or
-            the target's defaults for those of a store.
-        quiet: Show no progress.
+            for the target's defaults if the source is a store.
+        quiet: Do not show progress.
 
     Raises:
-        NoSuchLedgerError: A ledger that was named is not there.
-        IllegalOperationError: The same is being copied by another process.
+        NoSuchLedgerError: A ledger of ``ledgers`` does not exist.
+        IllegalOperationError: Another process copies from the same source to this target.
         UsageError: The target is a store, or the source itself.
-        PybkError: One of the two cannot be reached, or a copy that has a longer one by now cannot be deleted.
+        PybkError: The source or the target cannot be reached, or a copy that a longer one replaces cannot be deleted.
 
-    Durability: Ledgers that are returned as copied are durable and committed.
+    Durability: On return, the ledgers in ``copied`` are durable and committed.
     """
     place = where_of(source, cluster_secret)
-    there = cluster_of(target, target_secret, "nobody else makes ledgers in it")
+    there = cluster_of(target, target_secret, "other processes cannot write ledgers to it")
     secret = secret_of(password)
     found = connection(place)
     origin = found.manager.store_id.hex()
     if origin == connection(there).manager.store_id.hex():
-        raise UsageError(f"{there} is where the ledgers are already; a copy is made in another cluster")
+        raise UsageError(f"{there} is the source itself; copy the ledgers to another cluster")
     to = TransferTarget(there, secret, COPY_OF, origin)
     wanted = partial(selected_ledgers, place, None if ledgers is None else tuple(ledgers), ledger_type)
     plan = plan_transfer(found, secret.read(), wanted, open_too=open_too, quorums=quorums)
@@ -129,10 +129,11 @@ def copy(
 def _copy_all(
     spark: SparkSession, place: StoreOrCluster, to: TransferTarget, plan: TransferPlan, quiet: bool
 ) -> list[TransferHeader]:
-    """Copy the ledgers that the target lacks, round by round; return those that were copied."""
-    # The number is read before the ledgers are listed, so a commit that the list misses has taken the number.
+    """Copy the ledgers that the target lacks, round by round; return the headers of those that were copied."""
+    # The number is read before the ledgers are listed: a commit that the listing misses takes this number, so ours
+    # is then refused.
     number = to.sink.record().last + 1
-    to.drop_outdated()  # an interrupted copy may have left some
+    to.drop_outdated()  # an interrupted copy may have left outdated copies
     before = to.there()
     wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]
     copied: list[TransferHeader] = []
@@ -153,7 +154,7 @@ def _copy_round(
     number: int,
     quiet: bool,
 ) -> list[TransferHeader]:
-    """Copy some ledgers, which count then all at once, as the commit of a number; return those that were copied."""
+    """Copy one round of ledgers and commit them with a number; return the headers of those that were copied."""
     done = spread(
         spark,
         partial(_copy, place, to),
@@ -178,7 +179,7 @@ def _copy_round(
 
 
 def _copy(place: StoreOrCluster, to: TransferTarget, header: TransferHeader) -> WrittenLedger | str | None:
-    """Copy one ledger, in an executor; return why that failed, or None if it was deleted meanwhile."""
+    """Copy one ledger; runs in an executor. Returns the reason if that failed, None if it was deleted meanwhile."""
     writer = None
     try:
         with connection(place).manager.open_ledger(

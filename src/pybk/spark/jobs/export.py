@@ -1,4 +1,4 @@
-"""Ledgers as Parquet files: what a lake reads, and what ``import_`` makes ledgers of again."""
+"""Export of ledgers to Parquet files, which data lakes read and ``import_`` turns into ledgers again."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
-        export_id: Names this export for ever: an import makes its ledgers once.
-        ledgers: The ledgers.
-        entries: All their entries.
+        export_id: The unique id of this export, by which an import recognises ledgers that it has made before.
+        ledgers: Ids of the exported ledgers.
+        entries: The number of their entries.
         bytes: Their payload bytes.
-        not_opened: Ledgers whose password is another; they were left out.
-        open: Ledgers that were left out because they are not closed.
-        failed: Ledgers that were left out for other reasons, and why.
+        not_opened: Ids of ledgers left out because they have another password.
+        open: Ids of ledgers left out because they are not closed.
+        failed: Ids of ledgers left out for other reasons, each with the reason.
     """
 
     export_id: str
@@ -61,27 +61,28 @@ def export(
     mode: str = "errorifexists",
     quiet: bool = False,
 ) -> Exported:
-    """Write ledgers to Parquet: ``entries`` has their rows, ``ledgers`` one row for each.
+    """Write ledgers to Parquet files, one row per entry in ``entries`` and one row per ledger in ``ledgers``.
 
     Args:
         spark: The session whose executors read and write.
         where: A store's directory, or a cluster's metadata URL.
-        directory: Where to: any path that Spark can write.
-        cluster_secret: The cluster's.
-        password: The ledgers'; None stands for the empty one.
-        ledgers: Only ledgers of these ids.
-        ledger_type: Only those of this type.
-        open_too: Export ledgers that are not closed, too, as far as they are confirmed now.
-        mode: ``"errorifexists"`` or ``"overwrite"``, as Spark has them.
-        quiet: Show no progress.
+        directory: The target: any path to which Spark can write.
+        cluster_secret: The secret of the cluster.
+        password: The password of the ledgers; None stands for the empty one.
+        ledgers: Ids of the ledgers to export; None for all.
+        ledger_type: Export only ledgers of this type.
+        open_too: Also export ledgers that are not closed, up to their last add confirmed.
+        mode: ``"errorifexists"`` or ``"overwrite"``, as in Spark.
+        quiet: Do not show progress.
 
     Raises:
-        NoSuchLedgerError: A ledger that was named is not there.
-        UsageError: The mode is another, or ``ledgers`` is there and is not to be replaced.
-        CorruptError: Not every entry was read; the export is not complete.
-        PybkError: The place cannot be opened.
+        NoSuchLedgerError: A ledger of ``ledgers`` does not exist.
+        UsageError: The mode is unknown, or the directory ``ledgers`` exists and ``mode`` is not ``"overwrite"``.
+        CorruptError: Not every entry was read, so the export is incomplete.
+        PybkError: The store or cluster cannot be opened.
 
-    Durability: ``ledgers`` is written last, and only there if all entries are: overwriting deletes it first.
+    Durability: ``ledgers`` is written last, and ``"overwrite"`` deletes it first, so it exists only if all entries
+        were written.
     """
     if mode not in ("errorifexists", "overwrite"):
         raise UsageError(f"mode is {mode!r:.100}; an export takes 'errorifexists' or 'overwrite'")
@@ -127,7 +128,7 @@ def _delete_table(spark: SparkSession, table: str, *, overwrite: bool) -> None:
 
 
 def _options(where: StoreOrCluster, password: Secret, headers: Sequence[TransferHeader]) -> SourceOptions:
-    """Return what is read: exactly the entries that headers say."""
+    """Return options that read exactly the entries of the headers."""
     ids = [header.ledger_id for header in headers if header.entries]
     return SourceOptions(
         where=where,

@@ -1,4 +1,4 @@
-"""Ledgers made of Parquet files that ``export`` wrote, each once."""
+"""Import of the Parquet files that ``export`` wrote, exactly once."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _ENTRIES: Final = StructType(
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import made.
+    """The result of an import.
 
     Attributes:
-        export_id: The export.
-        ledgers: Its ledgers, with their ids in the cluster.
-        imported: Those that were made now; the others were there.
-        entries: The entries of these.
+        export_id: The id of the export; empty if it has no ledgers.
+        ledgers: The id of each exported ledger, with the id of its import in the cluster.
+        imported: Exported ids of the ledgers that this call made; the others existed before.
+        entries: The number of entries of these.
         bytes: Their payload bytes.
     """
 
@@ -76,29 +76,30 @@ def import_(
     quorums: Quorums | None = None,
     quiet: bool = False,
 ) -> Imported:
-    """Make ledgers of what ``export`` wrote: entries, their order, type, hints, digest and custom metadata; new ids.
+    """Make the ledgers of an export again: entries, type, hints, digest and custom metadata; they have new ids.
 
-    All of them count at once. Imported again, into the same cluster, nothing is made twice.
+    All ledgers are committed at once. A second import of the same export into the same cluster makes nothing.
 
     Args:
         spark: The session whose executors read and write.
         where: A cluster's metadata URL.
-        directory: Where the export is.
-        cluster_secret: The cluster's.
-        password: The new ledgers'; None stands for the empty one.
-        quorums: Their ensemble size, write quorum and ack quorum; None for those that were exported, or the cluster's
-            defaults for ledgers of a store.
-        quiet: Show no progress.
+        directory: The directory of the export.
+        cluster_secret: The secret of the cluster.
+        password: The password of the new ledgers; None stands for the empty one.
+        quorums: Ensemble size, write quorum and ack quorum of the new ledgers; None for those that were exported, or
+            for the cluster's defaults if the ledgers were exported from a store.
+        quiet: Do not show progress.
 
     Raises:
-        CorruptError: The export is not complete.
-        IllegalOperationError: The same is being imported by another process.
-        UsageError: The place is a store, or the directory is of something else than an export.
+        CorruptError: The export is incomplete.
+        IllegalOperationError: Another process imports the same export.
+        UsageError: ``where`` is a store, or the directory does not hold an export.
         PybkError: The cluster cannot be reached.
 
-    Durability: On return all are durable and count; if this raises, none does that did not before.
+    Durability: On return, all ledgers are durable and committed. If this raises, none was committed by this call,
+        unless ``outcome_unknown`` is set.
     """
-    place = cluster_of(where, cluster_secret, "nobody else makes ledgers in it")
+    place = cluster_of(where, cluster_secret, "other processes cannot write ledgers to it")
     root = directory.rstrip("/")
     table = spark.read.parquet(f"{root}/{LEDGERS_DIRECTORY}")
     if not set(LEDGERS.fieldNames()) <= set(table.columns):
@@ -114,7 +115,8 @@ def import_(
     if quorums is not None:
         headers = [replace(header, quorums=quorums) for header in headers]
     to = TransferTarget(place, secret_of(password), IMPORT_OF, rows[0].export_id, safest_quorums(headers))
-    # The number is read before the ledgers are listed, so a commit that the list misses has taken the number.
+    # The number is read before the ledgers are listed: a commit that the listing misses takes this number, so ours
+    # is then refused.
     number = to.sink.record().last + 1
     before = to.there()
     wanted = [header for header in headers if not is_there(before.get(header.ledger_id), header)]
@@ -176,25 +178,25 @@ class LedgersWriter(DataSourceArrowWriter):
         return LedgersCommitMessage(tuple(making.written))
 
     def commit(self, messages: Messages) -> None:
-        """Make all ledgers count."""
+        """Commit the ledgers of all tasks."""
         received = [message for message in messages if isinstance(message, LedgersCommitMessage)]
         if len(received) != len(messages):
             raise IllegalOperationError(
-                f"{len(messages) - len(received)} of {len(messages)} tasks did not say what they made"
+                f"{len(messages) - len(received)} of {len(messages)} tasks did not report their ledgers"
             )
         self._target.commit(self._number, [each for message in received for each in message.written])
 
     def abort(self, messages: Messages) -> None:
-        """Delete the ledgers that tasks wrote, unless they were committed after all."""
+        """Delete the ledgers that tasks wrote, unless they were committed."""
         received = [message for message in messages if isinstance(message, LedgersCommitMessage)]
         self._target.sink.abort([each.ledger_id for message in received for each in message.written])
 
 
 class _LedgerMaker:
-    """Ledgers that one task makes, one after the other.
+    """Makes the ledgers of one task, one after the other.
 
     Attributes:
-        written: Those that are complete.
+        written: The complete ledgers.
     """
 
     def __init__(self, target: TransferTarget) -> None:
@@ -206,19 +208,19 @@ class _LedgerMaker:
         self.written: list[WrittenLedger] = []
 
     def take(self, ledger_id: int, entry_ids: np.ndarray[tuple[int], np.dtype[np.int64]], payloads: pa.Array) -> None:
-        """Take rows of one ledger, which continue where the last ones ended."""
+        """Append rows of one ledger; they continue the rows of the last call, or begin with the header."""
         if entry_ids[0] == -1:
             self.finish()
             self._header = TransferHeader.decode(payloads[0].as_py())
             self._writer = self._target.create(self._header)
             entry_ids, payloads = entry_ids[1:], payloads.slice(1)
         if self._writer is None or self._header is None or self._header.ledger_id != ledger_id:
-            raise CorruptError(f"there are entries of ledger {ledger_id}, and no header; export again")
+            raise CorruptError(f"there are entries of ledger {ledger_id}, but it has no header; export again")
         wrong = np.flatnonzero(entry_ids != np.arange(self._next, self._next + len(entry_ids)))
         if len(wrong):
             raise CorruptError(
-                f"entry {self._next + int(wrong[0])} of ledger {ledger_id} is missing, or one before it is there "
-                "twice: the export is not whole; export again"
+                f"entry {self._next + int(wrong[0])} of ledger {ledger_id} is missing, or an earlier entry is "
+                "duplicated: the export is damaged; export again"
             )
         self._next += len(entry_ids)
         if len(entry_ids):
@@ -232,7 +234,7 @@ class _LedgerMaker:
         self._next = 0
 
     def give_up(self) -> None:
-        """Delete what was made."""
+        """Delete all ledgers that this task made."""
         for each in self.written:
             self._target.delete(each.ledger_id)
         if self._writer is not None:

@@ -1,4 +1,4 @@
-"""Ledgers and their replicas by bookie, as data frames."""
+"""Inventory of all ledgers and replicas, as data frames."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LEDGERS: Final = StructType(
         StructField("fragments", LongType()),
     ]
 )
-"""Columns of the ledgers.
+"""Columns of the data frame of ledgers.
 
 ``entries`` and ``bytes`` are null where they are not known; ``sealed`` is null for a ledger that is not closed, or that
 has no password.
@@ -77,7 +77,7 @@ REPLICAS: Final = StructType(
         StructField("under_replicated", BooleanType()),
     ]
 )
-"""Columns of the replicas: one row per fragment and bookie."""
+"""Columns of the data frame of replicas: one row per fragment and bookie."""
 
 
 class Inventory(NamedTuple):
@@ -85,9 +85,9 @@ class Inventory(NamedTuple):
 
     Attributes:
         ledgers: One row per ledger (``LEDGERS``).
-        replicas: One row per fragment and bookie (``REPLICAS``), with the entries and, about, the payload bytes that
-            the bookie should have of it; no rows for a store. It is under-replicated if the bookie is not
-            ``registered``, or if it is ``recorded`` that it misses entries.
+        replicas: One row per fragment and bookie (``REPLICAS``), with the entries and the approximate payload bytes
+            of the fragment that the bookie should have; empty for a store. A replica is under-replicated if its bookie
+            is not ``registered``, or if the metadata store has a record that the bookie lacks entries (``recorded``).
     """
 
     ledgers: DataFrame
@@ -110,7 +110,7 @@ class Inventory(NamedTuple):
         ).sort(*keys)
 
     def by_bookie(self) -> DataFrame:
-        """Return fragments, those under-replicated, entries and bytes by bookie."""
+        """Return the number of replicas, of those under-replicated, of entries and of bytes by bookie."""
         return (
             self.replicas.groupBy("bookie", "registered")
             .agg(
@@ -128,12 +128,12 @@ class Inventory(NamedTuple):
 
 
 class _ClusterState(NamedTuple):
-    """State of the cluster, read once for all ledgers.
+    """The state of the cluster, read once for all ledgers.
 
     Attributes:
-        now_ns: The time.
-        registered: Bookies that are registered now, by their names in the metadata.
-        recorded: Ledgers and bookies of which it is recorded that the bookie misses entries.
+        now_ns: The time of reading.
+        registered: The names of the registered bookies, as in the metadata of ledgers.
+        recorded: The ids of under-replicated ledgers, each with the name of the bookie that lacks entries.
     """
 
     now_ns: int
@@ -151,26 +151,27 @@ def inventory(
     ledger_type: str | None = None,
     quiet: bool = False,
 ) -> Inventory:
-    """Return all ledgers and replicas, and which replicas are under-replicated.
+    """Return all ledgers and all replicas, with those that are under-replicated marked.
 
     Args:
-        spark: The session whose executors look.
+        spark: The session whose executors read the metadata.
         where: A store's directory, or a cluster's metadata URL.
-        cluster_secret: The cluster's.
-        password: Opens ledgers that are not closed, of which entries and bytes are not known otherwise.
-        ledgers: Only ledgers of these ids.
-        ledger_type: Only those of this type.
-        quiet: Show no progress.
+        cluster_secret: The secret of the cluster.
+        password: The password of open ledgers; without it, their entries and bytes are not known.
+        ledgers: Ids of the ledgers to list; None for all.
+        ledger_type: List only ledgers of this type.
+        quiet: Do not show progress.
 
     Returns:
-        Two data frames, made and persisted; ``unpersist`` them when they are not needed any more. What happens later
-        is not in them.
+        Two data frames, computed and persisted; call their ``unpersist`` when they are no longer needed. They do not
+        show later changes.
 
     Raises:
-        NoSuchLedgerError: A ledger that was named is not there.
-        PybkError: The place cannot be opened.
+        NoSuchLedgerError: A ledger of ``ledgers`` does not exist.
+        PybkError: The store or cluster cannot be opened.
 
-    Cost: Reads metadata, and asks the bookies of ledgers that are open how far these are; reads no entries.
+    Cost: Reads the metadata of each ledger, and the last add confirmed of open ledgers from their bookies; does not
+        read other entries.
     """
     place = where_of(where, cluster_secret)
     ids = [each.ledger_id for each in selected_ledgers(place, ledgers, ledger_type, system=ledger_type is None)]
@@ -188,7 +189,7 @@ def inventory(
 
 
 def _known(found: Connection) -> _ClusterState:
-    """Read which bookies are registered, and which are recorded as missing entries."""
+    """Return the registered bookies and the recorded under-replicated ledgers."""
     metadata = found.metadata
     if metadata is None:
         return _ClusterState(time.time_ns(), frozenset(), frozenset())
@@ -204,7 +205,7 @@ def _known(found: Connection) -> _ClusterState:
 def _looked(
     where: StoreOrCluster, password: Secret, ids: Iterable[int]
 ) -> Iterator[tuple[LedgerMetadata, int | None, int | None]]:
-    """Yield metadata, entries and payload bytes of ledgers, None where they are not known; in an executor."""
+    """Yield metadata, entries and payload bytes of ledgers; None for unknown numbers. Runs in an executor."""
     found = connection(where)
     for ledger_id in ids:
         with suppress(NoSuchLedgerError):  # deleted meanwhile
@@ -213,7 +214,7 @@ def _looked(
 
 
 def _extent(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int | None, int | None]:
-    """Return entries and payload bytes of a ledger, None where they are not known."""
+    """Return the number of entries and payload bytes of a ledger; None where they are not known."""
     if found.metadata is None:
         descriptor = found.backend.descriptor(metadata.ledger_id)
         return descriptor.last_add_confirmed + 1, descriptor.length_durable
@@ -221,8 +222,8 @@ def _extent(found: Connection, metadata: LedgerMetadata, password: bytes | None)
         last, length = end_of(found, metadata, password)
     except NoSuchLedgerError:
         raise
-    except PybkError as error:  # another password, or bookies that do not answer
-        logger.info("how far ledger %d is cannot be seen: %s", metadata.ledger_id, error)
+    except PybkError as error:  # the password is wrong, or too few bookies answer
+        logger.info("the last add confirmed of ledger %d cannot be read: %s", metadata.ledger_id, error)
         return None, None
     return last + 1, length
 

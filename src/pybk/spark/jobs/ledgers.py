@@ -1,4 +1,4 @@
-"""Which ledgers a job is about, where they are, and whether their password is known."""
+"""Selection of the ledgers of a job, and their ends and passwords."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 _PAGE: Final = 500
 
 StoreOrUrl = str | StoreOrCluster
-"""Where ledgers are: the directory of a store, or the metadata URL of a cluster."""
+"""The location of ledgers: the directory of a store, or the metadata URL of a cluster."""
 
 
 def where_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None = None) -> StoreOrCluster:
-    """Return where ledgers are.
+    """Return a location with its secret.
 
     Args:
-        place: A directory, or a metadata URL: ``zk://host:port/path``, ``lmdb:///path``; or that with its secret.
-        cluster_secret: The cluster's, as such, or where executors find it; None for none.
+        place: A directory, or a metadata URL such as ``zk://host:port/path`` or ``lmdb:///path``; a ``StoreOrCluster``
+            is returned unchanged.
+        cluster_secret: The secret of the cluster, or where executors find it; None if the cluster has none.
     """
     if isinstance(place, StoreOrCluster):
         return place
@@ -40,10 +41,10 @@ def where_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None = None) ->
 
 
 def cluster_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None, what: str) -> StoreOrCluster:
-    """Return where a cluster's ledgers are.
+    """Return the location of a cluster with its secret.
 
     Raises:
-        UsageError: It is a directory; ``what`` says what only a cluster can.
+        UsageError: The location is a directory; the message contains ``what``, the reason why it needs a cluster.
     """
     where = where_of(place, cluster_secret)
     if where.metadata_uri is None:
@@ -52,24 +53,24 @@ def cluster_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None, what: s
 
 
 def secret_of(password: bytes | Secret | None) -> Secret:
-    """Return a password as it is sent to executors."""
+    """Return a password in the form that is sent to executors."""
     return password if isinstance(password, Secret) else Secret(password)
 
 
 def selected_ledgers(
     where: StoreOrCluster, ledgers: Iterable[int] | None = None, ledger_type: str | None = None, *, system: bool = False
 ) -> list[LedgerMetadata]:
-    """Return the ledgers that a job is about, by ascending id.
+    """Return the metadata of the ledgers of a job, by ascending id.
 
     Args:
-        where: Where they are.
-        ledgers: Their ids; None for all.
-        ledger_type: Only those of this type; None for all.
-        system: Also those of the system's own types.
+        where: The store or cluster.
+        ledgers: Ids of ledgers; None for all.
+        ledger_type: Return only ledgers of this type; None for all types.
+        system: Also return ledgers of pybk's own types.
 
     Raises:
-        NoSuchLedgerError: One that was named is not there.
-        UsageError: It is the directory of a bookie.
+        NoSuchLedgerError: A ledger of ``ledgers`` does not exist.
+        UsageError: ``where`` is the directory of a bookie.
     """
     found = connection(where)
     manager = found.manager
@@ -91,22 +92,22 @@ def selected_ledgers(
 
 
 def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
-    """Return what checks a ledger's entries and seal, as ``pybk.ledger_check.find_seal`` does."""
+    """Return the verifier of a ledger's entries and seal, as ``pybk.ledger_check.find_seal`` does."""
     return find_seal(found.backend.key_ring, found.backend.verifier, passwords, metadata)
 
 
 def unlocks(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
-    """Return whether a password, None for the empty one, is that of a ledger."""
+    """Return whether a password is that of a ledger; None stands for the empty password."""
     return manager.check_password(metadata, password or b"")
 
 
 def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:
-    """Return the last entry of a ledger that may be read now, -1 for none, and about its payload bytes.
+    """Return the last entry of a ledger that can be read now, -1 for none, and the approximate payload bytes up to it.
 
     Raises:
-        NoSuchLedgerError: It was deleted.
-        UnauthorizedError: It is open, and the password is another.
-        PybkError: It is open, and too few of its bookies answer.
+        NoSuchLedgerError: The ledger was deleted.
+        UnauthorizedError: The ledger is open, and the password is wrong.
+        PybkError: The ledger is open, and too few of its bookies answer.
     """
     if metadata.state is LedgerState.CLOSED:
         return metadata.last_entry_id, metadata.length
@@ -115,10 +116,10 @@ def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) 
 
 
 def exact_end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:
-    """Return what ``end_of`` does, and exactly how many payload bytes there are up to that entry.
+    """Return the same as ``end_of``, but with the exact payload bytes up to the last entry.
 
     Raises:
-        PybkError: As ``end_of`` and reading.
+        PybkError: As ``end_of``, or the last entry cannot be read.
     """
     if metadata.state is LedgerState.CLOSED:
         return metadata.last_entry_id, metadata.length
@@ -128,7 +129,7 @@ def exact_end_of(found: Connection, metadata: LedgerMetadata, password: bytes | 
 
 
 def existing(found: Connection, ledger_ids: Iterable[int]) -> list[LedgerMetadata]:
-    """Return those of some ledgers that were not deleted meanwhile, as they are now, by ascending id."""
+    """Return the present metadata of the given ledgers that still exist, by ascending id."""
     there = []
     for ledger_id in sorted(set(ledger_ids)):
         with suppress(NoSuchLedgerError):

@@ -1,4 +1,4 @@
-"""The session that a job on a command line runs in."""
+"""The Spark session of a job that was started on the command line."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pyspark.sql import SparkSession
 from pybk.errors import UsageError
 
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Set in a driver that ``spark-submit`` has started, whose settings say which master."""
+"""The environment variable that ``spark-submit`` sets in a driver; its settings then name the master."""
 
 
 @contextmanager
 def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
-    """Give the session that runs; or one of its own, which is stopped at the end.
+    """Yield the active session; if there is none, start one, and stop it at the end.
 
     Args:
-        name: Of the application.
-        master: Spark's master URL; None for what ``spark-submit`` says, or else all cores of this machine.
+        name: The name of the application.
+        master: Spark's master URL; None for the master of ``spark-submit``, or else all cores of this machine.
 
     Raises:
         UsageError: Spark cannot be started.
@@ -46,7 +46,7 @@ def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
     except Exception as error:
         raise UsageError(
             f"Spark cannot be started: {' '.join(str(error).split()):.300}; it needs Java 17 or newer, on the path or "
-            "in JAVA_HOME, and a master that is there"
+            "in JAVA_HOME, and a master that exists"
         ) from error
     try:
         yield spark
@@ -55,7 +55,7 @@ def session(name: str, master: str | None = None) -> Iterator[SparkSession]:
 
 
 def failure(error: Exception) -> str | None:
-    """Return in one line what went wrong in Spark; None for an error that is none of Spark's.
+    """Return an error of Spark as one line; None if the error is not Spark's.
 
     Raises:
         UsageError: Spark refused the request, such as a write to a path that exists.
@@ -65,6 +65,6 @@ def failure(error: Exception) -> str | None:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, AnalysisException):
         raise UsageError(lines[0]) from error
-    # What a task raised stands at the end of its traceback.
+    # The error that a task raised is at the end of the traceback.
     reported = [line for line in lines if line.startswith("pybk.errors.")]
     return reported[0].removeprefix("pybk.errors.") if reported else f"a Spark job failed: {' '.join(lines)[:300]}"

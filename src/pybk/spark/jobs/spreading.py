@@ -1,4 +1,4 @@
-"""Work of a job, spread over executors, with its progress on the driver's terminal."""
+"""Distribution of a job's work over executors, with progress on the driver's terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TASK_BYTES: Final = 256 << 20
-"""Bytes that one task works on at most, unless one unit of work has more."""
+"""The maximum bytes of one task, unless a single unit of work is larger."""
 
 _TASKS_PER_CORE: Final = 4
 _SHOWN_EVERY_S: Final = 0.2
@@ -32,16 +32,16 @@ R = TypeVar("R")
 
 
 def context_of(spark: SparkSession) -> SparkContext:
-    """Return a session's context.
+    """Return a session's SparkContext.
 
     Raises:
-        IllegalOperationError: It has none, as sessions of Spark Connect.
+        IllegalOperationError: The session has none, because it is one of Spark Connect.
     """
     try:
         return spark.sparkContext
     except Exception as error:
         raise IllegalOperationError(
-            "this session has no SparkContext, as those of Spark Connect have none: run jobs over ledgers from a "
+            "this session has no SparkContext, because it is a session of Spark Connect: run jobs over ledgers in a "
             "driver of the cluster"
         ) from error
 
@@ -55,15 +55,15 @@ def spread(
     what: str,
     quiet: bool = False,
 ) -> list[R]:
-    """Do some work on executors, and return what came of each unit, in their order.
+    """Run a function for each unit of work on executors, and return the results in the order of the units.
 
     Args:
         spark: The session.
-        work: Does one unit; it and the units are sent to executors.
-        units: What is to be done.
-        sizes: Bytes of each unit, about, by which tasks are made of equal size.
-        what: Names the work to people; holds no secret.
-        quiet: Show no progress on a terminal.
+        work: The function, called with one unit; it and the units are pickled and sent to executors.
+        units: The units of work.
+        sizes: The approximate bytes of each unit, from which tasks of similar size are formed.
+        what: The description of the work, for people; must not contain secrets.
+        quiet: Do not show progress on the terminal.
     """
     if not units:
         return []
@@ -81,16 +81,16 @@ def spread_rows(
     what: str,
     quiet: bool = False,
 ) -> DataFrame:
-    """Have rows made by executors, and return them as a data frame that is persisted there.
+    """Compute rows on executors, and return them as a data frame that is persisted there.
 
     Args:
         spark: The session.
-        work: Makes the rows of one unit.
-        units: What is to be done.
-        schema: Of the rows.
-        sizes: Ledgers in each unit.
-        what: Names the work to people; holds no secret.
-        quiet: Show no progress on a terminal.
+        work: The function, called with one unit; it returns the rows of the unit.
+        units: The units of work.
+        schema: The schema of the rows.
+        sizes: The number of ledgers in each unit.
+        what: The description of the work, for people; must not contain secrets.
+        quiet: Do not show progress on the terminal.
     """
     if not units:
         return spark.createDataFrame([], schema)
@@ -109,7 +109,7 @@ def _tasks(
     what: str,
     shown_in: str | None,
 ) -> Iterator[RDD[R]]:
-    """Give work as tasks that have not begun; once they have, they show how far they are, in some unit if any."""
+    """Yield an RDD of the units' results; while its tasks run, show progress, counted in ``shown_in`` if given."""
     context = context_of(spark)
     done: Accumulator[int] = context.accumulator(0)
 
@@ -130,11 +130,11 @@ def _tasks(
 
 
 def grouped(sizes: Sequence[int], cores: int) -> list[tuple[int, int]]:
-    """Return how units are shared out to tasks, each from one unit up to another: several for each core.
+    """Return the half-open range of units of each task; there are several tasks per core.
 
     Args:
-        sizes: Bytes of each unit.
-        cores: How many tasks run at once.
+        sizes: The bytes of each unit.
+        cores: The number of tasks that run at once.
     """
     most = min(TASK_BYTES, max(1, sum(sizes) // (_TASKS_PER_CORE * cores)))
     groups = []
@@ -149,9 +149,9 @@ def grouped(sizes: Sequence[int], cores: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def _bar(progress: Callable[[], tuple[int, int]], what: str, unit: str | None) -> Iterator[None]:
-    """Show how far something is on a terminal, in some unit if any: how much is done, and how much there is."""
+    """Show a progress bar on a terminal; ``progress`` returns the done and total amounts. None as unit shows none."""
     ended = threading.Event()
-    # With ``disable=None`` nothing is shown where standard error is no terminal.
+    # With ``disable=None``, tqdm shows the bar only if standard error is a terminal.
     with tqdm(
         desc=what, unit=unit or "", unit_scale=True, disable=None if unit else True, file=sys.stderr, leave=False
     ) as bar:
@@ -174,12 +174,12 @@ def _bar(progress: Callable[[], tuple[int, int]], what: str, unit: str | None) -
 
 @contextmanager
 def shown_jobs(spark: SparkSession, what: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show how far Spark's own jobs are that this thread begins meanwhile, on a terminal.
+    """Show on a terminal the progress of the Spark jobs that this thread starts in the context.
 
     Args:
         spark: The session.
-        what: Names the work to people; holds no secret.
-        quiet: Show nothing.
+        what: The description of the work, for people; must not contain secrets.
+        quiet: Do not show progress.
     """
     context = context_of(spark)
     tracker = context.statusTracker()

@@ -1,4 +1,4 @@
-"""Closed ledgers brought to a tier, those that a policy names, by executors."""
+"""Moves of closed ledgers to a tier, run by executors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """What a move of ledgers did, or would do.
+    """The result of moving ledgers.
 
     Attributes:
         target: The tier.
-        ledgers: Ledgers that were moved, or with ``dry_run`` would be.
+        ledgers: Ids of the ledgers that were moved, or with ``dry_run`` would be moved.
         bytes: Their payload bytes.
-        not_opened: Ledgers whose password is another; they stay where they are.
-        failed: Ledgers that could not be moved, at least not on all bookies, and why; move them again.
-        dry_run: Whether nothing was done.
+        not_opened: Ids of ledgers that were not moved because they have another password.
+        failed: Ids of ledgers that could not be moved on all bookies, each with the reason; move them again.
+        dry_run: Whether the move was only simulated.
     """
 
     target: StorageHint
@@ -58,28 +58,28 @@ def tier(
     dry_run: bool = False,
     quiet: bool = False,
 ) -> Tiered:
-    """Move those closed ledgers to a tier that are not there, and that all conditions hold for.
+    """Move the closed ledgers that satisfy all given conditions to a tier, unless they are in it already.
 
     Args:
-        spark: The session whose executors ask for the moves.
+        spark: The session whose executors request the moves.
         where: A cluster's metadata URL.
         target: The tier.
-        cluster_secret: The cluster's.
-        password: The ledgers'; None stands for the empty one.
-        ledgers: Only ledgers of these ids.
-        ledger_type: Only those of this type.
-        hint: Only those created with this hint.
-        older_than: Only those created more than so many seconds ago.
-        larger_than: Only those of more payload bytes than this.
-        dry_run: Only say which they are.
-        quiet: Show no progress.
+        cluster_secret: The secret of the cluster.
+        password: The password of the ledgers; None stands for the empty one.
+        ledgers: Move only ledgers with these ids.
+        ledger_type: Move only ledgers of this type.
+        hint: Move only ledgers that were created with this hint.
+        older_than: Move only ledgers that were created more than this number of seconds ago.
+        larger_than: Move only ledgers with more payload bytes than this.
+        dry_run: Return the ledgers that would be moved, without moving them.
+        quiet: Do not show progress.
 
     Raises:
-        NoSuchLedgerError: A ledger that was named is not there.
-        UsageError: It is a store, which only the process that writes it can move ledgers of.
+        NoSuchLedgerError: A ledger of ``ledgers`` does not exist.
+        UsageError: ``where`` is a store, whose ledgers only its own process can move.
         PybkError: The cluster cannot be reached.
 
-    Durability: Ledgers that are returned as moved are durable in their new tier on all their bookies.
+    Durability: The ledgers of the result are durable in their new tier on all their bookies.
     """
     place = cluster_of(where, cluster_secret, "only that process moves its ledgers")
     target = StorageHint(target)
@@ -117,7 +117,7 @@ def _moved(
     target: StorageHint,
     quiet: bool,
 ) -> dict[int, str]:
-    """Move ledgers; return those that were not, and why: for no reason those that were deleted meanwhile."""
+    """Move ledgers; return the reason for each that was not moved, empty if it was deleted meanwhile."""
     ids = [each.ledger_id for each in movable]
     reasons = spread(
         spark,
@@ -131,7 +131,7 @@ def _moved(
 
 
 def _move(where: StoreOrCluster, password: Secret, target: StorageHint, ledger_id: int) -> str | None:
-    """Move a ledger, asked for by an executor; return why that failed."""
+    """Move a ledger; runs in an executor. Returns None, the reason of a failure, or "" if the ledger was deleted."""
     try:
         connection(where).manager.move_ledger(ledger_id, target, password=password.read() or b"")
     except NoSuchLedgerError:

@@ -1,10 +1,11 @@
-"""Ledgers written anew in another cluster by ``copy`` and ``import_``, each exactly once.
+"""Transfers of ledgers into a cluster by ``copy`` and ``import_``, exactly once.
 
 Theory of operation: a transfer is a sink (``pybk.spark.sink.manifest``) whose app id names the origin, so two transfers
-of one origin share a record. Each new ledger names its original in its custom metadata. A transfer reads the number of
-the next commit, then lists what is committed, writes what is missing, and commits with that number. If another transfer
-of the same origin commits in between, the number is taken: this commit is skipped, its ledgers are deleted, and nothing
-exists twice. An interrupted transfer leaves orphans only, and running it again writes what is missing.
+of one origin share a sink record. Each new ledger names its original in its custom metadata, and counts once a commit
+of the sink names it. A transfer reads the number of the next commit, then lists the committed ledgers, writes the
+missing ones, and commits with that number. If another transfer of the same origin has committed in between, the number
+is taken: this commit is skipped and its ledgers are deleted, so a ledger is never duplicated. An interrupted transfer
+leaves only orphans, and running it again writes the missing ledgers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pybk.writer import LedgerWriter
 
 COPY_OF: Final = "pybk.copy-of"
-"""Custom metadata of a copy: the id of the cluster or store that it was copied from, a slash, its ledger id there."""
+"""Custom metadata of a copy: the id of the source cluster or store, a slash, and the id of the original ledger."""
 
 IMPORT_OF: Final = "pybk.import-of"
 """Custom metadata of an imported ledger: the id of the export, a slash, and the ledger's id in it."""
@@ -42,21 +43,21 @@ _OWN: Final = (SINK_KEY, COPY_OF, IMPORT_OF)
 Quorums = tuple[int | None, int | None, int | None]
 
 Listing = Callable[[], list["LedgerMetadata"]]
-"""Lists ledgers as they are now."""
+"""Returns the present metadata of ledgers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferHeader:
-    """What a ledger takes over from the one that it is written after.
+    """The properties that a transfer copies from an original ledger to the new one.
 
     Attributes:
-        ledger_id: That one's id.
-        ledger_type: Its type.
-        storage_hints: Its hints.
-        digest_type: Its digest.
-        custom_metadata: The application's own.
-        entries: How many entries it is to have.
-        length: Their payload bytes.
+        ledger_id: The id of the original.
+        ledger_type: The ledger type.
+        storage_hints: The storage hints.
+        digest_type: The name of the digest type.
+        custom_metadata: The application's custom metadata, without keys of pybk.
+        entries: The number of entries to transfer.
+        length: The payload bytes of these entries.
         quorums: Ensemble size, write quorum, ack quorum; None for the cluster's default.
     """
 
@@ -71,15 +72,15 @@ class TransferHeader:
 
     @classmethod
     def of(cls, metadata: LedgerMetadata, last: int, length: int, quorums: Quorums | None = None) -> TransferHeader:
-        """Return what is taken over from a ledger, up to an entry.
+        """Return the header of a transfer of a ledger up to an entry.
 
         Args:
-            metadata: The ledger's.
-            last: The entry.
-            length: Payload bytes up to there.
-            quorums: Other ones than the ledger's.
+            metadata: The metadata of the original.
+            last: The id of the last entry to transfer.
+            length: The payload bytes of the entries up to ``last``.
+            quorums: The new ledger's quorums; None for those of the original.
         """
-        own: Quorums = (None, None, None)  # a store's ledger has one copy, which says nothing of a cluster
+        own: Quorums = (None, None, None)  # a store's ledger has one copy, so the cluster's defaults apply
         if metadata.fragments:
             own = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
         return cls(
@@ -100,7 +101,7 @@ class TransferHeader:
 
     @classmethod
     def decode(cls, data: bytes) -> TransferHeader:
-        """Decode what ``encode`` made; raises CorruptError if it is something else."""
+        """Decode the result of ``encode``; raises CorruptError for other data."""
         return decode_json(data, _header_of, where="the header of a ledger")
 
 
@@ -114,13 +115,13 @@ def _header_of(values: dict[str, Any]) -> TransferHeader:
 
 @dataclass(frozen=True, slots=True)
 class TransferTarget:
-    """Where ledgers are written anew.
+    """The target of a transfer.
 
     Attributes:
-        where: The cluster.
-        password: The new ledgers'.
-        key: Custom metadata that says what a ledger was written after: ``COPY_OF`` or ``IMPORT_OF``.
-        origin: Where it was read.
+        where: The target cluster.
+        password: The password of the new ledgers.
+        key: The key of the custom metadata that names the original: ``COPY_OF`` or ``IMPORT_OF``.
+        origin: The id of the source cluster or store, or of the export.
         quorums: Ensemble size, write quorum and ack quorum of the manifests that name the ledgers.
     """
 
@@ -132,27 +133,27 @@ class TransferTarget:
 
     @property
     def app_id(self) -> str:
-        """The sink that these ledgers are of."""
+        """The app id of the sink that commits the new ledgers."""
         return f"{self.key}/{self.origin}"
 
     @property
     def sink(self) -> Sink:
-        """The sink's record; over this process's connection."""
+        """The sink that commits the new ledgers, over this process's connection to the target."""
         found = connection(self.where)
         if found.metadata is None:
-            raise UsageError(f"{self.where} is no cluster; ledgers are written anew in clusters")
+            raise UsageError(f"{self.where} is not a cluster; ledgers can be copied and imported only into a cluster")
         password = self.password.read() or b""
         return Sink(found.manager, found.metadata, self.app_id, password=password, quorums=self.quorums)
 
     def there(self) -> dict[int, LedgerMetadata]:
-        """Return the ledgers that are there and count, by what they were written after; of several the longest."""
+        """Return the committed ledgers of the target by the id of their original; of several copies the longest."""
         return {ledger_id: found[0] for ledger_id, found in self._counting().items()}
 
     def drop_outdated(self) -> None:
-        """Delete ledgers that count and of which there is a longer one.
+        """Delete the committed ledgers whose original has a longer committed copy.
 
         Raises:
-            PybkError: One could not be deleted: readers have what is in both twice.
+            PybkError: A ledger could not be deleted, so readers see its entries twice.
         """
         for found in self._counting().values():
             for metadata in found[1:]:
@@ -160,9 +161,9 @@ class TransferTarget:
                     self._delete(metadata.ledger_id)
 
     def _counting(self) -> dict[int, list[LedgerMetadata]]:
-        """Return the ledgers that are there and count, by what they were written after, the longest first."""
+        """Return the committed ledgers of the target by the id of their original, the longest copy first."""
         found = connection(self.where)
-        assert found.metadata is not None, "the sink would not be one"
+        assert found.metadata is not None, "``sink`` raises UsageError for a store"
         counting = set(self.sink.committed())
         there: dict[int, list[LedgerMetadata]] = {}
         for metadata in sink_ledgers(found.metadata, self.app_id):
@@ -174,7 +175,7 @@ class TransferTarget:
         return there
 
     def create(self, header: TransferHeader) -> LedgerWriter:
-        """Create a ledger; it counts once it is committed."""
+        """Create the new ledger of a header, and return its writer; readers of the sink see it after ``commit``."""
         ensemble_size, write_quorum, ack_quorum = header.quorums
         digest_type = DigestType[header.digest_type]
         password = self.password.read() or b""
@@ -183,7 +184,7 @@ class TransferTarget:
             ledger_type=header.ledger_type,
             storage_hints=map(StorageHint, header.storage_hints),
             digest_type=digest_type,
-            insecure=digest_type is DigestType.NONE or not password,  # as the ledger that is copied was
+            insecure=digest_type is DigestType.NONE or not password,  # as the original
             custom_metadata={
                 **header.custom_metadata,
                 SINK_KEY: self.app_id.encode(),
@@ -195,7 +196,7 @@ class TransferTarget:
         )
 
     def delete(self, ledger_id: int) -> None:
-        """Delete a ledger that does not count; if that cannot be done now, it is an orphan of the sink."""
+        """Delete a ledger that is not committed; if that fails, the ledger remains an orphan of the sink."""
         with suppress(PybkError):
             self._delete(ledger_id)
 
@@ -203,37 +204,38 @@ class TransferTarget:
         connection(self.where).manager.delete_ledger(ledger_id, password=self.password.read() or b"")
 
     def commit(self, number: int, written: Sequence[WrittenLedger]) -> None:
-        """Make ledgers count, all at once.
+        """Commit ledgers, all or none; returns without effect if an earlier attempt has committed these ledgers.
 
         Args:
-            number: One more than that of the commit before.
-            written: The ledgers.
+            number: The number of the last commit plus one.
+            written: The ledgers to commit.
 
         Raises:
-            IllegalOperationError: Another job committed meanwhile; these ledgers were deleted.
+            IllegalOperationError: Another job has committed with this number; these ledgers were deleted.
         """
         oldest_ns = min((each.created_ns for each in written), default=time.time_ns())
         if self.sink.commit(Attempt(number, oldest_ns), written):
             return
-        # An answer of the metadata store that was lost makes a commit find its own.
+        # If the metadata store's answer was lost, a repeated commit finds its own record, which is a success.
         if not {each.ledger_id for each in written} <= set(self.sink.committed()):
             raise IllegalOperationError(
-                f"another job has written ledgers of {self.origin} to {self.where} meanwhile, and these were given up: "
-                "wait for it, and run this again for what is left"
+                f"another job has committed ledgers of {self.origin} in {self.where} meanwhile, so those of this job "
+                "were deleted: wait until the other job has ended, and run this one again for the remaining ledgers"
             )
 
 
 def finish(writer: LedgerWriter, header: TransferHeader, pending: AppendFuture[range] | None) -> WrittenLedger:
-    """Close a ledger, and make sure that it is what it was to be.
+    """Close a new ledger, and check that it has the entries and bytes of its header.
 
     Args:
-        writer: The ledger's.
-        header: What it was to be.
-        pending: Of what was appended last; None if nothing was.
+        writer: The writer of the new ledger.
+        header: The header of the transfer.
+        pending: The future of the last append; None if nothing was appended.
 
     Raises:
-        LedgerRecoveryError: It was closed elsewhere, or is another than its header says.
-        PybkError: As appending and closing.
+        LedgerRecoveryError: The ledger has another number of entries or bytes, for example because it was closed
+            elsewhere.
+        PybkError: An append or the close failed.
     """
     if pending is not None:
         pending.result()
@@ -241,20 +243,20 @@ def finish(writer: LedgerWriter, header: TransferHeader, pending: AppendFuture[r
     found = writer.last_add_confirmed + 1, writer.length
     if found != (header.entries, header.length):
         raise LedgerRecoveryError(
-            f"ledger {writer.ledger_id}, written after ledger {header.ledger_id}, has {found[0]} entries of {found[1]} "
-            f"bytes, and was to have {header.entries} of {header.length}: what was read is not whole"
+            f"ledger {writer.ledger_id}, made from ledger {header.ledger_id}, has {found[0]} entries of {found[1]} "
+            f"bytes instead of {header.entries} of {header.length}: the entries that were read are incomplete"
         )
     return WrittenLedger(writer.ledger_id, header.entries, header.length, writer.metadata.creation_time_ns)
 
 
 def safest_quorums(headers: Iterable[TransferHeader]) -> Quorums:
-    """Return the quorums of those ledgers that lose the most bookies without harm: their manifest is as safe."""
+    """Return the quorums that tolerate the loss of the most bookies, so that the manifest is as safe as any ledger."""
     quorums = [header.quorums for header in headers]
     return max(quorums, key=lambda each: (each[1] or 0, each[2] or 0), default=(None, None, None))
 
 
 def is_there(metadata: LedgerMetadata | None, header: TransferHeader) -> bool:
-    """Return whether a ledger was written already, with as many entries and bytes."""
+    """Return whether a committed ledger is a complete copy: closed, with the entries and bytes of the header."""
     return (
         metadata is not None
         and metadata.state is LedgerState.CLOSED
@@ -264,13 +266,13 @@ def is_there(metadata: LedgerMetadata | None, header: TransferHeader) -> bool:
 
 @dataclass(slots=True)
 class TransferPlan:
-    """Which ledgers are written anew, and which are not.
+    """The ledgers to transfer, and those that are left out.
 
     Attributes:
-        ledgers: Those that are, with what is taken over from them.
-        not_opened: Ledgers whose password is another.
-        still_open: Ledgers that are not closed, and left out for that.
-        failed: Ledgers that are left out for other reasons, and why.
+        ledgers: The ledgers to transfer, with their headers.
+        not_opened: Ids of ledgers left out because they have another password.
+        still_open: Ids of ledgers left out because they are not closed.
+        failed: Ids of ledgers left out for other reasons, each with the reason.
     """
 
     ledgers: list[tuple[LedgerMetadata, TransferHeader]] = field(default_factory=list)
@@ -280,7 +282,7 @@ class TransferPlan:
 
     @property
     def headers(self) -> list[TransferHeader]:
-        """What is taken over from each ledger."""
+        """The headers of the ledgers to transfer."""
         return [header for _, header in self.ledgers]
 
 
@@ -292,14 +294,14 @@ def plan_transfer(
     open_too: bool,
     quorums: Quorums | None = None,
 ) -> TransferPlan:
-    """Decide which ledgers are written anew, and how far.
+    """Return which ledgers a transfer copies, and up to which entry.
 
     Args:
-        found: Where they are.
-        password: Theirs; None stands for the empty one.
-        wanted: Lists those that were asked for; what a sink has not committed is as if it were not there.
-        open_too: Also those that are not closed, as far as they are confirmed now.
-        quorums: Other ones than the ledgers'.
+        found: The connection to the source.
+        password: The password of the ledgers; None stands for the empty one.
+        wanted: Lists the requested ledgers; ledgers that a sink has not committed are ignored.
+        open_too: Also transfer ledgers that are not closed, up to their last add confirmed.
+        quorums: The quorums of the new ledgers; None for those of the originals.
     """
     plan = TransferPlan()
     for metadata in visible(found, wanted):
@@ -321,10 +323,12 @@ def plan_transfer(
 
 
 def visible(found: Connection, wanted: Listing) -> list[LedgerMetadata]:
-    """Return ledgers without those that a sink wrote and has not committed; of each commit all are there, or none.
+    """Return the listed ledgers without those that a sink has written and not committed.
+
+    The ledgers of one commit are returned all or none.
 
     Args:
-        found: Where they are.
+        found: The connection to the source.
         wanted: Lists the ledgers; called again if some may have been committed after the first listing.
     """
     listed = wanted()
@@ -337,13 +341,13 @@ def visible(found: Connection, wanted: Listing) -> list[LedgerMetadata]:
 
 
 def _app(metadata: LedgerMetadata) -> str | None:
-    """Return the app id of the sink that wrote a ledger."""
+    """Return the app id of the sink that wrote a ledger, None if no sink did."""
     app = metadata.custom_metadata.get(SINK_KEY)
     return None if app is None else app.decode(errors="replace")
 
 
 def rounds(headers: Sequence[TransferHeader], most_bytes: int, most: int) -> list[list[TransferHeader]]:
-    """Return ledgers in groups of so many bytes and so many ledgers at most, but at least one."""
+    """Return headers in groups of at most ``most`` ledgers and ``most_bytes`` bytes, but of at least one ledger."""
     groups: list[list[TransferHeader]] = []
     held = 0
     for header in headers:

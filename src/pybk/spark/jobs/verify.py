@@ -1,12 +1,12 @@
-"""Read and check every entry of every replica on executors, and repair the replicas that are not sound.
+"""Check of every entry of every replica on executors, and repair of the replicas that are damaged or incomplete.
 
-Theory of operation: the driver lists the ledgers and cuts each fragment on each bookie into units of some 64 MiB
-(``_planned``). Executors check units independently (``_check``); the driver merges the units of a replica. Three things
-can change meanwhile. A ledger that was deleted is left out. A ledger whose ensemble changed is planned and checked once
-more, and reported as ``left`` if it changed again. The last fragment of an open ledger grows: entries that a bookie
-does not have yet are ``late``, and a problem only if more bookies lack an entry than the ack quorum allows
-(``mark_short``). The seals and lengths of whole ledgers are checked by the driver at the end, from the metadata
-and the lengths that each unit reports.
+Theory of operation: the driver lists the ledgers and cuts each fragment on each bookie into units of about 64 MiB
+(``_planned``). Executors check units independently (``_check``), and the driver merges the results of the units of each
+replica. Three things can change meanwhile. A deleted ledger is left out. A ledger whose ensemble changed is planned and
+checked once more, and reported in ``left`` if its ensemble changed again. The last fragment of an open ledger grows:
+entries that a bookie does not have yet are ``late``, and are a problem only if more bookies lack an entry than the ack
+quorum allows (``mark_short``). At the end, the driver checks the seals and lengths of whole ledgers, from the metadata
+and from the lengths that each unit reports.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pybk.seal import LedgerSeal
 
 _UNIT_BYTES: Final = 64 << 20
-"""Bytes of a replica that are checked at a time, about."""
+"""Approximate bytes of a unit, the part of a replica that one check reads."""
 
 _BATCH_BYTES: Final = 8 << 20
 
@@ -60,24 +60,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CheckedReplica:
-    """What was found of one bookie's part of a fragment; or of a store's ledger, of which there is one copy.
+    """The result of checking one bookie's part of a fragment, or the single copy of a store's ledger.
 
     Attributes:
         ledger_id: The ledger.
-        first_entry_id: First entry of the fragment.
-        last_entry_id: Last entry that was looked at.
+        first_entry_id: The first entry of the fragment.
+        last_entry_id: The last entry that was checked.
         bookie: The bookie; None for a store.
-        growing: Its writer may still be sending entries, so that missing ones are no problem unless it is ``short``.
-        short: It misses entries that so many bookies deny that they cannot be confirmed, and they were.
-        entries: Entries that are as their writer made them.
-        bytes: Their encoded bytes.
+        growing: The ledger's writer may still be sending entries, so missing entries are a problem only if ``short``.
+        short: More bookies deny one of the missing entries than the ack quorum allows for a confirmed entry.
+        entries: The number of sound entries, whose bytes are those that the writer made.
+        bytes: The encoded bytes of the sound entries.
         missing: Entries that the bookie denies.
-        damaged: Entries of which it has something else than was written.
-        unknown: Entries whose existence it does not know: it cannot read them, or may have lost them in a crash.
-        silent: Whether the bookie does not answer, so that what was not counted is not known.
-        authenticated: Whether digests were checked; else the bookie's own checksums, as the password is another.
-        marks: Entries, and the ledger's length up to each, as the entries say.
-        contradicting: What is wrong with the lengths in the entries, or with the last entry of a sealed ledger.
+        damaged: Entries whose bytes differ from those that were written.
+        unknown: Entries that the bookie neither returns nor denies: it cannot read them, or may have lost them in a
+            crash.
+        silent: The bookie does not answer, so the state of entries that are not counted is not known.
+        authenticated: Digests were checked; False if the password is missing or wrong, so that only the bookie's own
+            checksums were checked.
+        marks: Some entry ids, each with the ledger's length up to that entry, as the entry states it.
+        contradicting: Errors in the lengths that entries state, or in the last entry of a sealed ledger.
     """
 
     ledger_id: int
@@ -98,33 +100,33 @@ class CheckedReplica:
 
     @property
     def sound(self) -> bool:
-        """Whether the bookie has the entries as they were written; what they say of the ledger is judged for all."""
+        """Whether the replica's entries are complete and unchanged; their lengths are checked per ledger."""
         late = self.growing and not self.short
         return (late or not self.missing) and not (self.damaged or self.unknown or self.silent)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedLedgers:
-    """What a verification found.
+    """The result of a verification.
 
     Attributes:
-        ledgers: Ledgers that were looked at.
-        replicas: Parts of fragments, each on one bookie, that were looked at.
-        entries: Entries of them that are as their writer made them, each counted for every replica.
+        ledgers: The number of ledgers that were checked.
+        replicas: The number of replicas that were checked; a replica is one bookie's part of a fragment.
+        entries: The number of sound entries, counted once per replica.
         bytes: Their encoded bytes.
-        problems: Replicas that are not sound, after repairs if they were asked for.
-        repaired: Replicas that were not sound before the repair, and are now.
-        not_opened: Ledgers whose password is another than the one given: their replicas were checked by the bookies'
-            own checksums.
-        unauthenticated: The same of ledgers for which no password was given.
-        unread: Ledgers that are not closed and for which no password was given: only fragments that have ended were
+        problems: The replicas that are not sound, after the repair if one was requested.
+        repaired: The number of replicas that the repair made sound.
+        not_opened: Ids of ledgers whose password is not the one given; their replicas were checked by the bookies' own
+            checksums alone.
+        unauthenticated: Ids of ledgers for which no password was given; checked in the same way.
+        unread: Ids of ledgers that are not closed and for which no password was given; only their ended fragments were
             checked.
-        late: Entries that bookies do not have yet of ledgers that are not closed, each counted for every replica; as
-            many bookies as confirm an entry have it.
-        left: What could not be looked at or repaired, and why.
-        ledger_problems: Ledgers, and what is wrong with each as a whole: its seal, its kind, its lengths.
-        unsealed: Ledgers that are closed and have no seal, so that nothing proves where they end.
-        seals_unchecked: Sealed ledgers whose password was not given, or is another one.
+        late: The number of entries of open ledgers that bookies do not have yet, counted once per replica; enough
+            bookies have each of them to confirm it.
+        left: Descriptions of what could not be checked or repaired, with the reasons.
+        ledger_problems: Ids of ledgers, each with an error of the ledger as a whole: its seal, its kind or its lengths.
+        unsealed: Ids of closed ledgers without a seal, so that their end is not proven.
+        seals_unchecked: Ids of sealed ledgers whose password was not given or is wrong.
     """
 
     ledgers: int
@@ -144,7 +146,7 @@ class VerifiedLedgers:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no error was found."""
         return not (self.problems or self.ledger_problems or self.not_opened or self.left)
 
     @property
@@ -155,12 +157,12 @@ class VerifiedLedgers:
 
     @property
     def unreachable(self) -> tuple[str, ...]:
-        """Bookies that do not answer, by name."""
+        """The names of the bookies that do not answer."""
         return tuple(sorted({str(each.bookie) for each in self.problems if each.silent}))
 
 
 class _CheckUnit(NamedTuple):
-    """Entries of one replica that are checked at a time."""
+    """Entries of one replica that one call of ``_check`` checks."""
 
     ledger_id: int
     fragment: int
@@ -184,38 +186,38 @@ def verify(
     repair: bool = False,
     quiet: bool = False,
 ) -> VerifiedLedgers:
-    """Read every entry from every bookie that should have it, and check it, its ledger's lengths and seal.
+    """Read and check every entry on every bookie that should have it, and check each ledger's lengths and seal.
 
     Args:
         spark: The session whose executors read.
         where: A store's directory, which may be open for writing; or a cluster's metadata URL.
-        cluster_secret: The cluster's.
-        password: Checks the entries of HMAC_SHA256 ledgers of this password; None stands for the empty one. Those of
-            others are checked by the bookies' own checksums, and if a password was given they are ``not_opened``.
-            It is read here, and sent to executors with the tasks.
-        passwords: The same for ledgers of several passwords, instead of ``password``. A password that is named for a
-            ledger's id and is not the ledger's is a problem.
-        ledgers: Ids of ledgers to check; None for all.
-        ledger_type: Check only those of this type.
-        repair: Replace replicas that are not sound from sound ones, and check them again.
-        quiet: Show no progress.
+        cluster_secret: The secret of the cluster.
+        password: The password of the HMAC_SHA256 ledgers; None stands for the empty one. Ledgers with another password
+            are checked by the bookies' own checksums, and are ``not_opened`` if a password was given. The password is
+            read on the driver and sent to executors with the tasks.
+        passwords: The passwords, in place of ``password``, if ledgers have different ones. A wrong password that is
+            given for a ledger's id is a problem.
+        ledgers: Ids of the ledgers to check; None for all.
+        ledger_type: Check only ledgers of this type.
+        repair: Repair replicas that are not sound from sound ones, and check them again.
+        quiet: Do not show progress.
 
     Returns:
-        What was found. Of a ledger that is not closed, what is confirmed is checked; without its password, what lies
-        in fragments that have ended.
+        The result. An open ledger is checked up to its last add confirmed; without its password, only its ended
+        fragments are checked.
 
     Raises:
-        NoSuchLedgerError: A ledger that was named is not there.
-        UsageError: A repair of a store, which has one copy of everything.
-        PybkError: The place cannot be opened.
+        NoSuchLedgerError: A ledger of ``ledgers`` does not exist.
+        UsageError: A repair of a store was requested; a store has only one copy of each entry.
+        PybkError: The store or cluster cannot be opened.
 
-    Cost: Reads everything once from every bookie. A repair sends whole fragments. The driver checks the seals, in some
-        0.1 ms for each ledger, and keeps two numbers for each MiB of a replica, or fewer.
+    Cost: Reads every replica once. A repair sends whole fragments. The driver checks the seals in about 0.1 ms per
+        ledger, and keeps at most two numbers per MiB of a replica.
     """
     place = where_of(where, cluster_secret)
     if repair and place.path is not None:
         raise UsageError(
-            f"{place} is a store of one process, which has one copy of everything: restore it from a backup"
+            f"{place} is a store, which has only one copy of each entry, so it cannot be repaired: restore a backup"
         )
     known = passwords or Passwords(secret_of(password).read())
     left: list[str] = []
@@ -245,7 +247,7 @@ def verify(
 def _verified(
     place: StoreOrCluster, known: Passwords, wanted: Sequence[LedgerMetadata], found: Sequence[CheckedReplica]
 ) -> VerifiedLedgers:
-    """Return what was found of ledgers by their replicas and their metadata."""
+    """Return the result for ledgers from the results of their replicas and from their metadata."""
     sealing = _sealing(connection(place), known, wanted)
     unchecked = {each.ledger_id for each in found if not each.authenticated} - {each for each, _ in sealing.problems}
     plain = [each for each in wanted if each.ledger_id in unchecked]
@@ -268,7 +270,7 @@ def _verified(
 
 
 class _SealFindings(NamedTuple):
-    """What was found of the seals of ledgers."""
+    """The results of checking seals: ledgers with errors, without a seal, and with a seal that was not checked."""
 
     problems: list[tuple[int, str]]
     unsealed: list[int]
@@ -276,7 +278,7 @@ class _SealFindings(NamedTuple):
 
 
 def _sealing(found: Connection, passwords: Passwords, wanted: Iterable[LedgerMetadata]) -> _SealFindings:
-    """Check the seals of ledgers against their metadata."""
+    """Return the results of checking the seals of ledgers against their metadata."""
     sealing = _SealFindings([], [], [])
     for metadata in wanted:
         try:
@@ -292,7 +294,7 @@ def _sealing(found: Connection, passwords: Passwords, wanted: Iterable[LedgerMet
 
 
 def _contradictions(wanted: Iterable[LedgerMetadata], found: Iterable[CheckedReplica]) -> Iterator[tuple[int, str]]:
-    """Yield ledgers, and what their replicas say that contradicts itself, the others or the metadata."""
+    """Yield ledger ids, each with a contradiction among the lengths that replicas and metadata state."""
     marks: dict[int, set[tuple[int, int]]] = {}
     for each in found:
         marks.setdefault(each.ledger_id, set()).update(each.marks)
@@ -312,7 +314,7 @@ def _planned(
     left: list[str],
     unread: list[int] | None = None,
 ) -> list[_CheckUnit]:
-    """Return what is to be read of some ledgers; note those whose end is not, in ``left`` or in ``unread``."""
+    """Return the units to check; add ledgers whose end cannot be found to ``left`` or ``unread``."""
     found = connection(where)
     units: list[_CheckUnit] = []
     for metadata in wanted:
@@ -332,16 +334,16 @@ def _planned(
 def _end(
     found: Connection, metadata: LedgerMetadata, password: bytes | None, left: list[str], unread: list[int] | None
 ) -> tuple[int, int]:
-    """Return the last entry of a ledger that can be checked, and about its bytes."""
+    """Return the last entry of a ledger that can be checked, and the approximate bytes up to it, 0 if not known."""
     try:
         return end_of(found, metadata, password)
     except NoSuchLedgerError:
         raise
     except PybkError as error:
         if not isinstance(error, UnauthorizedError):
-            left.append(f"ledger {metadata.ledger_id}: how far it is cannot be seen: {error}")
+            left.append(f"ledger {metadata.ledger_id}: its last add confirmed cannot be read: {error}")
         elif password is not None:
-            left.append(f"ledger {metadata.ledger_id} is {metadata.state.value}, and its password is another")
+            left.append(f"ledger {metadata.ledger_id} is {metadata.state.value}, and the password is wrong")
         elif unread is not None:
             unread.append(metadata.ledger_id)
         ended = fragment_end(metadata, len(metadata.fragments) - 2) if len(metadata.fragments) > 1 else None
@@ -349,7 +351,7 @@ def _end(
 
 
 def _units_of(metadata: LedgerMetadata, last: int, length: int) -> list[_CheckUnit]:
-    """Cut what bookies should have of a ledger into units: one bookie's after another's, so that all have work."""
+    """Cut a ledger's replicas into units; consecutive units are on different bookies, so that all bookies have work."""
     units = []
     entry_bytes = _entry_bytes(last, length)
     step = max(1, _UNIT_BYTES // entry_bytes)
@@ -390,14 +392,14 @@ def _checked(
     left: list[str],
     quiet: bool,
 ) -> list[CheckedReplica]:
-    """Check units on executors, and return what was found by replica."""
+    """Check units on executors, and return the result of each replica."""
     parts, moved = _parts(spark, where, passwords, units, quiet)
-    if moved:  # meanwhile other bookies took the places of some
+    if moved:  # ensembles changed meanwhile, so bookies of units were replaced
         wanted = existing(connection(where), moved)
         again, still = _parts(spark, where, passwords, _planned(where, passwords, wanted, left), quiet)
         parts = {name: pieces for name, pieces in parts.items() if name[0] not in moved} | again
         changing = existing(connection(where), still)
-        left += [f"ledger {each.ledger_id}: its bookies change while it is checked: check again" for each in changing]
+        left += [f"ledger {each.ledger_id}: its bookies changed during the check: check it again" for each in changing]
     whole = [_merged(pieces) for pieces in parts.values()]
     late = existing(connection(where), {each.ledger_id for each in whole if each.growing and each.missing})
     whole = mark_short(whole, {each.ledger_id: each.write_quorum - each.ack_quorum for each in late})
@@ -411,11 +413,12 @@ def _parts(
     """Check units on executors.
 
     Returns:
-        What was found, by ledger, fragment and bookie; ledgers that were deleted meanwhile, or of which bookies were
-        replaced.
+        The results by ledger, fragment and bookie; and the ids of ledgers that were deleted, or some of whose bookies
+        were replaced meanwhile.
     """
     sizes = [(unit.last - unit.first + 1) * unit.entry_bytes for unit in units]
-    work = partial(_check, where, passwords)  # sent with the tasks: in no setting, plan, event log or page
+    # The tasks carry the passwords, so these do not appear in settings, plans, event logs or pages.
+    work = partial(_check, where, passwords)
     found = spread(spark, work, units, sizes=sizes, what=f"pybk: verify {where}", quiet=quiet)
     parts: dict[tuple[int, int, Bookie | None], list[CheckedReplica]] = {}
     moved = set()
@@ -428,7 +431,7 @@ def _parts(
 
 
 def _merged(pieces: Sequence[CheckedReplica]) -> CheckedReplica:
-    """Return what was found of several pieces of one replica."""
+    """Return the result of one replica from the results of its units."""
     return replace(
         pieces[0],
         last_entry_id=max(piece.last_entry_id for piece in pieces),
@@ -445,11 +448,11 @@ def _merged(pieces: Sequence[CheckedReplica]) -> CheckedReplica:
 
 
 def mark_short(replicas: Sequence[CheckedReplica], spare: Mapping[int, int]) -> list[CheckedReplica]:
-    """Return replicas, those marked as ``short`` that are.
+    """Return the replicas, with ``short`` set on those that lack an entry which too many bookies deny.
 
     Args:
-        replicas: What was found.
-        spare: How many bookies may miss a confirmed entry while its writer sends, by ledger.
+        replicas: The results of checking.
+        spare: The number of bookies that may lack a confirmed entry while its writer is sending, by ledger.
     """
     groups: dict[tuple[int, int], list[CheckedReplica]] = {}
     for each in replicas:
@@ -470,7 +473,7 @@ def mark_short(replicas: Sequence[CheckedReplica], spare: Mapping[int, int]) -> 
 
 
 def _check(where: StoreOrCluster, passwords: Passwords, unit: _CheckUnit) -> CheckedReplica | None:
-    """Check one unit, in an executor; None if the ledger, or the bookie's part in it, is no more."""
+    """Check one unit; runs in an executor. Returns None if the ledger was deleted or the bookie replaced meanwhile."""
     found = connection(where)
     backend = found.backend
     try:
@@ -483,7 +486,7 @@ def _check(where: StoreOrCluster, passwords: Passwords, unit: _CheckUnit) -> Che
 
 
 def _seal_of(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
-    """Return the verifier of a ledger's entries and seal; None also if its kind was changed, which the driver finds."""
+    """Return the verifier of a ledger's entries and seal; None if there is none, or if the driver reports its seal."""
     try:
         return seal_for(found, metadata, passwords)
     except SealMismatchError:
@@ -491,7 +494,7 @@ def _seal_of(found: Connection, metadata: LedgerMetadata, passwords: Passwords) 
 
 
 def _contradicting(metadata: LedgerMetadata, seal: LedgerSeal | None, lengths: LengthCheck) -> tuple[str, ...]:
-    """Return what is wrong with lengths, and with the last entry of a sealed ledger."""
+    """Return the errors in lengths that entries state, and in the last entry of a sealed ledger."""
     found = list(lengths.problems)
     if metadata.sealed and seal is not None and lengths.last is not None:
         try:
@@ -504,7 +507,7 @@ def _contradicting(metadata: LedgerMetadata, seal: LedgerSeal | None, lengths: L
 def _check_replica(
     found: Connection, backend: ClusterBackend, passwords: Passwords, unit: _CheckUnit
 ) -> CheckedReplica | None:
-    """Check the entries that one bookie has."""
+    """Check the entries of a unit on its bookie; None if that bookie was replaced meanwhile."""
     stored = backend.membership.metadata.read_ledger(unit.ledger_id)
     if fragment_of(stored.metadata.fragments, unit.first).ensemble[unit.place] != unit.bookie:
         return None
@@ -532,14 +535,14 @@ def _check_replica(
 
 
 def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords, unit: _CheckUnit) -> CheckedReplica:
-    """Check what a store has; what cannot be read whole is read in ever smaller pieces."""
+    """Check the entries of a unit of a store; a batch with damage is read again in smaller pieces."""
     backend.catch_up()
     descriptor = backend.descriptor(unit.ledger_id)
     metadata = descriptor.metadata
     seal = _seal_of(found, metadata, passwords)
     digest = digest_with(seal, metadata, unit.ledger_id)
     lengths = LengthCheck(metadata)
-    # Without a digest the store checks its records, and what is left to see are the entries' names.
+    # Without a digest the store checks the records, and here only the ids in the entries' headers are checked.
     checks: EntryDigest = digest or entry_digest(DigestType.NONE, unit.ledger_id)
     at, most = unit.first, _BATCH_BYTES
     entries = size = 0
@@ -582,10 +585,10 @@ def _check_store(found: Connection, backend: StoreBackend, passwords: Passwords,
 def _repaired(
     spark: SparkSession, where: StoreOrCluster, passwords: Passwords, bad: Sequence[CheckedReplica], quiet: bool
 ) -> tuple[list[CheckedReplica], list[str]]:
-    """Have the ledgers replicated that are not sound everywhere, and check them again.
+    """Re-replicate the ledgers of replicas that are not sound, and check them again.
 
     Returns:
-        What their replicas are then, and what could not be done, and why.
+        The new results of their replicas, and descriptions of what could not be repaired.
     """
     here = connection(where)
     assert here.metadata is not None, "only a cluster's replicas are repaired"
@@ -601,7 +604,7 @@ def _repaired(
 
 
 def _replicate(where: StoreOrCluster, ledger_id: int) -> Replicated | None:
-    """Complete a ledger, in an executor; None if it was deleted meanwhile."""
+    """Re-replicate a ledger; runs in an executor. Returns None if it was deleted meanwhile."""
     try:
         return connection(where).manager.replicate(ledger_id)
     except NoSuchLedgerError:

@@ -1,7 +1,8 @@
-"""Writing rows as entries: one new ledger per task attempt, all of which count from one compare-and-set on.
+"""Writers of rows as entries: one new ledger per task attempt, committed together by one compare-and-set.
 
-Spark hands both writers to tasks, and calls ``commit`` or ``abort`` in the driver with what the tasks returned: of each
-partition the one attempt that won. What other attempts wrote, and what a stopped process left, no manifest names.
+Spark sends a writer to the tasks, and calls ``commit`` or ``abort`` in the driver with the messages of the tasks, one
+successful attempt per partition. Ledgers of other attempts and of stopped processes are orphans, which no manifest
+names.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class LedgerCommitMessage(WriterCommitMessage):
     """A task's message to the driver.
 
     Attributes:
-        written: Its ledger; None if it had no rows.
+        written: The ledger of the task; None if it had no rows.
         query: The streaming query; empty in a batch write.
         run: The run of the query; empty in a batch write.
     """
@@ -58,10 +59,10 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 def check_schema(schema: StructType) -> None:
-    """Check that rows have a payload and nothing else.
+    """Check that rows have a payload column and no other.
 
     Raises:
-        UsageError: They have not.
+        UsageError: The schema has other columns.
     """
     names = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema) or "no columns"
     if len(schema) != 1 or schema[0].name.lower() not in PAYLOAD_NAMES:
@@ -74,10 +75,10 @@ def check_schema(schema: StructType) -> None:
 
 
 def refuse_overwrite(overwrite: bool) -> None:
-    """Refuse to replace what was written before.
+    """Refuse to overwrite rows.
 
     Raises:
-        IllegalOperationError: That is asked for.
+        IllegalOperationError: ``overwrite`` is true.
     """
     if overwrite:
         raise IllegalOperationError(
@@ -90,7 +91,7 @@ def payload_list(batch: pa.RecordBatch) -> list[bytes]:
     """Return the payloads of rows.
 
     Raises:
-        UsageError: One is null.
+        UsageError: A payload is null.
     """
     column = batch.column(0)
     if column.null_count:
@@ -107,15 +108,15 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
     """Write rows to a new ledger and close it.
 
     Args:
-        options: Where, and what kind of ledger.
-        app_id: Of the sink.
+        options: The options of the write.
+        app_id: The app id of the sink.
         batches: The rows.
 
     Returns:
         The ledger; None if there are no rows.
 
     Raises:
-        PybkError: As creating, appending and closing; the ledger is deleted if that can be done.
+        PybkError: Creating, appending or closing failed; the ledger is deleted if that is possible.
 
     Durability: All entries are durable on return, and the ledger is closed.
     """
@@ -138,7 +139,7 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
             )
     except BaseException:
         if writer is not None:
-            with suppress(PybkError):  # it stays an orphan, which readers skip and a collection deletes
+            with suppress(PybkError):  # the ledger stays an orphan, which readers skip and a collection deletes
                 manager.delete_ledger(writer.ledger_id, password=password)
         raise
     return WrittenLedger(writer.ledger_id, entries, writer.length, writer.metadata.creation_time_ns)
@@ -159,7 +160,7 @@ def _new_ledger(manager: LedgerManager, options: SinkOptions, app_id: str, passw
 
 
 def sink_of(options: SinkOptions, app_id: str) -> Sink:
-    """Return the sink of this name, over this process's connection."""
+    """Return the sink of an app id, over this process's connection."""
     found = connection(options.where)
     if found.metadata is None:
         raise UsageError(f"{options.where} is not a cluster; give metadataUri")
@@ -173,7 +174,7 @@ def sink_of(options: SinkOptions, app_id: str) -> Sink:
 
 
 def _received(messages: Messages) -> list[LedgerCommitMessage]:
-    """Return the messages of the tasks that sent one."""
+    """Return the messages of the tasks that have sent one."""
     return [message for message in messages if isinstance(message, LedgerCommitMessage)]
 
 
@@ -198,12 +199,12 @@ def _commit(sink: Sink, number: int, received: list[LedgerCommitMessage]) -> boo
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes what ``df.write`` is called on, all or nothing.
+    """Writes the rows of ``df.write``, all or none.
 
     Args:
-        options: Checked options.
-        schema: Of the rows.
-        overwrite: Whether Spark is to replace existing rows, which is refused.
+        options: The checked options.
+        schema: The schema of the rows.
+        overwrite: Whether Spark should replace existing rows, which is refused.
     """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
@@ -217,7 +218,7 @@ class BatchWriter(DataSourceArrowWriter):
         return LedgerCommitMessage(write_ledger(self._options, self._app_id, iterator))
 
     def commit(self, messages: Messages) -> None:
-        """Make everything count, or skip it if this version or a later one was written before."""
+        """Commit the ledgers of all tasks, or delete them if this version or a later one was committed before."""
         number = self._options.txn_version or 0
         if not _commit(sink_of(self._options, self._app_id), number, _all_received(messages)):
             logger.warning(
@@ -233,7 +234,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches, each once, whatever is repeated; arguments as for ``BatchWriter``."""
+    """Writes micro-batches, each exactly once, even if Spark repeats some; arguments as for ``BatchWriter``."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         refuse_overwrite(overwrite)
@@ -250,7 +251,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return LedgerCommitMessage(write_ledger(self._options, self._options.app_id or query, iterator), query, run)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Make a micro-batch count, or skip it if it was committed before."""
+        """Commit the ledgers of a micro-batch, or delete them if the micro-batch was committed before."""
         received = _all_received(messages)
         app_id = self._options.app_id or received[0].query
         if not _commit(sink_of(self._options, app_id), batchId, received):

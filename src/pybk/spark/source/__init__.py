@@ -1,1 +1,1 @@
-"""Reading ledgers with Spark: planning on the driver, reading in tasks, offsets of streams."""
+"""The Spark source: planning on the driver, reading in tasks, offsets of streams."""

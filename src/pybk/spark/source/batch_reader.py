@@ -1,4 +1,4 @@
-"""Reads ledgers once: ``spark.read.format("pybk")``."""
+"""The reader of batch queries: ``spark.read.format("pybk")``."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _PUSHING_MODULE: Final = "data_source_pushdown_filters"
 
 
 def new_reader(options: SourceOptions, schema: StructType) -> BatchReader:
-    """Return a reader that takes filters if Spark hands them over, which a setting says that is not visible here.
+    """Return a reader; one with filter pushdown if Spark's setting for it is on.
 
-    The only sign is the name of the module that Spark runs for planning: a reader that takes filters when they are not
-    handed over is refused.
+    The setting cannot be read here, and Spark refuses a reader with pushdown if the setting is off. So the setting is
+    inferred from the name of the module that Spark runs for planning.
     """
     check_schema(schema)
     pushing = any(_PUSHING_MODULE in argument for argument in sys.argv)
@@ -42,9 +42,9 @@ def new_reader(options: SourceOptions, schema: StructType) -> BatchReader:
 
 
 class BatchReader(DataSourceReader):
-    """Reads everything that options ask for.
+    """Reads the entries that the options select.
 
-    Open ledgers are read up to their last add confirmed at the time of planning, and left alone otherwise.
+    Open ledgers are read up to their last add confirmed at the time of planning; they are not recovered.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -54,7 +54,7 @@ class BatchReader(DataSourceReader):
         self._entries: Ranges = EVERY
 
     def partitions(self) -> list[InputPartition]:
-        """Return what each task reads; raises as ``parts``."""
+        """Return the partitions, one per task; raises as ``ranges``."""
         tasks = split_into_tasks(self.ranges(), self._options.entries_per_partition)
         return [LedgerPartition(entry_ranges) for entry_ranges in tasks] or [LedgerPartition(())]
 
@@ -62,10 +62,10 @@ class BatchReader(DataSourceReader):
         """Return the ranges of entries to read now, in order.
 
         Raises:
-            NoSuchLedgerError: A ledger that was asked for by itself, or that positions name, is not there, unless that
-                is to be borne.
-            UsageError: Positions name a ledger that is not read.
-            UnauthorizedError: The password is another.
+            NoSuchLedgerError: A ledger that is selected by its id, or that positions name, does not exist, and
+                ``fail_on_data_loss`` is set.
+            UsageError: Positions name a ledger that is not selected.
+            UnauthorizedError: The password is wrong.
         """
         options = self._options
         catalog = LedgerCatalog(options, self._ledgers)
@@ -77,7 +77,7 @@ class BatchReader(DataSourceReader):
         return list(first_entries(ranges, options.max_entries))
 
     def _parts(self, readable: ReadableLedger) -> Iterator[SizedRange]:
-        """Yield what is read of a ledger."""
+        """Yield the ranges to read of a ledger."""
         options, ledger_id = self._options, readable.ledger_id
         first = max(options.start_entry, options.starting.entries.get(ledger_id, 0))
         last = readable.end - 1
@@ -88,16 +88,16 @@ class BatchReader(DataSourceReader):
                 yield SizedRange(EntryRange(ledger_id, low, high), readable.entry_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read what one task has to."""
+        """Yield the Arrow batches of one partition."""
         assert isinstance(partition, LedgerPartition)
         return read_ranges(self._options, self._schema, partition.entry_ranges)
 
 
 class PushdownReader(BatchReader):
-    """Reads only what filters on ids leave."""
+    """Reads only the entries that filters on ids select."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take filters; those that are returned are left to Spark: all, if only the first entries are read at all."""
+        """Apply filters on ids; return those that Spark has to apply, which are all of them with ``max_entries``."""
         if self._options.max_entries is not None:
             return filters
         self._ledgers, self._entries, rest = push(filters)

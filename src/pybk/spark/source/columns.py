@@ -1,4 +1,4 @@
-"""Ledgers' entries as Arrow columns, without a Python object per entry."""
+"""Conversion of entries to Arrow columns, without a Python object per entry."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ COLUMNS: Final = frozenset(_TYPES)
 
 
 def schema_of(options: SourceOptions) -> StructType:
-    """Return the columns that options ask for."""
+    """Return the schema of the columns that the options select."""
     entry = [field for field in _ENTRY if options.payload or field.name != _PAYLOAD]
     return StructType([*entry, *(_LEDGER if options.include_metadata else ())])
 
 
 def check_schema(schema: StructType) -> None:
-    """Check a schema that the user may have given: any of the columns, in any order.
+    """Check a schema, which the user may have given; it may have any of the columns, in any order.
 
     Raises:
-        UsageError: There is no such column, or it has another type.
+        UsageError: A column does not exist, or has another type.
     """
     for field in schema.fields:
         kind = _TYPES.get(field.name)
@@ -70,7 +70,7 @@ class LedgerColumns:
 
     Args:
         schema: The columns wanted.
-        metadata: The ledger's.
+        metadata: The metadata of the ledger.
     """
 
     def __init__(self, schema: StructType, metadata: LedgerMetadata) -> None:
@@ -81,7 +81,7 @@ class LedgerColumns:
         """Return entries as rows, in their order; payloads are copied once.
 
         Raises:
-            pyarrow.ArrowInvalid: The payloads have 2 GiB or more together.
+            pyarrow.ArrowInvalid: The payloads have 2 GiB or more in total.
         """
         columns = [self._column(field, entries) for field in self._schema]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -95,7 +95,7 @@ class LedgerColumns:
                 return pa.array(entries.entry_ids)
             case "payload":
                 pieces = binary_array(entries.buffer, entries.payload_offsets, entries.payload_sizes)
-                return pieces.cast(pa.binary())  # Spark has no large_binary
+                return pieces.cast(pa.binary())  # Spark does not support large_binary
             case "length":
                 return pa.array(entries.payload_sizes)
             case "ledger_type":

@@ -1,4 +1,4 @@
-"""Filters that Spark hands to a source: those on ids say which ledgers and entries are read."""
+"""Filter pushdown: filters on ids restrict which ledgers and entries are read."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _NONE: Final[Ranges] = ()
 
 
 class PushedFilters(NamedTuple):
-    """What filters leave.
+    """The result of a filter pushdown.
 
     Attributes:
-        ledgers: Ledger ids.
-        entries: Entry ids.
-        rest: Filters that Spark is to apply by itself.
+        ledgers: The ranges of ledger ids that the filters select.
+        entries: The ranges of entry ids that the filters select.
+        rest: The filters that Spark has to apply.
     """
 
     ledgers: Ranges
@@ -43,13 +43,13 @@ class PushedFilters(NamedTuple):
 
 
 def push(filters: Iterable[Filter]) -> PushedFilters:
-    """Say what filters leave; those that are not in ``rest`` are applied by that exactly."""
+    """Return the ids that filters select; the filters that are not in ``rest`` need not be applied again."""
     left = {"ledger_id": EVERY, "entry_id": EVERY}
     rest = []
     for each in filters:
         name = ".".join(getattr(each, "attribute", ()))
         if isinstance(each, IsNotNull) and name in COLUMNS:
-            continue  # none is ever null
+            continue  # ids are never null
         ranges = _ranges(each) if name in left else None
         if ranges is None:
             rest.append(each)
@@ -59,7 +59,7 @@ def push(filters: Iterable[Filter]) -> PushedFilters:
 
 
 def _ranges(found: Filter) -> Ranges | None:
-    """Return the whole numbers from 0 up that a filter on them leaves; None if that is not known."""
+    """Return the ids, from 0 up, that a filter selects; None if the filter is not supported."""
     if isinstance(found, In):
         if not all(type(value) is int for value in found.value):
             return None

@@ -1,4 +1,4 @@
-"""Which ledgers a read is about, and how far each can be read now."""
+"""The ledgers of a read, and how far each can be read now."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _LIST_SHARE: Final = 10
 class LedgerCatalog:
     """The ledgers of a read.
 
-    Ledgers that a sink wrote and has not committed are hidden; those of the system are never shown.
+    Ledgers that a sink has written and not committed are hidden. Ledgers of system types are left out unless a type is
+    selected.
 
     Args:
-        options: What is read.
-        ids: Only ledgers of these ids; None for all.
+        options: The options of the read.
+        ids: Ranges of ledger ids to which the read is restricted; None for all.
 
     Attributes:
-        hidden: Creation times of the ledgers that were hidden when the ledgers were listed last, by id.
+        hidden: The creation times of the ledgers that were hidden at the last listing, by id.
 
     Threads: one.
     """
@@ -59,26 +60,26 @@ class LedgerCatalog:
 
     @property
     def missing(self) -> list[int]:
-        """Ledgers that were asked for, each by itself, and were not there."""
+        """Ids of ledgers that the options name one by one and that did not exist."""
         return [
             each for each in self._named if not any(each in some for some in (self._closed, self._open, self.hidden))
         ]
 
     @property
     def of(self) -> str:
-        """Which store or cluster it is, and which of its ledgers are read, as text."""
+        """The store or cluster and the selection of ledgers, as text."""
         store = connection(self._where).manager.store_id.hex()
         if self._type is not None:
             return f"{store} type {self._type}"
         return f"{store} ledgers {','.join(f'{low}-{high}' for low, high in self._asked or ())}"
 
     def deleted(self, ledger_ids: Iterable[int]) -> set[int]:
-        """Return which of some ledgers are there no more, as the metadata of each says, however late listings are.
+        """Return which of some ledgers were deleted, according to the metadata of each, because listings may be late.
 
         Raises:
-            PybkError: As the metadata store.
+            PybkError: The metadata store cannot be read.
 
-        Cost: A look into the metadata store for each.
+        Cost: One read of the metadata store per ledger.
         """
         manager = connection(self._where).manager
         found = set()
@@ -90,11 +91,11 @@ class LedgerCatalog:
         return found
 
     def absent(self, *positions: Positions) -> list[int]:
-        """Return ledgers that positions name and that are not there.
+        """Return the ledgers that positions name and that do not exist.
 
         Raises:
-            UsageError: One is there, and is not among those that are read.
-            PybkError: As the metadata store.
+            UsageError: One exists, but is not among the selected ledgers.
+            PybkError: The metadata store cannot be read.
         """
         manager = connection(self._where).manager
         named = {ledger_id for each in positions for ledger_id in each.entries if within(ledger_id, self._pushed)}
@@ -113,17 +114,17 @@ class LedgerCatalog:
         return absent
 
     def look(self, *, now: bool = True) -> dict[int, ReadableLedger]:
-        """Return the ledgers by id, ascending, and how far each can be read.
+        """Return the ledgers by ascending id, and how far each can be read.
 
         Args:
-            now: List the ledgers; False: only if that would not be most of what is done.
+            now: List the ledgers in any case; if False, use the last listing while a new one would cost too much time.
 
         Raises:
             UnauthorizedError: The password is not that of a ledger.
-            LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger is open or has no seal, or its seal
-                is that of another kind or end.
-            UsageError: The directory is a bookie's.
-            PybkError: As the metadata store and bookies.
+            LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger is open or unsealed, or its seal
+                does not match its kind or end.
+            UsageError: The directory is that of a bookie.
+            PybkError: The metadata store or bookies cannot be read.
         """
         began = time.monotonic()
         if now or began >= self._list_at:
@@ -151,20 +152,20 @@ class LedgerCatalog:
                 self._open_ledger(found, ledger_id)
 
     def _listed(self, found: Connection) -> tuple[dict[int, LedgerMetadata], dict[str, set[int]]]:
-        """Return metadata by ledger, and the ledgers of each sink that count, of each commit all or none."""
+        """Return metadata by ledger, and the committed ledgers of each sink; of each commit all ledgers or none."""
         listed = {each.ledger_id: each for each in self._wanted(found)}
         if found.metadata is None:
             return listed, {}
         counting = {app: committed(found, app) for app in {_app(each) for each in listed.values()} if app}
         named = {each for ids in counting.values() for each in ids if within(each, self._ids)}
         if unseen := named - listed.keys() - self._elsewhere:
-            # They may have been created and committed after the listing, which then has half of a commit.
+            # A commit during the listing may have added ledgers, so the listing may have only some of its ledgers.
             listed = {each.ledger_id: each for each in self._wanted(found)}
             self._elsewhere |= unseen - listed.keys()  # deleted, or of another type
         return listed, counting
 
     def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
-        """Yield metadata of the ledgers that the options name and that are not the system's."""
+        """Yield the metadata of the ledgers that the options select, without those of system types."""
         for metadata in self._there(found):
             if found.metadata is None and _of_bookie(metadata):
                 raise UsageError(
@@ -193,7 +194,7 @@ class LedgerCatalog:
                 continue
 
     def _check_password(self, found: Connection, ledger_id: int) -> None:
-        """Open one ledger, so that a wrong password is reported before anything is read."""
+        """Open one ledger, so that a wrong password is reported before reading begins."""
         if not self._unlocked:
             self._open_ledger(found, ledger_id)
             self._open.pop(ledger_id, None)
@@ -201,8 +202,8 @@ class LedgerCatalog:
     def _check_seal(self, found: Connection, metadata: LedgerMetadata) -> None:
         """Check the seal of a closed ledger if one is required.
 
-        The tasks check the ledgers that they open. A ledger that was cut to no entries is opened by no task, so the
-        check is made here, too. Each ledger is checked again only if its metadata have changed.
+        The tasks check the ledgers that they open. A ledger that was truncated to zero entries is not opened by any
+        task, so it must be checked here. A ledger is checked again only if its metadata have changed.
         """
         if not self._require_seal or self._checked.get(metadata.ledger_id) == metadata:
             return
@@ -222,7 +223,7 @@ class LedgerCatalog:
         self._unlocked = True
 
     def _advanced(self) -> Iterator[tuple[int, ReadableLedger]]:
-        """Look how far the open ledgers are."""
+        """Read the last add confirmed of the open ledgers."""
         for ledger_id, reader in list(self._open.items()):
             try:
                 last = reader.read_last_add_confirmed()
@@ -230,7 +231,7 @@ class LedgerCatalog:
                 del self._open[ledger_id]
                 continue
             closed = reader.is_closed
-            if closed:  # perhaps after the look
+            if closed:  # perhaps since the read above
                 last = reader.metadata.last_entry_id
             yield (
                 ledger_id,
@@ -239,10 +240,10 @@ class LedgerCatalog:
 
 
 def _app(metadata: LedgerMetadata) -> str:
-    """Return the app id of the sink that wrote a ledger, empty for none."""
+    """Return the app id of the sink that wrote a ledger; empty if no sink did."""
     return metadata.custom_metadata.get(SINK_KEY, b"").decode(errors="replace")
 
 
 def _of_bookie(metadata: LedgerMetadata) -> bool:
-    """Return whether a ledger of a store is one that only bookies have."""
+    """Return whether a ledger shows that its store is the directory of a bookie."""
     return metadata.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(metadata) is not None

@@ -1,4 +1,4 @@
-"""Reads with locality: each task is placed on an executor whose bookie has the entries."""
+"""Reads with locality: each task runs on an executor whose bookie has the entries."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ Locations = tuple[str, ...]
 def read_local(spark: SparkSession, **options: str) -> DataFrame:
     """Read ledgers as ``spark.read.format("pybk")`` does, with tasks on the executors whose bookies have the entries.
 
-    Which executor has what is settled when this is called, and how much there is to read, too. Filters are not pushed
-    down to the ledgers: use the options ``startEntry`` and ``endEntry``.
+    The call itself determines the entries to read and their executors. Filters are not pushed down to the ledgers: use
+    the options ``startEntry`` and ``endEntry``.
 
     Args:
-        spark: The session. With Spark Connect, or where pandas is missing, tasks are placed as Spark likes.
-        options: Those of the format.
+        spark: The session. With Spark Connect, or without pandas, Spark places the tasks freely.
+        options: The options of the format.
 
     Returns:
         The rows.
 
     Raises:
-        UsageError: An option cannot be.
-        NoSuchLedgerError: A ledger that was asked for by itself is not there.
-        UnauthorizedError: The password is another.
+        UsageError: An option is not valid.
+        NoSuchLedgerError: A ledger that is selected by its id does not exist.
+        UnauthorizedError: The password is wrong.
 
-    Cost: One small task on each executor, to ask for its bookie.
+    Cost: One small task on each executor, which reports the executor's bookie.
     """
     found = source_options(options, streaming=False)
     sc = spark_context(spark)
@@ -74,7 +74,7 @@ def read_local(spark: SparkSession, **options: str) -> DataFrame:
 def _placed_parts(
     spark: SparkSession, url: str, manager: LedgerManager, ranges: Sequence[SizedRange]
 ) -> Iterator[tuple[Locations, SizedRange]]:
-    """Yield what is to be read, and where."""
+    """Yield the ranges to read, each with the locations of executors whose bookies have it."""
     answers = map(json.loads, ask_executors(spark, executor_locations(spark), partial(_own_bookie, url)))
     bookies = [ExecutorBookie(**answer) for answer in answers if answer is not None]
     local = {found.bookie: found.location for found in bookies if found.location is not None}
@@ -90,15 +90,15 @@ def _placed_parts(
 def split(
     entry_range: EntryRange, fragments: Sequence[Fragment], local: Mapping[Bookie, str]
 ) -> Iterator[tuple[Locations, EntryRange]]:
-    """Cut entries where another ensemble has them.
+    """Cut a range of entries at the boundaries of fragments.
 
     Args:
         entry_range: The entries.
-        fragments: The ledger's.
-        local: Locations of bookies.
+        fragments: The fragments of the ledger.
+        local: The locations of executors by their bookie.
 
     Yields:
-        Entries, and where their bookies are.
+        The parts of the range, each with the locations of its bookies.
     """
     firsts = [fragment.first_entry_id for fragment in fragments]
     ends = [*firsts[1:], entry_range.last + 1]
@@ -110,7 +110,7 @@ def split(
 
 
 def _own_bookie(url: str) -> str:
-    """Return the bookie of this task's executor as JSON, null for none."""
+    """Return the bookie of this task's executor as JSON; null if it has none."""
     found = local_bookie(url)
     return json.dumps(None if found is None else asdict(found))
 

@@ -1,4 +1,4 @@
-"""How far a stream has read, as a value that stays small; pure, without input or output.
+"""The offset of a stream, as a value that stays small; pure, without input or output.
 
 States of a ledger in an offset: *due* (nothing was read) or in *at* (reading) → *ended* (this offset finishes it) →
 *done*, or dropped by the rule below. ``advance`` makes the transitions, ``between`` returns the entries of a
@@ -37,17 +37,17 @@ _VERSION: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a stream has read.
+    """The position of a stream in all its ledgers.
 
     Attributes:
-        of: Which store or cluster this is about, and which of its ledgers.
-        at: Next entry of ledgers that are not finished; one that is not named is at its first entry, or finished. Those
-            at their first entry could not be read yet, and may go without loss.
-        due: Ledgers that can be read and of which nothing was read.
-        ended: Ends of the ledgers that this offset finishes.
-        done: Ledgers that were finished before.
-        upto: See above.
-        before_ns: ``before`` above, nanoseconds since 1970.
+        of: The store or cluster, and the selection of its ledgers.
+        at: The next entry of unfinished ledgers. A ledger that is not named is at its first entry, or finished. A named
+            ledger at its first entry could not be read yet, so its deletion is not a loss.
+        due: Ranges of ids of ledgers that can be read and from which no entry was read.
+        ended: The ends of the ledgers that this offset finishes.
+        done: Ranges of ids of ledgers that earlier offsets finished.
+        upto: See the head of this module.
+        before_ns: The time ``before`` of the head of this module, in nanoseconds since 1970.
     """
 
     at: Mapping[int, int] = field(default_factory=dict, hash=False)
@@ -59,7 +59,7 @@ class Offset:
     of: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the offset as Spark keeps it: the same text for the same offset."""
+        """Return the offset as JSON values for Spark; equal offsets give equal texts."""
         return {
             "version": _VERSION,
             "of": self.of,
@@ -73,10 +73,10 @@ class Offset:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return what ``to_json`` made.
+        """Decode the result of ``to_json``.
 
         Raises:
-            UnsupportedFormatError: It is none, or of another version.
+            UnsupportedFormatError: The values are not an offset, or have another format version.
         """
         try:
             if values["version"] != _VERSION:
@@ -105,29 +105,29 @@ class Offset:
         return ledger_id in self.ended or within(ledger_id, self.done)
 
     def named(self) -> set[int]:
-        """Return the ledgers that are named, finished or not."""
+        """Return the ids of all ledgers that the offset names, finished or not."""
         return {*self.at, *self.ended, *numbers_of(self.due), *numbers_of(self.done)}
 
     def unread(self) -> set[int]:
-        """Return the ledgers that are named and were not read to their end, though they can be read."""
+        """Return the ids of the named ledgers that can be read and were not read to their ends."""
         return {*(ledger_id for ledger_id, entry in self.at.items() if entry), *numbers_of(self.due)}
 
     def unfinished(self, ledgers: Iterable[ReadableLedger]) -> list[ReadableLedger]:
-        """Return the ledgers that were not read to their end, in the order in which they were created."""
+        """Return the ledgers that were not read to their ends, in the order of creation."""
         left = [each for each in ledgers if not self.finished(each.ledger_id, each.created_ns)]
         return sorted(left, key=lambda each: (each.created_ns, each.ledger_id))
 
     def next_entry(self, ledger_id: int) -> int:
-        """Return the next entry of a ledger that is not finished."""
+        """Return the next entry to read of an unfinished ledger."""
         return self.at.get(ledger_id, 0)
 
 
 def first_offset(starting: Positions, ledgers: Mapping[int, ReadableLedger], of: str = "") -> Offset:
-    """Return where a new stream begins.
+    """Return the first offset of a new stream.
 
     Args:
-        starting: Where it is to begin; ledgers that appear later begin at their first entry.
-        ledgers: Those there are.
+        starting: The requested positions; ledgers that appear later begin at their first entry.
+        ledgers: The existing ledgers.
         of: See ``Offset``.
     """
     if not starting.latest:
@@ -146,18 +146,18 @@ def advance(
     now_ns: int,
     deleted: Collection[int] = (),
 ) -> Offset:
-    """Return the offset after the entries that are read next.
+    """Return the end offset of a micro-batch.
 
     Args:
-        start: The offset before.
+        start: The start offset of the micro-batch.
         ledgers: The ledgers that can be read.
-        hidden: Creation times of those that cannot be read yet.
-        taken: How many entries are read, of ledgers that are not finished.
-        now_ns: The time.
-        deleted: Those that are there no more, of the ones that ``start`` names.
+        hidden: The creation times of ledgers that cannot be read yet.
+        taken: The number of entries that the micro-batch reads, by unfinished ledger.
+        now_ns: The present time.
+        deleted: Ledgers that ``start`` names and that were deleted.
 
     Returns:
-        The offset; ``start`` itself if nothing is read and no ledger ended.
+        The end offset; ``start`` itself if the micro-batch reads no entries and finishes no ledgers.
     """
     at = {each: entry for each, entry in start.at.items() if each not in ledgers and each not in deleted}
     late = {each for each in start.named() if each not in ledgers and each not in deleted}

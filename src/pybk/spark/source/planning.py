@@ -1,4 +1,4 @@
-"""How much of which ledgers is read, and by which task: values only."""
+"""Planning of reads: which entries are read, and by which task; pure functions and values."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class EntryRange:
     last: int
 
     def __len__(self) -> int:
-        """Return how many entries they are."""
+        """Return the number of entries."""
         return self.last + 1 - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class ReadableLedger:
-    """How far a ledger can be read.
+    """The readable part of a ledger.
 
     Attributes:
         ledger_id: The ledger.
-        created_ns: When it was created, as its metadata say.
-        end: The id after the last entry.
-        length: Payload bytes up to there, about.
-        closed: Whether there will be no more.
+        created_ns: The creation time in its metadata.
+        end: The id after the last readable entry.
+        length: The approximate payload bytes up to ``end``.
+        closed: Whether the ledger is closed, so that ``end`` is final.
     """
 
     ledger_id: int
@@ -58,16 +58,16 @@ class ReadableLedger:
 
     @property
     def entry_bytes(self) -> float:
-        """Bytes of an entry, on average."""
+        """The average bytes of an entry."""
         return self.length / self.end if self.end else 0.0
 
 
 class SizedRange(NamedTuple):
-    """Entries that are to be read, and how large they are.
+    """Entries to read, and their size.
 
     Attributes:
         entry_range: The entries.
-        entry_bytes: Bytes of one of them, on average.
+        entry_bytes: The average bytes of one of them.
     """
 
     entry_range: EntryRange
@@ -75,7 +75,7 @@ class SizedRange(NamedTuple):
 
 
 def intersect(one: Ranges, other: Ranges) -> Ranges:
-    """Return what two sets of ranges have in common."""
+    """Return the intersection of two sets of ranges."""
     found = []
     ours, theirs = list(reversed(one)), list(reversed(other))
     while ours and theirs:
@@ -87,7 +87,7 @@ def intersect(one: Ranges, other: Ranges) -> Ranges:
 
 
 def within(number: int, ranges: Ranges | None) -> bool:
-    """Return whether a number is in some ranges; None stands for all numbers."""
+    """Return whether one of the ranges contains a number; None stands for all numbers."""
     if ranges is None:
         return True
     place = bisect_right(ranges, number, key=itemgetter(0))
@@ -95,7 +95,7 @@ def within(number: int, ranges: Ranges | None) -> bool:
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
-    """Return numbers as ranges."""
+    """Return the ranges that consist of the given numbers."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if ranges and ranges[-1][1] == number - 1:
@@ -106,21 +106,21 @@ def ranges_of(numbers: Iterable[int]) -> Ranges:
 
 
 def numbers_of(ranges: Ranges) -> Iterator[int]:
-    """Yield the numbers of ranges."""
+    """Yield the numbers in ranges."""
     for low, high in ranges:
         yield from range(low, high + 1)
 
 
 def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -> list[tuple[EntryRange, ...]]:
-    """Share entries among tasks.
+    """Return the ranges of each task.
 
     Args:
         ranges: The entries, in order.
-        entries: Entries of a task at most; None: as many as have about ``PARTITION_BYTES``. To open a ledger weighs
-            something then, so that small ledgers are neither read all by one task, nor each by its own.
+        entries: The most entries of a task; None for about ``PARTITION_BYTES``. In that case opening a ledger has a
+            cost of its own, so that many small ledgers are neither read by a single task, nor each by its own task.
 
     Returns:
-        What each task reads, in order; the same for the same arguments.
+        The ranges of each task, in order; equal for equal arguments.
 
     Raises:
         UsageError: There would be more than ``PARTITIONS_MAX`` tasks.
@@ -153,7 +153,7 @@ def split_into_tasks(ranges: Iterable[SizedRange], entries: int | None = None) -
 
 
 def first_entries(ranges: Iterable[SizedRange], entries: int | None) -> Iterator[SizedRange]:
-    """Yield the first so many entries; None for all."""
+    """Yield the ranges of the first ``entries`` entries; None for all."""
     for part in ranges:
         if entries is None:
             yield part

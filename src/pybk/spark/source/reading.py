@@ -1,4 +1,4 @@
-"""The reads of a task: entries of ledgers as Arrow batches."""
+"""Reading of entries as Arrow batches in a task."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LedgerPartition(InputPartition):
-    """What one task reads.
+    """The entries that one task reads.
 
     Attributes:
-        entry_ranges: Entries, in order.
+        entry_ranges: The entries, in order.
     """
 
     entry_ranges: tuple[EntryRange, ...]
@@ -43,7 +43,7 @@ def lost_ledgers_error(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
     """Return the error for ledgers that were to be read and do not exist."""
     names = ", ".join(map(str, ledger_ids))
     return NoSuchLedgerError(
-        f"ledger {names:.200} is to be read, but was deleted or never existed; option failOnDataLoss=false leaves "
+        f"ledger {names:.200} was deleted or never existed, so it cannot be read; option failOnDataLoss=false leaves "
         "out such ledgers"
     )
 
@@ -51,22 +51,22 @@ def lost_ledgers_error(ledger_ids: Iterable[int]) -> NoSuchLedgerError:
 def read_ranges(
     options: SourceOptions, schema: StructType, entry_ranges: Iterable[EntryRange]
 ) -> Iterator[pa.RecordBatch]:
-    """Read entries, each of them verified.
+    """Read and verify entries.
 
     Args:
-        options: Where they are.
-        schema: The columns wanted.
-        entry_ranges: The entries; each range is within what can be read.
+        options: The options of the read.
+        schema: The columns to return.
+        entry_ranges: The entries; all of them are confirmed.
 
     Returns:
         Batches of about ``options.batch_bytes``, in order.
 
     Raises:
-        NoSuchLedgerError: A ledger is gone, unless that is to be borne.
-        DigestMismatchError, CorruptError: An entry is not what was written, or is missing.
-        EntryUnknownError: An entry is there, and those who have it do not answer.
+        NoSuchLedgerError: A ledger was deleted, and ``fail_on_data_loss`` is set.
+        DigestMismatchError, CorruptError: An entry differs from the one that was written, or is missing.
+        EntryUnknownError: The bookies that have an entry do not answer.
         UnauthorizedError: The password is not that of a ledger.
-        LedgerUnsealedError, SealMismatchError: A ledger has no seal where one is required, or another one's.
+        LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger has none or one that does not match.
     """
     manager = task_connection(options.where).manager
     password = options.password.read() or b""
@@ -91,10 +91,10 @@ def read_ranges(
 
 
 def _wait_for(reader: LedgerReader, last: int) -> None:
-    """Wait until an entry that is known to be confirmed is so here, too.
+    """Wait until this process knows that an entry is confirmed.
 
-    Bookies learn the last add confirmed one after the other, and a store's readers see it when they look, so the
-    planner may have known more than this process does.
+    Bookies learn the last add confirmed one after the other, and a store's readers see it when they poll, so the
+    planner may have seen a later one than this process.
     """
     deadline = time.monotonic() + _LATE_SECONDS
     while reader.last_add_confirmed < last and not reader.is_closed and time.monotonic() < deadline:
@@ -103,19 +103,19 @@ def _wait_for(reader: LedgerReader, last: int) -> None:
     if reader.last_add_confirmed < last:
         raise EntryUnknownError(
             f"ledger {reader.ledger_id} was confirmed up to entry {last} when this was planned, and "
-            f"{_LATE_SECONDS:.0f} s later those who answer know of {reader.last_add_confirmed}; start the bookies that "
-            "are missing, or open the ledger with recovery if its writer is gone"
+            f"{_LATE_SECONDS:.0f} s later the bookies that answer know of {reader.last_add_confirmed}; start the "
+            "missing bookies, or open the ledger with recovery if its writer is gone"
         )
 
 
 def payload_bytes(options: SourceOptions, entry_range: EntryRange) -> int:
-    """Return how many payload bytes entries have, by reading two of them.
+    """Return the payload bytes of a range of entries, from the lengths in two of them.
 
     Raises:
-        NoSuchLedgerError: The ledger is gone.
+        NoSuchLedgerError: The ledger was deleted.
         PybkError: As ``read_ranges``.
 
-    Cost: Waits up to 10 s for entries that only others know to be confirmed.
+    Cost: Two reads. Waits up to 10 s if this process does not yet know that the entries are confirmed.
     """
     password = options.password.read() or b""
     with connection(options.where).manager.open_ledger(

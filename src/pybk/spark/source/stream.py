@@ -1,4 +1,4 @@
-"""Follows ledgers while they are written and new ones appear: ``spark.readStream.format("pybk")``.
+"""The reader of streaming queries, which follows ledgers and finds new ones: ``spark.readStream.format("pybk")``.
 
 Theory of operation: Spark calls ``latestOffset(start)`` in the driver, logs the offset, calls ``partitions(start,
 end)`` and runs ``read`` in tasks. After a restart it repeats the last micro-batch with the logged offsets.
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Snapshot(NamedTuple):
-    """What there was to read at one moment."""
+    """The ledgers and entries that could be read at one moment."""
 
     ledgers: Mapping[int, ReadableLedger]
     hidden: Mapping[int, int]
@@ -59,10 +59,10 @@ class _Snapshot(NamedTuple):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows ledgers.
+    """Reads ledgers as a stream.
 
-    Spark has one process of the driver call everything but ``read``, which tasks call on a copy. So what is kept here
-    between calls serves the driver's process alone, and may be lost: all that counts is in the offsets.
+    Spark calls all methods in one process of the driver, except ``read``, which tasks call on a pickled copy. The
+    attributes are caches of the driver's process and may be lost: the state of the stream is in the offsets alone.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- in the driver -------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where a query without a checkpoint begins."""
+        """Return the offset at which a query without a checkpoint begins."""
         catalog = self._on_driver()
         ledgers = catalog.look()
         lost = [*catalog.missing, *catalog.absent(self._options.starting)]
@@ -86,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return first_offset(self._options.starting, ledgers, catalog.of).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit that the options set; a second one is kept to as well, though Spark knows of one only."""
+        """Return the limit of a micro-batch; of two limits only one is reported to Spark, but both are applied."""
         if self._options.max_entries_per_trigger is not None:
             return ReadMaxRows(self._options.max_entries_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -94,15 +94,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End the query with the entries that can be read now."""
+        """Have the query end with the entries that can be read now (``Trigger.AvailableNow``)."""
         self._target = self._look(now=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next micro-batch reads.
+        """Return the end offset of the next micro-batch.
 
         Raises:
-            NoSuchLedgerError: A ledger is gone that was not read to its end, unless that is to be borne.
-            UsageError: The checkpoint is of other ledgers.
+            NoSuchLedgerError: A ledger was deleted before it was read to its end, and ``fail_on_data_loss`` is set.
+            UsageError: The checkpoint belongs to another selection of ledgers.
             PybkError: As ``LedgerCatalog.look``.
         """
         begin = self._offset(start)
@@ -115,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return view.advance(begin, taken, self._deleted).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return how far a micro-batch without a limit would have read."""
+        """Return the end offset that a micro-batch without limits would have."""
         if self._seen is None:
             return None
         begin, view = self._seen
@@ -123,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return view.advance(begin, _all(begin, left), self._deleted).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return what each task reads of a micro-batch: for the same offsets always the same."""
+        """Return the partitions of a micro-batch, one per task; equal for equal offsets."""
         entry_ranges = between(self._offset(start), self._offset(end))
         tasks = split_into_tasks(
             (SizedRange(entry_range, self._entry_bytes(entry_range)) for entry_range in entry_ranges),
@@ -132,13 +132,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LedgerPartition(task) for task in tasks]
 
     def stop(self) -> None:
-        """Let go of everything."""
+        """Close connections and drop caches."""
         if self._catalog is not None:
             self._catalog = None
             close_connections()
 
     def _on_driver(self) -> LedgerCatalog:
-        """Return what is known of the ledgers; and have ``stop`` called when Spark ends the process by a signal."""
+        """Return the ledger catalog; also have ``stop`` called when Spark ends the process by a signal."""
         if self._catalog is None:
             self._catalog = LedgerCatalog(self._options)
             if threading.current_thread() is threading.main_thread():
@@ -150,7 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _Snapshot(catalog.look(now=now), catalog.hidden)
 
     def _offset(self, values: dict[str, Any]) -> Offset:
-        """Return an offset of a checkpoint, which is of the ledgers that are read here."""
+        """Decode an offset of the checkpoint, and check that it belongs to this selection of ledgers."""
         found, of = Offset.from_json(values), self._on_driver().of
         if found.of != of:
             raise UsageError(
@@ -160,7 +160,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _check_loss(self, begin: Offset, view: _Snapshot) -> None:
-        """Look for ledgers that were deleted, or cannot be found, before all of their entries were read."""
+        """Find ledgers that were deleted, or cannot be found, before they were read to their ends."""
         missing = begin.named().difference(view.ledgers, view.hidden, self._deleted)
         deleted = self._on_driver().deleted(missing)
         self._deleted |= deleted
@@ -171,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("ledgers %s are gone; what was not read of them is left out", sorted(lost))
 
     def _admitted(self, begin: Offset, left: list[ReadableLedger]) -> dict[int, int]:
-        """Return how many entries are read of each ledger, oldest ledgers first, within the limits of the options."""
+        """Return how many entries of each ledger to read within the limits of the options, oldest ledgers first."""
         entries, size = self._options.max_entries_per_trigger, self._options.max_bytes_per_trigger
         taken: dict[int, int] = {}
         for each in left:
@@ -192,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return taken
 
     def _fitting(self, entry_range: EntryRange, size: int, least: int) -> tuple[int, int]:
-        """Return how many of some entries have at most ``size`` bytes, or ``least``, and how many bytes those have."""
+        """Return how many entries fit into ``size`` bytes, but at least ``least``, and their bytes."""
         low, high = min(least, len(entry_range)), len(entry_range)
         try:
             used = self._size(entry_range, high)
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return len(entry_range), 0
 
     def _size(self, entry_range: EntryRange, count: int) -> int:
-        """Return the payload bytes of the first entries of a range."""
+        """Return the payload bytes of the first ``count`` entries of a range."""
         if not count:
             return 0
         return payload_bytes(
@@ -214,7 +214,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _entry_bytes(self, entry_range: EntryRange) -> float:
-        """Return the average size of entries, which is the same each time; of a few entries a guess will do."""
+        """Return the average size of entries, equal at each call; a constant if there are only few entries."""
         if len(entry_range) < _MEASURED:
             return _ENTRY_BYTES
         try:
@@ -225,11 +225,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- in tasks ------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read what one task has to."""
+        """Yield the Arrow batches of one partition."""
         assert isinstance(partition, LedgerPartition)
         return read_ranges(self._options, self._schema, partition.entry_ranges)
 
 
 def _all(begin: Offset, left: list[ReadableLedger]) -> dict[int, int]:
-    """Return how many entries there are of each ledger."""
+    """Return the number of readable entries of each ledger."""
     return {each.ledger_id: max(0, each.end - begin.next_entry(each.ledger_id)) for each in left}

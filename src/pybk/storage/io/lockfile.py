@@ -1,7 +1,7 @@
-"""The lock of a file, held by one process and by none of its forked children.
+"""An exclusive file lock that a process holds and its forked children do not.
 
-``flock`` belongs to the open file, which a forked child shares: a child that outlived its parent would still hold
-the parent's lock. So the child closes what it inherited.
+``flock`` locks the open file description, which a forked child shares: a child that outlived its parent would still
+hold the parent's lock. So the child closes the descriptors of locks that it inherited.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _lock_fds: Final[set[int]] = set()
 
 
 def _drop_inherited_locks() -> None:
-    # Closed, not unlocked: the lock belongs to the open file, which the parent shares and keeps.
+    # Closed and not unlocked, because the parent shares the open file description and keeps the lock.
     for fd in _lock_fds:
         os.close(fd)
     _lock_fds.clear()
@@ -45,7 +45,7 @@ def _locked(path: str, fd: int) -> StoreLockedError:
     text = os.pread(fd, 20, 0)
     pid = int(text) if text.isdigit() else None
     holder = "another process" if pid is None else f"process {pid}"
-    if pid == os.getpid():  # ids are unique only within one namespace
+    if pid == os.getpid():  # process ids are unique only within one PID namespace
         holder = f"another process, which has the id {pid} in its own container"
     return StoreLockedError(f"{path}: locked by {holder}; close the store there first, or open it read-only", pid=pid)
 
@@ -53,7 +53,7 @@ def _locked(path: str, fd: int) -> StoreLockedError:
 class FileLock:
     """The exclusive lock of a file. Threads: any.
 
-    A process that can open the file can hold the lock, so the file is made for those alone who may use the store.
+    Any process that can open the file can hold the lock, so the file has the permissions of the store's other files.
     """
 
     __slots__ = ("_fd",)
@@ -62,7 +62,7 @@ class FileLock:
         """Take the lock, making the file if it is missing, and write this process's id into it.
 
         Raises:
-            StoreLockedError: It is held, perhaps by this very process; names the holder.
+            StoreLockedError: Another process, or this process itself, holds the lock; the error names the holder.
             OSError: The file cannot be opened or written.
         """
         with _lock_guard:
@@ -82,12 +82,12 @@ class FileLock:
             self._fd = fd
 
     def release(self) -> None:
-        """Give the lock up; again, or in a forked child, does nothing."""
+        """Release the lock; does nothing if it was released before, or in a forked child."""
         with _lock_guard:
-            # Not there: released already, or dropped by a fork; the number may belong to another file by now.
+            # If absent, the lock was released or a fork closed it, and the number may now belong to another file.
             if self._fd in _lock_fds:
                 _lock_fds.remove(self._fd)
-                # Closing would do, but for a child that was forked this moment and has not closed its own yet.
+                # A close is not enough while a child that was just forked has not yet closed its own descriptor.
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
                 os.close(self._fd)
             self._fd = -1

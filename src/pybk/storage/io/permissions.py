@@ -1,11 +1,12 @@
-"""Which users may use the files of a store or of an LMDB metadata store.
+"""Permissions of the files of a store or of an LMDB metadata store.
 
-Everything that pybk makes belongs to its owner alone (directories 0700, files 0600), or to the members of one group
-(directories 2770, files 0660, with the setgid bit so that new files inherit the group). The process's umask decides
-neither. The lock file records which of the two holds: pybk never made it group-writable before groups existed, so a
-lock file that is group-writable belongs to a shared store, and later opens need not name the group again.
+The directories and files that pybk makes are accessible to their owner alone (directories 0700, files 0600), or to the
+members of one group as well (directories 2770, files 0660; the setgid bit lets new files inherit the group). The
+process's umask has no effect on them. The mode of the lock file records which of the two applies: versions without
+groups never made it group-writable, so a group-writable lock file belongs to a shared store, and later opens need not
+name the group again.
 
-Nothing here changes the mode of a file that exists, except ``narrow``.
+Only ``differences`` with ``change=True`` changes the mode of a file that exists.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _GID_MAX: Final = (1 << 32) - 2
 
 
 class Access(NamedTuple):
-    """For whom directories and files are made.
+    """The owner and group permissions with which directories and files are made.
 
     Attributes:
-        gid: The group whose members may use them, too; None makes them for their owner alone.
+        gid: The group whose members have access as well; None gives access to the owner alone.
     """
 
     gid: int | None = None
@@ -46,7 +47,7 @@ class Access(NamedTuple):
         return 0o600 if self.gid is None else 0o660
 
     def make_directory(self, path: str) -> None:
-        """Make a directory; its parent must exist.
+        """Make a directory with these permissions; its parent must exist.
 
         Raises:
             OSError: It exists, or cannot be made.
@@ -60,7 +61,7 @@ class Access(NamedTuple):
                 os.close(fd)
 
     def create_file(self, path: str) -> int:
-        """Make a file, open it for reading and writing, and return the descriptor.
+        """Make a file with these permissions, open it for reading and writing, and return the descriptor.
 
         Raises:
             OSError: It exists, or cannot be made.
@@ -75,7 +76,9 @@ class Access(NamedTuple):
         return fd
 
     def open_or_create(self, path: str) -> int:
-        """Open a file for reading and writing, making it if it is missing; a file that exists keeps its mode.
+        """Open a file for reading and writing and return the descriptor; make the file if it is missing.
+
+        A file that exists keeps its mode.
 
         Raises:
             OSError: It can be neither opened nor made.
@@ -87,15 +90,15 @@ class Access(NamedTuple):
                 try:
                     return self.create_file(path)
                 except FileExistsError:
-                    if os.path.islink(path):  # to a file that does not exist: opening it would never succeed
+                    if os.path.islink(path):  # a dangling link: a retry would never succeed
                         raise
 
     def share_file(self, fd: int) -> None:
-        """Give a file that was made with ``file_mode`` to the group, if there is one."""
+        """Give the group of this access, if it has one, to a file that was made with ``file_mode``."""
         self._share(fd, self.file_mode)
 
     def _share(self, fd: int, mode: int) -> None:
-        """Give a new file or directory to the group, whatever the umask took away."""
+        """Set the group and mode of a new file or directory, because the umask may have removed bits."""
         if self.gid is not None:
             os.chown(fd, -1, self.gid)
             os.chmod(fd, mode)
@@ -103,7 +106,7 @@ class Access(NamedTuple):
     def wanted_mode(self, mode: int) -> int:
         """Return the permission bits that a file or directory of mode ``mode`` should have.
 
-        A mode that gives less than a private one to its owner is kept.
+        For private access, bits of the owner that are missing in ``mode`` stay missing.
         """
         bits = stat.S_IMODE(mode)
         if self.gid is not None:
@@ -111,16 +114,16 @@ class Access(NamedTuple):
         return bits & ~_NOT_OWNER if stat.S_ISDIR(mode) else bits & 0o600
 
     def is_exceeded_by(self, mode: int, gid: int) -> bool:
-        """Return whether a file or directory is open to more users than new ones are."""
+        """Return whether a mode and group give access to more users than those of new files do."""
         return bool(mode & (_OTHERS if self.gid is not None and gid == self.gid else _NOT_OWNER))
 
 
 PRIVATE: Final = Access()
-"""For the owner alone."""
+"""Access for the owner alone."""
 
 
 def access_of(lock: str, group: str | int | None) -> Access:
-    """Return the users for whom the files next to a lock file are to be made.
+    """Return the access with which files next to a lock file are to be made.
 
     Args:
         lock: The lock file of a store or a metadata store; it may be missing.
@@ -133,7 +136,7 @@ def access_of(lock: str, group: str | int | None) -> Access:
         return Access(_usable_group(group_id(group), lock))
     try:
         found = os.stat(lock)
-    except OSError:  # most often there is no store yet; any other reason is reported when the lock is opened
+    except OSError:  # usually the store does not exist yet; opening the lock file reports any other error
         return PRIVATE
     return Access(_usable_group(found.st_gid, lock)) if found.st_mode & stat.S_IWGRP else PRIVATE
 
@@ -167,7 +170,7 @@ def group_name(gid: int) -> str:
 
 
 def _usable_group(gid: int, lock: str) -> int:
-    """Return a group's number, if this process may give files to it."""
+    """Return a group's number; raise UsageError if this process may not give files to the group."""
     if os.geteuid() != 0 and gid != os.getegid() and gid not in os.getgroups():
         raise UsageError(
             f"{os.path.dirname(lock)}: user {_user_name(os.geteuid())} is not a member of group {group_name(gid)}, so "
@@ -184,10 +187,12 @@ def _user_name(uid: int) -> str:
 
 
 def paths_too_open(access: Access, paths: Iterable[str]) -> list[str]:
-    """Return those paths that are open to more users than ``access`` says, each with its mode; missing ones are not.
+    """Return the paths, each with its mode, that are accessible to more users than ``access`` allows.
+
+    Missing paths are left out.
 
     Raises:
-        OSError: One cannot be looked at.
+        OSError: The mode of a path cannot be read.
     """
     found = []
     for path in paths:
@@ -201,7 +206,7 @@ def paths_too_open(access: Access, paths: Iterable[str]) -> list[str]:
 
 
 def excess_warning(access: Access, place: str, exceeded: list[str]) -> str:
-    """Return the warning that an open logs about paths that ``exceeding`` returned, with the command that helps."""
+    """Return the warning that an open logs about the result of ``paths_too_open``; it names the command to run."""
     whom = "their owner" if access.gid is None else f"group {group_name(access.gid)}"
     group = "" if access.gid is None else f" --group {group_name(access.gid)}"
     return (
@@ -220,14 +225,14 @@ _METADATA_NAMES: Final = re.compile(r"(data|lock)\.mdb|sessions")
 
 
 class PermissionDifference(NamedTuple):
-    """A file or directory whose permissions are not as wanted.
+    """A file or directory whose permissions differ from the wanted ones.
 
     Attributes:
         path: The path.
         mode: Its permission bits.
         wanted: The bits that it should have.
         group: The name of its group.
-        problem: Why ``narrow`` did not change it; None if it did, or was not asked to.
+        problem: Why the permissions could not be changed; None if they were changed, or were only compared.
     """
 
     path: str
@@ -238,7 +243,7 @@ class PermissionDifference(NamedTuple):
 
 
 def store_paths(root: str, tiers: Iterable[str]) -> Iterator[str]:
-    """Yield every directory and file that pybk makes for a store; files with other names are not pybk's."""
+    """Yield every directory and file that pybk made for a store; files with other names are left out."""
     yield root
     yield from _named(root, _MAIN_NAMES)
     for tier in tiers:
@@ -265,10 +270,11 @@ def differences(access: Access, paths: Iterable[str], *, change: bool = False) -
     """Return the paths whose permissions differ from ``access``.
 
     Args:
-        access: For whom the paths should be.
-        paths: The first is the main directory, whose owner should own all others.
-        change: Give each path the permissions that it should have. A path that cannot be changed, or that must not be
-            because it is a link, has other names or another owner, is returned with the problem.
+        access: The wanted access.
+        paths: The paths; the first is the main directory, whose owner should own all others.
+        change: Change the permissions of each path to the wanted ones. A symbolic link, a file with several hard links
+            and a file of another owner are not changed; they, and paths that cannot be changed, are returned with a
+            ``problem``.
 
     Raises:
         OSError: A directory cannot be listed.
@@ -296,13 +302,13 @@ def differences(access: Access, paths: Iterable[str], *, change: bool = False) -
 
 
 def _change(path: str, status: os.stat_result, access: Access, owner: int) -> str | None:
-    """Give a path the permissions that it should have; returns why that is not possible."""
+    """Change a path's permissions to the wanted ones; return the problem, None if there is none."""
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        return f"it has {status.st_nlink} names, so the same file lies elsewhere, too; copy it first"
+        return f"it has {status.st_nlink} hard links, so other paths lead to the same file; copy it first"
     if access.gid is None and status.st_uid != owner:
         return f"it belongs to user {_user_name(status.st_uid)}, not to {_user_name(owner)}; change its owner first"
     try:
-        # By a descriptor, so that what is changed is what was looked at; O_PATH needs no right to read it.
+        # A descriptor ensures that the file that was examined is changed; O_PATH works without the right to read it.
         fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             opened = os.fstat(fd)
